@@ -111,9 +111,9 @@ def _pieces(pattern: str) -> Iterator[str]:
             else:
                 yield "**" if at == 0 or not rest else "**/"
                 at += 2
-        elif char == "[" and (found := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, at)):
-            yield found[0]
-            at = found.end()
+        elif char == "[" and (match := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, at)):
+            yield match[0]
+            at = match.end()
         elif char == "\\" and at + 1 < len(pattern):
             yield f"={pattern[at + 1]}"
             at += 2
@@ -165,15 +165,15 @@ def _matches_rule(piece: str, char: str) -> bool:
 
 def _skip_stars(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
     """The states with those that no character leads to: a star may stand for nothing."""
-    found = set(states)
+    reached = set(states)
     todo = list(states)
     while todo:
         at, inside = todo.pop()
         empty = at < len(pieces) and pieces[at] in ("*", "**", "**/") and not inside
-        if empty and (at + 1, False) not in found:
-            found.add((at + 1, False))
+        if empty and (at + 1, False) not in reached:
+            reached.add((at + 1, False))
             todo.append((at + 1, False))
-    return found
+    return reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,19 +217,19 @@ class BuildContext:
         place = normpath(source)
         if not re.search(r"[*?\[]", place):
             return [place]
-        found = ["."]
+        paths = ["."]
         looks = 0
         for part in place.split("/"):
             after = []
-            for folder in found:
+            for folder in paths:
                 for name in self.names(folder):
                     looks += 1
                     if looks > _MOST_ENTRIES:
                         return []
                     if fnmatchcase(name, part.replace("[^", "[!")):
                         after.append(normpath(f"{folder}/{name}"))
-            found = after
-        return found
+            paths = after
+        return paths
 
     def names(self, folder: str) -> list[str]:
         """The names in a directory of the context, sorted; none of what is not a directory."""
@@ -258,37 +258,37 @@ class BuildContext:
             if folder == top or (top is None and number >= _PARENTS):
                 return
 
-    def holds_all(self, folder: Path, wanted: Sequence[Sequence[str]]) -> bool:
+    def holds_all(self, folder: Path, groups: Sequence[Sequence[str]]) -> bool:
         """Whether another directory holds one path of each group."""
-        other = open_context(self.own, given=folder, project=self.project)
-        return all(any(_path_exists(other, path) for path in group) for group in wanted)
+        other = open_context(self.own, chosen=folder, project=self.project)
+        return all(any(_path_exists(other, path) for path in group) for group in groups)
 
 
 def _path_exists(context: BuildContext, path: str) -> bool:
-    found = context.expand(path)
-    return any(context.kind(one) in ("file", "folder") and not context.rules.excludes(one) for one in found)
+    paths = (found for found in context.expand(path) if not context.rules.excludes(found))
+    return any(context.kind(found) in ("file", "folder") for found in paths)
 
 
 def open_context(
     own: Path,
     *,
-    given: Path | None = None,
+    chosen: Path | None = None,
     project: Path | None = None,
     reserved: Sequence[str] = (),
     file: str = "",
 ) -> BuildContext:
-    """The build context of a container file in the directory `own`: `given`, else its git work tree's root.
+    """The build context of a container file in the directory `own`: `chosen`, else its git work tree's root.
 
     `file` is the container file's name: Docker prefers `NAME.dockerignore` next to it. Raises UsageError.
     """
     own = own.resolve()
-    if given is not None and not given.is_dir():
+    if chosen is not None and not chosen.is_dir():
         raise UsageError(
             "option-invalid",
-            f"{given} is not a directory",
+            f"{chosen} is not a directory",
             hint="pass the directory that COPY reads with --context DIR",
         )
-    root = given.resolve() if given is not None else git_root(own) or own
+    root = chosen.resolve() if chosen is not None else git_root(own) or own
     beside = own / f"{file}.dockerignore"
     names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []
     rules = IgnoreRules()
@@ -300,7 +300,7 @@ def open_context(
     return BuildContext(
         root=root,
         own=own,
-        named=given is not None,
+        named=chosen is not None,
         project=project.resolve() if project is not None else None,
         reserved=tuple(reserved),
         rules=rules,
@@ -309,7 +309,7 @@ def open_context(
 
 def git_root(folder: Path) -> Path | None:
     """The root of the git work tree that holds a directory: the nearest with `.git` in it."""
-    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
 
 
 def context_option(folder: Path) -> str:
@@ -355,9 +355,9 @@ def decode_text(data: bytes) -> str:
         zeros = data[:1000].count(0) * 5 > len(data[:1000])
         raise ValueError("is UTF-16 without a byte order mark" if zeros else "holds bytes that no text has")
     for line in data.split(b"\n", 2)[:2]:
-        found = _CODING.search(line) if line.startswith(b"#") else None
-        if found and _PLAIN_ENCODING.match(found[1]):
-            return _decode(data, found[1].decode())
+        match = _CODING.search(line) if line.startswith(b"#") else None
+        if match and _PLAIN_ENCODING.match(match[1]):
+            return _decode(data, match[1].decode())
     return _decode(data, "utf-8")
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from imagefactory.errors import RecipeError, UsageError, os_problem
 from imagefactory.extras.importers.build_context import (
     BuildContext,
@@ -59,6 +57,7 @@ from imagefactory.extras.importers.spec import (
     minor_python,
     poetry_bounds,
     selected,
+    specifiers_allow,
     take_channels,
     take_match_spec,
     text_of,
@@ -127,7 +126,7 @@ class ReadOptions:
         self.projects.add(key)
         return read_project_directory(folder, ProjectReadOptions(beside=beside, extras=extras), self.python)
 
-    def asked(self, bounds: str) -> ProjectReadOptions:
+    def project_options(self, bounds: str) -> ProjectReadOptions:
         """How the project of the file itself is read."""
         return ProjectReadOptions(
             beside=self.inside(bounds),
@@ -139,16 +138,10 @@ class ReadOptions:
 
     def python(self, bounds: str) -> str:
         """The Python by which markers are judged."""
-        return minor_python(bounds) or next(
-            (one for one in self.pythons if _within(one, bounds)), self.pythons[0]
+        fitting = (
+            python for python in self.pythons if specifiers_allow(bounds, f"{python}.5", invalid=False)
         )
-
-
-def _within(python: str, bounds: str) -> bool:
-    try:
-        return SpecifierSet(bounds).contains(f"{python}.5")
-    except InvalidSpecifier:
-        return False
+        return minor_python(bounds) or next(fitting, self.pythons[0])
 
 
 def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
@@ -172,12 +165,12 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
             "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
         )
     root = reading.root.resolve() if reading.root else None
-    within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
+    within = [folder, *(top for top in (_work_tree(folder), root) if top and folder.is_relative_to(top))]
 
     def beside(name: str) -> str | None:
         other = folder / name
         try:
-            inside = any(other.resolve().is_relative_to(one) for one in within)
+            inside = any(other.resolve().is_relative_to(top) for top in within)
             return _read(other) if inside and other.is_file() else None
         except (RecipeError, UsageError, OSError, ValueError):
             return None
@@ -191,22 +184,22 @@ def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentS
     file = show(path.name)[1:-1]
     context = open_context(
         path.parent,
-        given=reading.build_context,
+        chosen=reading.build_context,
         project=reading.root,
         reserved=reading.reserved,
         file=path.name,
     )
     reading = replace(reading, beside=context.read, context=context, place=context.project_path("."))
-    wish = parse_environment_file(text, file, reading)
+    spec = parse_environment_file(text, file, reading)
     if context.root != context.own or context.named:
-        wish.note(first_place(file), context_message(context))
-    return wish
+        spec.note(first_place(file), context_message(context))
+    return spec
 
 
 def _work_tree(folder: Path) -> Path | None:
     """The root of the git work tree that a folder is in; a home directory under git is none."""
-    found = git_root(folder)
-    return None if found is None or Path.home().is_relative_to(found) else found
+    root = git_root(folder)
+    return None if root is None or Path.home().is_relative_to(root) else root
 
 
 def _read(path: Path) -> str:
@@ -262,9 +255,9 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
         _check_no_selection(file, reading)
         if EXPLICIT.search(text):
             return read_explicit(text, file)
-        wish = EnvironmentSpec(file=file)
-        take_requirements(wish, text, file, _within_file(reading.inside(""), file))
-        return wish
+        spec = EnvironmentSpec(file=file)
+        take_requirements(spec, text, file, _within_file(reading.inside(""), file))
+        return spec
     if re.search(r"\{[{%]", text):
         raise recipe_problem(
             start,
@@ -313,17 +306,17 @@ def _toml(root: YamlNode, file: str, reading: ReadOptions) -> EnvironmentSpec:
     if root.get("lock-version"):
         if reading.environment:
             raise recipe_problem(root.where, *_NO_ENVIRONMENTS)
-        return read_pylock(root, file, reading.asked(text_of(root, "requires-python")))
+        return read_pylock(root, file, reading.project_options(text_of(root, "requires-python")))
     if not root.get("package") or root.get("project") or root.get("workspace"):
         return read_project(
-            root, file, reading.asked(text_of(root.get("project") or root, "requires-python"))
+            root, file, reading.project_options(text_of(root.get("project") or root, "requires-python"))
         )
     if reading.environment:
         raise recipe_problem(root.where, *_NO_ENVIRONMENTS)
     if metadata := root.get("metadata"):
         bounds = poetry_bounds(text_of(metadata, "python-versions")) or ""
-        return read_poetry_lock(root, file, reading.asked(bounds))
-    return read_uv_lock(root, file, reading.asked(text_of(root, "requires-python")))
+        return read_poetry_lock(root, file, reading.project_options(bounds))
+    return read_uv_lock(root, file, reading.project_options(text_of(root, "requires-python")))
 
 
 def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
@@ -333,8 +326,8 @@ def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
     near = reading.beside
     reading = replace(reading, beside=lambda name: text if name == file else near(name))
     named = file in ("setup.py", "setup.cfg")
-    wish = read_project_directory(".", reading.asked(""), reading.python) if named else None
-    if wish is None:
+    spec = read_project_directory(".", reading.project_options(""), reading.python) if named else None
+    if spec is None:
         what = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
         raise recipe_problem(
             first_place(file),
@@ -342,70 +335,68 @@ def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
             what,
             "list the packages in a requirements.txt, and import that",
         )
-    return replace(wish, file=file)
+    return replace(spec, file=file)
 
 
 # --- environment.yml -----------------------------------------------------------------------------
 
 
 def _environment(root: YamlNode, text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    wish, lines = EnvironmentSpec(file=file), text.split("\n")
+    spec, lines = EnvironmentSpec(file=file), text.split("\n")
     for key, value in root.pairs:
         match key.text:
             case "name" | "prefix":  # of an environment on somebody's machine
                 pass
             case "channels":
-                take_channels(wish, value)
+                take_channels(spec, value)
             case "dependencies":
-                for item in items_of(wish, value, "dependencies"):
-                    if _for_platform(wish, item, lines):
-                        _dependency(wish, item, reading, lines)
+                for item in items_of(spec, value, "dependencies"):
+                    if _for_platform(spec, item, lines):
+                        _dependency(spec, item, reading, lines)
             case "variables":
                 for name, item in value.pairs:
-                    wish.variable(name.text, item.text, name.where)
+                    spec.variable(name.text, item.text, name.where)
             case "platforms":
                 if PLATFORM not in [item.text for item in value.items]:
-                    wish.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
-            case "prefix":  # where it was on that machine
-                pass
+                    spec.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
             case _:
                 do = "write what it asks for into the file's other keys, or remove it"
-                wish.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
+                spec.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
     named = root.get("channels")
-    wish.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
-    return wish
+    spec.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
+    return spec
 
 
-def _for_platform(wish: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
+def _for_platform(spec: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
     """Judges a selector behind an item (`# [linux]`), as conda-lock reads them; to conda it is a comment."""
     line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
-    found = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
-    if not found:
+    match = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
+    if not match:
         return True
-    holds = selected(found[1])
+    holds = selected(match[1])
     if holds is None:
-        wish.note(
-            item.where, f"the line is taken: the selector {show(found[0].strip())} is a comment to conda"
+        spec.note(
+            item.where, f"the line is taken: the selector {show(match[0].strip())} is a comment to conda"
         )
     elif not holds:
-        wish.note(item.where, f"{show(item.text)} is not for {PLATFORM}")
+        spec.note(item.where, f"{show(item.text)} is not for {PLATFORM}")
     return holds is not False
 
 
-def _dependency(wish: EnvironmentSpec, item: YamlNode, reading: ReadOptions, lines: list[str]) -> None:
+def _dependency(spec: EnvironmentSpec, item: YamlNode, reading: ReadOptions, lines: list[str]) -> None:
     if item.kind == "text":
-        take_match_spec(wish, item.text, item.where)
+        take_match_spec(spec, item.text, item.where)
         return
     for key, value in item.pairs:
         if key.text == "pip":
-            for line in items_of(wish, value, "pip"):
-                if _for_platform(wish, line, lines):
+            for line in items_of(spec, value, "pip"):
+                if _for_platform(spec, line, lines):
                     take_pip_line(
-                        wish, line.text, line.where, _within_file(reading.inside(wish.python), wish.file)
+                        spec, line.text, line.where, _within_file(reading.inside(spec.python), spec.file)
                     )
         else:
-            wish.leave(
+            spec.leave(
                 key.where, f"{show(key.text)} is not read", f"write its packages for {PLATFORM} as a list"
             )
     if item.kind == "list":
-        wish.leave(item.where, "a list in a list is not read", "write its packages one level up")
+        spec.leave(item.where, "a list in a list is not read", "write its packages one level up")

@@ -20,6 +20,7 @@ from imagefactory.recipes.values import (
     RULES,
     channel_address,
     channel_name,
+    is_source,
     parse_spec,
     rule_hint,
     without_secrets,
@@ -94,17 +95,22 @@ class EnvironmentSpec:
     labels: dict[str, str] = field(default_factory=dict)
     parts: ImageParts = field(default_factory=ImageParts)
     files: int = 0
-    left: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     frameworks: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def index_requirements(self) -> list[str]:
+        """Return the requirements of `pip` that an index resolves: no sources and no paths."""
+        return [text for text in self.pip if not (is_source(text) or text.startswith("./"))]
 
     def merge(self, other: EnvironmentSpec) -> None:
         """Takes over what another file asks for too; a Python that is bounded already stays."""
         self.conda += other.conda
         self.conda_bounds += other.conda_bounds
         self.pip += other.pip
-        self.sources += [one for one in other.sources if one not in self.sources]
-        self.indexes += [one for one in other.indexes if one not in self.indexes]
+        self.sources += [entry for entry in other.sources if entry not in self.sources]
+        self.indexes += [entry for entry in other.indexes if entry not in self.indexes]
         self.channels += [name for name in other.channels if name not in self.channels]
         self.defaults |= other.defaults
         self.environment |= other.environment
@@ -114,13 +120,13 @@ class EnvironmentSpec:
         self.hints += other.hints
         self.builds |= other.builds
         self.files += other.files
-        self.left += other.left
+        self.lost += other.lost
         self.notes += other.notes
         self.frameworks += other.frameworks
 
     def leave(self, where: SourceLocation, what: str, do: str) -> None:
         """Record a request of the file that is lost, without the secrets that addresses may hold."""
-        self.left.append(f"{where}: {without_secrets(what)} ({do})")
+        self.lost.append(f"{where}: {without_secrets(what)} ({do})")
 
     def note(self, where: SourceLocation, what: str) -> None:
         """Record what was done with a line of which nothing is lost in an image."""
@@ -137,16 +143,16 @@ class EnvironmentSpec:
 
     def narrow_python(self, bounds: str, where: SourceLocation) -> None:
         """Add bounds on Python to those that are there; a loss where both cannot hold."""
-        before, one, other = self.python, minor_python(self.python), minor_python(bounds)
+        before, own, other = self.python, minor_python(self.python), minor_python(bounds)
         if not (before and bounds):
             self.bound_python(bounds, where)
-        elif not (one or other):
+        elif not (own or other):
             self.bound_python(f"{before},{bounds}", where)
-        elif (one and other and one != other) or not _allows(bounds if one else before, one or other):
+        elif (own and other and own != other) or not _allows(bounds if own else before, own or other):
             do = "write one Python that all of it allows"
             self.leave(where, f"Python {show(bounds)}, in addition to Python {show(before)}", do)
         else:
-            self.python = before if one else bounds
+            self.python = before if own else bounds
 
     def variable(self, name: str, value: str, where: SourceLocation) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
@@ -181,16 +187,21 @@ class EnvironmentSpec:
 
 
 def _allows(bounds: str, python: str) -> bool:
+    return bool(minor_python(bounds)) or specifiers_allow(bounds, f"{python}.5")
+
+
+def specifiers_allow(bounds: str, version: str, *, invalid: bool = True) -> bool:
+    """Return whether PEP 440 bounds allow a version, or `invalid` if the bounds cannot be read."""
     try:
-        return bool(minor_python(bounds)) or SpecifierSet(bounds).contains(f"{python}.5")
+        return SpecifierSet(bounds).contains(version)
     except InvalidSpecifier:
-        return True
+        return invalid
 
 
 def minor_python(bounds: str) -> str:
     """`3.11` of conda's bounds on Python that name one minor version, empty for others."""
-    found = re.fullmatch(r"(?:==|~=)?(3\.[0-9]{1,2})(\..*)?", bounds) if "," not in bounds else None
-    return found[1] if found else ""
+    match = re.fullmatch(r"(?:==|~=)?(3\.[0-9]{1,2})(\..*)?", bounds) if "," not in bounds else None
+    return match[1] if match else ""
 
 
 def poetry_bounds(written: str) -> str | None:
@@ -198,18 +209,18 @@ def poetry_bounds(written: str) -> str | None:
     alternatives. Source: Poetry's manual, "Dependency specification"."""
     bounds = []
     for part in re.split(r"\s*,\s*|\s+(?=[<>=!~^])", written.strip()):
-        found = re.fullmatch(r"(\^|~(?!=))?\s*v?([0-9]+(?:\.[0-9]+)*)(\S*)", part)
+        match = re.fullmatch(r"(\^|~(?!=))?\s*v?([0-9]+(?:\.[0-9]+)*)(\S*)", part)
         if "|" in part:
             return None
-        if found and found[1]:
-            numbers = [int(number) for number in found[2].split(".")]
-            keep = 1 if found[1] == "^" or len(numbers) == 1 else 2
-            if found[1] == "^":  # up to the first number that is not 0
+        if match and match[1]:
+            numbers = [int(number) for number in match[2].split(".")]
+            keep = 1 if match[1] == "^" or len(numbers) == 1 else 2
+            if match[1] == "^":  # up to the first number that is not 0
                 keep = next((at + 1 for at, number in enumerate(numbers) if number), len(numbers))
             above = ".".join(map(str, [*numbers[: keep - 1], numbers[keep - 1] + 1]))
-            bounds.append(f">={found[2]}{found[3]},<{above}")
+            bounds.append(f">={match[2]}{match[3]},<{above}")
         elif part not in ("", "*"):
-            bounds.append(f"=={part}" if found else re.sub(r"\s+", "", part))
+            bounds.append(f"=={part}" if match else re.sub(r"\s+", "", part))
     return ",".join(bounds)
 
 
@@ -227,22 +238,22 @@ def selected(selector: str) -> bool | None:
     return anyone
 
 
-def take_channels(wish: EnvironmentSpec, node: YamlNode) -> None:
+def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
     """Channels of a list, the first asked first; conda-forge in place of `defaults` is asked last.
 
     `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly
     all of them: before those channels it would take their place.
     """
-    found = []
-    for item in items_of(wish, node, "channels"):
+    channels = []
+    for item in items_of(spec, node, "channels"):
         named = item.get("url") or item.get("channel") if item.kind == "map" else item
         priority = re.fullmatch(r"-?[0-9]{1,9}", text_of(item, "priority"))  # of pixi: the highest first
-        found.append((-int(priority[0]) if priority else 0, named or item))
-    for _, one in sorted(found, key=lambda pair: (pair[1].text == "defaults", pair[0])):
-        take_channel(wish, one.text, one.where)
+        channels.append((-int(priority[0]) if priority else 0, named or item))
+    for _, channel in sorted(channels, key=lambda pair: (pair[1].text == "defaults", pair[0])):
+        take_channel(spec, channel.text, channel.where)
 
 
-def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """One channel by name or address.
 
     `defaults` are Anaconda's channels, whose terms a large organization has to pay for. conda-forge has their
@@ -252,7 +263,7 @@ def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> 
     if name == "nodefaults":
         return  # nothing but the named channels is ever asked
     if name == "defaults":
-        wish.note(
+        spec.note(
             where,
             f"packages of 'defaults' come from {INSTEAD}, which has the same names (write a channel's "
             "address to take them from there)",
@@ -260,48 +271,48 @@ def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> 
         name = INSTEAD
     if not RULES["channel"].allows(name):
         do = rule_hint(name, "channel")
-        wish.leave(where, f"the channel {show(name)} cannot be taken over", do)
-    elif (short := channel_name(channel_address(name))) not in wish.channels:
-        wish.channels.append(short)
+        spec.leave(where, f"the channel {show(name)} cannot be taken over", do)
+    elif (short := channel_name(channel_address(name))) not in spec.channels:
+        spec.channels.append(short)
 
 
-def take_match_spec(wish: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+def take_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """A package as people write it, with the spaces and stars that conda overlooks."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
-    text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda found: found[1].replace("===", "=="), text)
+    text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda match: match[1].replace("===", "=="), text)
     text = re.sub(r"(?<=[=<>])(['\"])([^'\"]*)\1", r"\2", text)
     text = re.sub(r"((?:>=|<=|<|>)[0-9][0-9A-Za-z._]*?)\.?\*(?=,|=| |$)", r"\1", text)
     # bounds=build, which recipes write with a blank
     text = re.sub(r"([<>!~]=?[^=<>!~ ]+)=([^=<>!~, ]+)$", r"\1 \2", text)
     if re.search(r"==[^,*= ]+\*", text):  # conda drops this star; whoever wrote it wants the series
         text = re.sub(r"==([^,*= ]+\*)", r"=\1", text)
-        wish.note(where, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
+        spec.note(where, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
     if not RULES["match spec"].allows(text):
         do = f"write it as {RULES['match spec'].write.removeprefix('a package as ')}"
-        wish.leave(where, f"{show(written)} cannot be taken over", do)
+        spec.leave(where, f"{show(written)} cannot be taken over", do)
         return
-    spec = parse_spec(text)
-    if spec.name == "python":
-        wish.python = ",".join(dict.fromkeys(filter(None, (wish.python, spec.version))))
-        if spec.build or spec.channel:
-            wish.conda_bounds.append(str(replace(spec, version="")))
-    elif spec.name == "cpuonly":
-        wish.hints.append(CPU_ONLY)
+    package = parse_spec(text)
+    if package.name == "python":
+        spec.python = ",".join(dict.fromkeys(filter(None, (spec.python, package.version))))
+        if package.build or package.channel:
+            spec.conda_bounds.append(str(replace(package, version="")))
+    elif package.name == "cpuonly":
+        spec.hints.append(CPU_ONLY)
     else:
-        wish.conda.append(str(spec))
-    if spec.channel and (name := channel_name(spec.channel)) not in wish.channels:
-        wish.channels.append(name)
+        spec.conda.append(str(package))
+    if package.channel and (name := channel_name(package.channel)) not in spec.channels:
+        spec.channels.append(name)
 
 
 def text_of(node: YamlNode, key: str) -> str:
-    found = node.get(key)
-    return found.text if found else ""
+    child = node.get(key)
+    return child.text if child else ""
 
 
-def items_of(wish: EnvironmentSpec, node: YamlNode, key: str) -> list[YamlNode]:
+def items_of(spec: EnvironmentSpec, node: YamlNode, key: str) -> list[YamlNode]:
     if node.kind != "list" and node.made != "nothing":
-        wish.leave(node.where, f"'{key}' is not a list", f"write {key}: and its items, each after -")
+        spec.leave(node.where, f"'{key}' is not a list", f"write {key}: and its items, each after -")
     return node.items
 
 
@@ -328,22 +339,22 @@ def recipe_path(place: str | None, name: str) -> str:
     return written if _LOCAL_PATH.fullmatch(written) else ""
 
 
-def take_directory(wish: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
+def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
     """Take over the project in a folder as a source. A loss where a recipe cannot name the folder."""
     if written := recipe_path(place, folder):
-        if written not in wish.sources:
-            wish.sources.append(written)
+        if written not in spec.sources:
+            spec.sources.append(written)
             what = f"the project's own code is the package '{written}'"
             built = "`imagefactory lock TARGET --build` builds its wheel"
-            wish.note(where, f"{what}: {built} (remove it if you mount the code when the image runs)")
+            spec.note(where, f"{what}: {built} (remove it if you mount the code when the image runs)")
         return True
     what = f"the code of the project in {show(folder)} is not in the imagefactory project"
-    wish.leave(where, what, "run `imagefactory init` in the directory of the code, and import the file there")
+    spec.leave(where, what, "run `imagefactory init` in the directory of the code, and import the file there")
     return False
 
 
 def take_git(
-    wish: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
+    spec: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
 ) -> None:
     """Take over `https://HOST/REPOSITORY@REVISION`, what stands behind `git+`, as a source.
 
@@ -351,41 +362,41 @@ def take_git(
     """
     address = address.partition("#")[0].partition("?")[0]
     url, revision = address, ""
-    if found := re.fullmatch(r"(.+/[^@]*)@([^@]+)", address):
-        url, revision = found[1], found[2]
-    shown = show(without_secrets(f"git+{address}"), limit=160)
+    if match := re.fullmatch(r"(.+/[^@]*)@([^@]+)", address):
+        url, revision = match[1], match[2]
+    label = show(without_secrets(f"git+{address}"), limit=160)
     plain = re.sub(r"^(ssh|http|https)://([^@/]*@)?", "https://", url)
     if not _REPOSITORY.fullmatch(plain):
         do = (
             "write git+https://HOST/REPOSITORY@COMMIT under packages, or put the code into a folder: ./FOLDER"
         )
-        wish.leave(where, f"{shown} is not a repository that a recipe can name", do)
+        spec.leave(where, f"{label} is not a repository that a recipe can name", do)
     elif not _COMMIT.fullmatch(revision):
         if re.fullmatch(r"[0-9a-f]{7,39}", revision):
             do = f"write git+{plain}@COMMIT, with all 40 digits: git rev-parse {revision}"
-            wish.leave(where, f"{shown} has a shortened commit", do)
+            spec.leave(where, f"{label} has a shortened commit", do)
             return
         reads = revision if re.fullmatch(r"[A-Za-z0-9._/-]+", revision) else ""
         do = (
             f"write git+{plain}@COMMIT, with the commit that `git ls-remote {plain} {reads or 'HEAD'}` prints"
         )
-        wish.leave(where, f"{shown} may be other code tomorrow: it names no commit", do)
+        spec.leave(where, f"{label} may be other code tomorrow: it names no commit", do)
     elif plain != url:
         do = f"write git+{plain}@{revision} if it can be read so, or put the code into a folder: ./FOLDER"
-        wish.leave(where, f"{shown} is read with a user's own access", do)
+        spec.leave(where, f"{label} is read with a user's own access", do)
     elif folder and not _INNER.fullmatch(folder):
         do = "put that folder of the repository into the project, and write ./FOLDER under packages"
-        wish.leave(where, f"the subdirectory {show(folder)} of {shown}", do)
+        spec.leave(where, f"the subdirectory {show(folder)} of {label}", do)
     else:
         written = f"git+{url}@{revision}{f'#subdirectory={folder}' if folder else ''}"
-        if written not in wish.sources:
-            wish.sources.append(written)
+        if written not in spec.sources:
+            spec.sources.append(written)
         if extras:
             do = "write the packages instead"
-            wish.leave(where, f"the extras [{show(extras)[1:-1]}] of {shown} are not taken", do)
+            spec.leave(where, f"the extras [{show(extras)[1:-1]}] of {label} are not taken", do)
 
 
 def git_of_archive(address: str) -> str:
     """`https://HOST/REPOSITORY@REVISION` of an address where a host packs one, else empty."""
-    found = _ARCHIVE.fullmatch(address.partition("#")[0])
-    return f"{found[1]}@{found[2]}" if found else ""
+    match = _ARCHIVE.fullmatch(address.partition("#")[0])
+    return f"{match[1]}@{match[2]}" if match else ""
