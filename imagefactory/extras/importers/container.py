@@ -1,4 +1,4 @@
-"""What a container file has said so far: Dockerfiles and apptainer's definitions are read into this state."""
+"""The state of reading one container file: a Dockerfile or an Apptainer definition."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, split_she
 from imagefactory.recipes.values import parse_spec
 from imagefactory.recipes.yaml_tree import YamlLimits, recipe_problem, show, too_large
 
-# --- What the name of a well-known image tells: Python, CUDA, a framework. No registry is asked
-# Sources are the images' own pages: their tags name versions by the patterns below. What else an image holds
-# its name does not tell, and nobody guesses it.
+# --- The Python, CUDA and framework of well-known images, by name. No registry is queried
+# Sources are the images' own pages: their tags name versions by the patterns below.
 
 
 _RELEASE = r"(?P<version>[0-9]+\.[0-9]+(\.[0-9]+)?)"
@@ -47,11 +46,11 @@ _PYTHONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBaseImage:
-    """`framework` as PyPI has it, `packages` are others that it brings, `channels` those that its
-    conda asks.
+    """The known content of a base image.
 
-    `lost` is what it holds and no recipe can keep. `known` is False where the name of the image says nothing
-    of its content. `system_python` is the one that its distribution calls python3.
+    `framework` is its name on PyPI, `packages` are others in the image, `channels` those that its conda uses.
+    `lost` is content that no recipe can keep. `known` is False if the image's name does not tell its content.
+    `system_python` is the version that its distribution calls python3.
     """
 
     framework: str = ""
@@ -76,7 +75,7 @@ class KnownBaseImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BaseImageRow:
-    """`tag` is searched for in the tag, by names of BaseImage's fields."""
+    """`tag` is searched for in the image's tag. Its groups are named like fields of KnownBaseImage."""
 
     tag: str = "$"
     framework: str = ""
@@ -130,7 +129,7 @@ _ROWS: Mapping[str, _BaseImageRow] = {
 
 
 def read_base_image(name: str) -> KnownBaseImage:
-    """What is known of an image by its name."""
+    """Return the known content of an image by its name."""
     plain = re.sub(r"^[a-z-]+://|@sha256:[0-9a-f]*$", "", name)
     plain = re.sub(r"^(index\.|registry-1\.)?docker\.io/|^public\.ecr\.aws/docker/(?=library/)", "", plain)
     repository, tag = re.fullmatch(r"(.*?)(?::([^:/]*))?", plain, re.DOTALL).groups("")  # type: ignore[union-attr]
@@ -169,14 +168,14 @@ def _system_python(repository: str, tag: str) -> str:
 
 LIMITS = YamlLimits(size=256 * 1024)
 _MAX_LOOKUPS = 400
-"""At files beside, for all names that commands write."""
+"""For other files, of all names in commands."""
 _MOST_COPIES = 200
-"""Sources of COPY whose files are looked at: each may be a whole tree."""
+"""Sources of COPY whose files are read: each may be a whole tree."""
 _OWN_BASE = "the recipe has its own base"
 
 
 def check_text(text: str, file: str) -> None:
-    """Raises RecipeError for a text that is too large, or holds characters that no such file has."""
+    """Raise RecipeError if a container file is too large or has control characters."""
     if len(text) > LIMITS.size:
         raise too_large(file, LIMITS)
     if match := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
@@ -190,9 +189,9 @@ def check_text(text: str, file: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencySelection:
-    """What a command takes of a project beside its dependencies: extras, groups, an environment of pixi's.
+    """The parts of a project that a command selects: extras, groups, an environment of pixi.
 
-    `python` are the bounds on the Python that it is installed for, as far as they are known.
+    `python` are the bounds on the Python that it is installed for, empty if unknown.
     """
 
     python: str = ""
@@ -203,7 +202,7 @@ class DependencySelection:
 
 @dataclass(frozen=True, slots=True)
 class ContextRequirement:
-    """What a line needs of the build context: one of `names`. `found` is the one that is there, if any."""
+    """A file that a line needs from the build context: one of `names`. `source` is the existing one."""
 
     where: SourceLocation
     names: tuple[str, ...]
@@ -212,10 +211,11 @@ class ContextRequirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFileReaders:
-    """How files beside are read: pip's by `inside` (bounds on Python), others by `parse`, with a selection.
+    """The readers of other files: `inside` (by bounds on Python) for pip's, `parse` for the rest.
 
-    `context` is None where the text alone is read. `wanted` collects what was looked for in it, `parsed` what
-    was read whole. `build_args` are the values that a person gives, `used` the names of those that it takes.
+    `context` is None if only the text is read. `requirements` collects the files that were looked up in it,
+    `parsed` those that were read whole. `build_args` are the user's values, `used` the names that the file
+    has.
     """
 
     inside: Callable[[str], ReferencedFiles]
@@ -227,12 +227,12 @@ class ContainerFileReaders:
     used: set[str] = field(default_factory=set)
 
     def take_build_arg(self, name: str) -> str | None:
-        """The value that a person gives to an argument of the file, None where there is none."""
+        """Return the user's value of a build argument, None if there is none."""
         self.used.update({name}.intersection(self.build_args))
         return self.build_args.get(name)
 
     def refuse_unused(self, file: str) -> None:
-        """Raises UsageError where a person gives a build argument that the file does not have."""
+        """Raise UsageError if the user sets a build argument that the file does not have."""
         if names := sorted(set(self.build_args) - self.used):
             has = "no build argument " + ", ".join(show(name) for name in names)
             raise UsageError(
@@ -244,7 +244,7 @@ class ContainerFileReaders:
 
 @dataclass(frozen=True, slots=True)
 class CopyInstruction:
-    """`told` are the lines that say what of it is lost."""
+    """A COPY of one source. `losses` are the lines that report what of it is lost."""
 
     source: str
     to: str
@@ -253,7 +253,7 @@ class CopyInstruction:
 
 @dataclass(frozen=True, slots=True)
 class GitClone:
-    """A git repository that a command clones to `place`; `told` are the lines that say it is lost."""
+    """A git repository that a command clones to `place`. `losses` are the lines that report its loss."""
 
     place: str
     address: str
@@ -263,13 +263,13 @@ class GitClone:
 
 @dataclass(slots=True, kw_only=True)
 class ContainerFile:
-    """One image as far as it is read.
+    """One image, as far as its file was read.
 
-    `variables` are those that words may hold, `own` those of them that stay; `packages_only` is for a
-    stage of which only files are taken. `rooted`: a source that begins with / means the context, as to
-    Docker. `users` are numbers by the names of the users that the file makes, the first gets `first_user`.
-    `system_python` is where it installs the distribution's own Python. `clones` are repositories by their
-    places, `folders` are made empty, `removed` are packages that pip uninstalled.
+    `variables` are those that words may contain, `own` those of them that stay in the image. `packages_only`
+    is True for a stage of which only files are copied. `rooted` is True if a source that begins with / is in
+    the context, as in Docker. `users` are the numbers of the users that the file creates, from `first_user`
+    on. `system_python` is where it installs the distribution's Python. `clones` are repositories by their
+    directory, `folders` are created empty, `removed` are packages that pip uninstalled.
     """
 
     spec: EnvironmentSpec
@@ -302,10 +302,10 @@ class ContainerFile:
     def beside(self) -> ReferencedFiles:
         return self.around.inside(self.spec.python)
 
-    # --- what lies below
+    # --- base image
 
     def base(self, name: RunWord) -> None:
-        """The image that this one is made from."""
+        """Read the base image by its name."""
         if self.packages_only:
             return
         if not name.known:
@@ -328,7 +328,7 @@ class ContainerFile:
             self.leave(name.where, f"{what}: {below.lost}", "add what you need of it to the file")
 
     def finish(self) -> None:
-        """Takes what the base image brings, where nothing above replaces it."""
+        """Add the packages of the base image that nothing in the file replaces."""
         below, spec = self.below, self.spec
         if below is None or self.below_where is None or self.packages_only:
             return
@@ -365,15 +365,15 @@ class ContainerFile:
                 spec.leave(folder.where, f"the directory {show(folder.text)}", do)
 
     def _directories(self) -> list[str]:
-        """Directories that the image has by other means."""
+        """Return the directories that the image has without mkdir."""
         parts = self.spec.parts
         directories = [parts.workdir, *("/" + folder.strip("/") for folder, _ in parts.files)]
         return [*directories, *(normpath(copied.to) for copied in self.copies), *self.clones]
 
-    # --- what is set
+    # --- variables
 
     def set(self, name: str, value: RunWord) -> None:
-        """A variable of the image."""
+        """Set a variable of the image."""
         self.own.add(name)
         self.remember(name, value)
         if self.packages_only:
@@ -387,7 +387,7 @@ class ContainerFile:
         add_variable(self.spec, name, value)
 
     def remember(self, name: str, value: RunWord) -> None:
-        """A variable for the words that follow."""
+        """Set a variable for the words that follow."""
         if value.known and len(value.text) < MOST_CHARACTERS:
             self.variables[name] = value.text
         else:
@@ -398,10 +398,10 @@ class ContainerFile:
         if not self.packages_only:
             add_workdir(self.spec, self.workdir, folder.where)
 
-    # --- what is copied
+    # --- copies
 
     def copy(self, sources: Sequence[str], to: str, where: SourceLocation, *, quiet: bool = False) -> None:
-        """Files of the build context, and where they lie inside; `quiet` ones are there for one command."""
+        """Copy files of the build context. `quiet` ones exist only during one command."""
         place = normpath(join(self.workdir, to))
         into = to.endswith("/") or len(sources) > 1 or place in (normpath(self.workdir), "/")
         for written in sources:
@@ -446,7 +446,7 @@ class ContainerFile:
             )
 
     def _is_excluded(self, name: str, what: str, where: SourceLocation) -> bool:
-        """Whether .dockerignore excludes a file, or all of a directory."""
+        """Return whether .dockerignore excludes a file, or all of a directory, and record the loss."""
         context = self.around.context
         rule = context.rules.excludes(name) if context else ""
         if context is None or not rule:
@@ -457,14 +457,14 @@ class ContainerFile:
         return True
 
     def source(self, written: str) -> str | None:
-        """A path of the build context; None for what is outside of it."""
+        """Return a source as a path of the build context, None if it is outside."""
         if written.startswith("/") and not self.rooted:
             return None
         place = normpath(written.lstrip("/") or ".")
         return None if place == ".." or place.startswith("../") else place
 
     def find(self, path: str, where: SourceLocation, *, optional: bool = False) -> str:
-        """The file of the context that lies at a path inside, empty where none is there to be read."""
+        """Return the file of the context that is copied to a path in the image; empty if unreadable."""
         place = normpath(join(self.workdir, path))
         names: list[str] = []
         for copied in reversed(self.copies):
@@ -482,7 +482,7 @@ class ContainerFile:
         return ""
 
     def origin(self, path: str) -> str:
-        """The path in the context of what lies at a path inside, empty where nothing of it is there."""
+        """Return the path in the context that is copied to a path in the image, empty if there is none."""
         place, context = normpath(join(self.workdir, path)), self.around.context
         for copied in reversed(self.copies):
             for name in self._origins(copied, place):
@@ -491,12 +491,12 @@ class ContainerFile:
         return ""
 
     def clone_of(self, place: str) -> GitClone | None:
-        """The repository that was cloned to a directory, or to one above it."""
+        """Return the repository that was cloned to a directory or to a parent of it."""
         places = [path for path in self.clones if f"{place}/".startswith(f"{path}/")]
         return self.clones[max(places, key=len)] if places else None
 
     def why_not(self, path: str) -> str:
-        """Why `find` found nothing there."""
+        """Return why `find` has no file for a path."""
         place, context = normpath(join(self.workdir, path)), self.around.context
         names = [name for copy in reversed(self.copies) for name in self._origins(copy, place)][:_MAX_LOOKUPS]
         rules = [rule for name in names if context and (rule := context.rules.excludes(name))]
@@ -507,7 +507,7 @@ class ContainerFile:
         return f"would be {show(names[0])}, which is not in the build context"
 
     def _was_read(self, copied: CopyInstruction, name: str, where: SourceLocation) -> None:
-        """What was copied to be read, and is taken by its content, is not left out."""
+        """Drop the losses of a file that was copied and read, since its content is kept."""
         context = self.around.context
         if self.source(copied.source) == name or (
             basename(copied.source) != copied.source and fnmatchcase(name, copied.source)
@@ -518,7 +518,7 @@ class ContainerFile:
             note_other_file(self.spec, context, name, where)
 
     def _origins(self, copied: CopyInstruction, place: str) -> Iterator[str]:
-        """Where a file inside may come from."""
+        """Yield the paths in the context from which a path in the image may be copied."""
         folder = normpath(copied.to)
         source = self.source(copied.source)
         if source is None or re.search(r"://|^<<|^git@", copied.source):
@@ -535,7 +535,7 @@ class ContainerFile:
 
 
 def _allows(requirement: str, version: str) -> bool:
-    """Whether a requirement's bounds allow a version, which may not be known."""
+    """Return whether a requirement allows a version, which may be empty."""
     try:
         return not version or Requirement(requirement).specifier.contains(version)
     except InvalidRequirement:
@@ -543,7 +543,7 @@ def _allows(requirement: str, version: str) -> bool:
 
 
 def note_other_file(spec: EnvironmentSpec, context: BuildContext, name: str, where: SourceLocation) -> None:
-    """Notes a file of the same name where another build context would have it, with other content."""
+    """Note a file of the same name and other content in another possible build context."""
     places = dict.fromkeys([context.own / basename(name), *(folder / name for folder in context.others())])
     for place in places:
         text = BuildContext(root=place.parent, own=place.parent).read(place.name)
@@ -553,7 +553,7 @@ def note_other_file(spec: EnvironmentSpec, context: BuildContext, name: str, whe
 
 
 def check_context(around: ContainerFileReaders) -> None:
-    """Raises RecipeError where another directory has more of what the file copies: it is the context then."""
+    """Raise RecipeError if another directory contains more of the copied files than this context."""
     context = around.context
     missing = [requirement for requirement in around.requirements if not requirement.source]
     if context is None or not missing:

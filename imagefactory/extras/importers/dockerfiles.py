@@ -1,6 +1,7 @@
-"""Dockerfiles and Containerfiles -> what their last stage asks for, and what it stands on. Nothing is built.
+"""Read the requirements of the last stage of Dockerfiles, Containerfiles and Apptainer definitions.
 
-Source: Docker's "Dockerfile reference". The parsers at hand know no here-documents and lose words' places.
+Nothing is built. Source: Docker's "Dockerfile reference". The parsers on PyPI do not read here-documents and
+lose the columns of words.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DOCKERFILE = re.compile(
     re.IGNORECASE,
 )
 NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
-# What docker sets itself.
+# The arguments that Docker sets itself.
 _PREDEFINED_ARGS = {
     "TARGETPLATFORM": "linux/amd64",
     "TARGETOS": "linux",
@@ -44,7 +45,7 @@ _PREDEFINED_ARGS = {
 _FLAG = re.compile(r"(?:\s|\\\n)*--([a-z-]+)(?:=(\S*))?(?=\s|$)")
 _MOST_STAGES = 50
 _HEREDOC = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
-# What is said where an image runs, or says nothing to a program in it.
+# Instructions for the place where an image runs, or without effect on a program in it.
 _NOTED = {
     "EXPOSE": "name the port where the image runs",
     "VOLUME": "mount it where the image runs",
@@ -66,7 +67,7 @@ _ENVIRONMENT = re.compile(
 
 @dataclass(slots=True, kw_only=True)
 class DockerfileLine:
-    """`text` is all behind the name, in its lines, with blanks for the name and the flags before it."""
+    """An instruction. `text` is all after its name, in its lines, with blanks for name and flags."""
 
     name: str
     where: SourceLocation
@@ -80,7 +81,7 @@ class DockerfileLine:
         return " ".join(self.text.replace("\\\n", " ").split())
 
     def exec_form(self) -> list[str] | None:
-        """The words of `["a", "b"]`, None for what a shell is to read."""
+        """Return the words of `["a", "b"]`, None for a text that a shell reads."""
         try:
             words = json.loads(self.plain()) if self.plain().startswith("[") else None
         except (ValueError, RecursionError):
@@ -97,7 +98,7 @@ class Stage:
 
 
 def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> EnvironmentSpec:
-    """What the last stage asks for. Raises RecipeError for what is no Dockerfile."""
+    """Return the requirements of the last stage. Raises RecipeError if the text is not a Dockerfile."""
     check_text(text, file)
     spec, arguments = EnvironmentSpec(file=file), dict(_PREDEFINED_ARGS)
     instructions = list(_instructions(text, file))
@@ -172,12 +173,12 @@ def _instructions(text: str, file: str) -> Iterator[DockerfileLine]:
 
 
 def _literal(line: str, escape: str) -> str:
-    """Where ` escapes, a backslash is one."""
+    """Escape the backslashes of a line if the escape character is a backtick."""
     return line if escape == "\\" else line.replace("\\", "\\\\")
 
 
 def _flags(line: DockerfileLine) -> None:
-    """Takes `--name=value` from before what the instruction says."""
+    """Move `--name=value` from the start of an instruction's text into its flags."""
     if line.name not in ("RUN", "COPY", "ADD", "FROM"):
         return
     end = 0
@@ -190,14 +191,14 @@ def _flags(line: DockerfileLine) -> None:
 def _stages(
     instructions: list[DockerfileLine], arguments: dict[str, str], around: ContainerFileReaders
 ) -> list[Stage]:
-    """The stages; `arguments` gets what ARG says before the first."""
+    """Return the stages. The ARG instructions before the first one are added to `arguments`."""
     stages: list[Stage] = []
     for line in instructions:
         if line.name == "FROM":
             words = split_shell_words(line.text, line.start(), arguments)
             if not words:
                 raise recipe_problem(line.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
-            # docker splits the line at blanks and knows no comment behind it.
+            # Docker splits the line at blanks and allows no comment after it.
             plain = line.text.replace("\\\n", " ").split()
             if "$" not in line.text and not (
                 len(plain) == 1 or (len(plain) == 3 and plain[1].lower() == "as")
@@ -234,7 +235,7 @@ def _stages(
 
 
 class _StageReader:
-    """Reads one stage and those below it; of stages that it copies from, their packages."""
+    """Reads one stage and its parents. Of a stage that files are copied from, only packages are read."""
 
     def __init__(
         self,
@@ -255,7 +256,7 @@ class _StageReader:
             what = f"the platform {show(chain[0].platform)}"
             container.leave(chain[0].base.where, what, "images here are for linux/amd64")
         for parent in chain:
-            # of one that others stand on too, what it installs is taken once
+            # a parent of several stages installs its packages once
             container.spec = EnvironmentSpec(file=self.spec.file) if id(parent) in self.visited else self.spec
             self.visited.add(id(parent))
             for instruction in parent.instructions:
@@ -272,14 +273,14 @@ class _StageReader:
         return ContainerFile(spec=self.spec, around=self.around, packages_only=packages_only)
 
     def _chain(self, stage: Stage) -> list[Stage]:
-        """The stage and those that it stands on, the lowest first."""
+        """Return the stage and its parents, the lowest first."""
         chain = [stage]
         while below := self._named(chain[0].base.text, chain[0]):
             chain.insert(0, below)
         return chain
 
     def _named(self, name: str, before: Stage | None = None) -> Stage | None:
-        """The last stage of a name, or number, before another."""
+        """Return the last stage of a name or number before another stage."""
         at = next((at for at, candidate in enumerate(self.stages) if candidate is before), len(self.stages))
         return next(
             (
@@ -410,7 +411,7 @@ class _StageReader:
     def _other(
         self, container: ContainerFile, name: str, where: SourceLocation, words: Sequence[str] = ()
     ) -> None:
-        """What is copied of a stage: its packages, and the files of the build context that it has there."""
+        """Add another stage's packages, and the files of the build context that are copied through it."""
         stage = self._named(name)
         spec = self.spec
         if stage is None:
@@ -452,9 +453,9 @@ class _StageReader:
         self.last[line.name] = keep(self.spec, words, line.where)
 
 
-# --- Definition files of apptainer and singularity -> what their last stage asks for. Nothing is built
-# Source: apptainer's user guide, "Definition Files". A line of a section is a shell's in %post, %environment
-# and the scripts, words elsewhere.
+# --- Definition files of Apptainer and Singularity. Nothing is built
+# Source: Apptainer's user guide, "Definition Files". The lines of %post, %environment and the scripts are a
+# shell's, those of other sections are words.
 
 
 DEFINITION = re.compile(r"(?:\s|#.*\n)*bootstrap[ \t]*:", re.IGNORECASE)
@@ -470,7 +471,7 @@ _MOST_NESTED = 20
 _COMMENT = re.compile(r"(?:^|\s)#(?!!)")
 # Agents of Bootstrap whose From names an image of a registry.
 _IMAGES = ("docker", "docker-daemon", "oras", "library", "shub")
-# What says nothing to a program in the image, and what an image lacks without it.
+# Sections without effect on a program in the image, and what replaces them.
 _SECTIONS_NOTED = {
     "test": "imagefactory tests each image itself; run yours in it: imagefactory run TARGET -- COMMAND",
     "help": "a recipe has a description",
@@ -489,7 +490,7 @@ _APP = "one recipe makes one environment: write a recipe for it"
 
 @dataclass(frozen=True, slots=True)
 class DefinitionSection:
-    """`text` is what stands below its line, `argument` is the text after its name."""
+    """A section. `argument` is the text after its name, `text` the lines below."""
 
     name: str
     argument: str
@@ -512,7 +513,7 @@ class DefinitionStage:
 
 
 def read_definition(text: str, file: str, around: ContainerFileReaders) -> EnvironmentSpec:
-    """What the last stage asks for. Raises RecipeError for what is no definition file."""
+    """Return the requirements of the last stage. Raises RecipeError if the text is not a definition."""
     check_text(text, file)
     spec = EnvironmentSpec(file=file)
     stages = _definition_stages(_filled(text.replace("\r\n", "\n"), file, around), file)
@@ -530,9 +531,10 @@ def read_definition(text: str, file: str, around: ContainerFileReaders) -> Envir
 
 
 def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
-    """The text with build arguments in the place of `{{ NAME }}`, as apptainer fills them; comments stay.
+    """Return the text with values in place of `{{ NAME }}`. Comments stay, as in Apptainer.
 
-    A stage's %arguments hold for it and those behind it. Raises RecipeError for an argument without a value.
+    The %arguments of a stage apply to it and to later stages. Raises RecipeError for an argument without a
+    value.
     """
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _STAGE.match(line)]
@@ -559,14 +561,14 @@ def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
 
 
 class _Arguments:
-    """The values of one stage's build arguments: those that a person gives, then `defaults`."""
+    """The values of one stage's build arguments: the user's, or else `defaults`."""
 
     def __init__(self, defaults: Mapping[str, str], around: ContainerFileReaders) -> None:
         self._defaults, self._around = defaults, around
         self._known: dict[str, str] = {}
 
     def fill(self, text: str, where: SourceLocation, *, inside: tuple[str, ...] = ()) -> str:
-        """`inside` are the arguments whose value the text is."""
+        """Return the text with values. `inside` are the arguments of whose value the text is a part."""
         comment = None if inside else _COMMENT.search(text)
         parts, end, size = [], 0, 0
         for match in _ARGUMENT.finditer(text, 0, comment.start() if comment else len(text)):
@@ -687,7 +689,7 @@ def _named(stage: DefinitionStage) -> str:
 def _take_packages(
     container: ContainerFile, stages: list[DefinitionStage], section: DefinitionSection
 ) -> None:
-    """The packages of a stage from which files are taken."""
+    """Add the packages of a stage from which files are copied."""
     spec = container.spec
     before = (len(spec.pip), len(spec.conda))
     inner = ContainerFile(spec=spec, around=container.around, rooted=False, packages_only=True)

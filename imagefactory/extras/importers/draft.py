@@ -1,8 +1,8 @@
-"""From what an environment asks for to the text of a recipe that parses and expands.
+"""From the requirements of an environment to the text of a recipe that parses and expands.
 
-Pure. A recipe must say which framework, version, CUDA and Python it is for. Where the file leaves them open,
-the solver or the person decides (new.py). Each request of the file that the recipe does not keep is a
-loss; each decision that the file leaves open is a note.
+Pure. A recipe must set framework, version, CUDA and Python. If the file leaves them open, the solver or the
+user decides (new.py). A request of the file that the recipe does not keep is a loss. A decision that the file
+leaves open is a note.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from imagefactory.recipes.yaml_tree import show
 from imagefactory.suite import table
 from imagefactory.versions import natural
 
-# --- Which packages of an environment PyPI does not have, and the rows of `index` that take them from
-# elsewhere
-# Pure. The address of an index is a setting of the person's, never a recipe's: where the settings do not
-# have
-# it, the two lines to write are told.
+# --- Packages that PyPI does not have, and their rows of `index`
+# Pure. The address of an index is a setting of the user, never a recipe's. If the settings lack it, the hint
+# has the two lines to add.
 
 
 @dataclass(slots=True, kw_only=True)
 class IndexRows:
-    """`rows` are a recipe's `index`, package and name. `missing` are those that the settings do not have: the
-    package, and what to write. `notes` are what else is known of where packages lie."""
+    """The rows of a recipe's `index`, index names by package.
+
+    `missing` are the packages whose index the settings do not have, with the line to add. `notes` are about
+    packages whose wheels are elsewhere.
+    """
 
     rows: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class IndexRows:
 
 
 def index_rows(spec: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
-    """Rows for the packages from PyPI in `spec`. `known` are the settings' indexes, by name."""
+    """Return the rows for the packages of PyPI in `spec`. `known` are the settings' indexes, by name."""
     index = IndexRows()
     names = {url.rstrip("/"): name for name, url in known.items()}
     bounds_by_name = {}
@@ -85,7 +86,7 @@ def index_rows(spec: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
 
 
 def _tag_of_torch(spec: EnvironmentSpec, bounds_by_name: Mapping[str, str]) -> str:
-    """The build tag of torch that PyPI does not have; what is released beside it follows."""
+    """Return the build tag of torch if PyPI lacks that build. Packages released with it use it too."""
     tag = _tag(spec, "torch")
     if "torch" not in bounds_by_name or not tag.startswith("cu"):
         return ""
@@ -97,7 +98,7 @@ def _tag_of_torch(spec: EnvironmentSpec, bounds_by_name: Mapping[str, str]) -> s
 
 
 def _tag(spec: EnvironmentSpec, package: str) -> str:
-    """The tag of a package's build, by its version or by an index that the file names."""
+    """Return the tag of a package's build, from its version or from an index of the file."""
     if tag := spec.builds.get(package, ""):
         return tag
     matches = (re.search(r"/(cu[0-9]{2,3})/?$", address) for address in spec.indexes)
@@ -114,7 +115,7 @@ _PROVIDED_PACKAGES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What the person says beside the file, or what was chosen; empty where the file is to say it.
+    """The user's or the solver's choices for a draft; empty if the file decides.
 
     `indexes` are those of the settings, by name.
     """
@@ -130,7 +131,7 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class _DraftNotes:
-    """The notes and losses of a draft while it is made."""
+    """The notes and losses of an unfinished draft."""
 
     file: str
     notes: list[str] = field(default_factory=list)
@@ -146,10 +147,10 @@ class _DraftNotes:
 def draft(
     spec: EnvironmentSpec, request: DraftRequest, bases: Sequence[BaseSpec], notes: Sequence[str] = ()
 ) -> RecipeDraft:
-    """A recipe for the environment of `spec`. `notes` say why what `request` holds was chosen.
+    """Return a recipe for the environment of `spec`. `notes` give the reasons for the choices in `request`.
 
-    Raises UsageError with the options to add where neither file nor person says what a recipe must, and
-    where the person says what the file forbids.
+    Raises UsageError with the options to add if file and user leave a required value open, or if the user's
+    choice contradicts the file.
     """
     framework, source = find_framework(spec, request.framework, request.source)
     lines = _DraftNotes(spec.file, [*spec.notes, *notes], [*spec.lost])
@@ -222,9 +223,9 @@ def draft(
 
 
 def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
-    """A recipe that adds what `spec` asks for to `target`.
+    """Return a recipe that adds the requirements of `spec` to `target`.
 
-    `target_conflicts` says before whether the target has what the file bounds.
+    Call `target_conflicts` first, which checks the bounds of the file against the target.
     """
     lines = _DraftNotes(spec.file, [*spec.notes], [*spec.lost])
     conda = target.source == "conda"
@@ -278,7 +279,7 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
 
 
 def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
-    """What the file bounds and `target` has otherwise; `versions` are those of its locked wheels by name."""
+    """Return the bounds of the file that `target` does not meet. `versions` are its locked wheels by name."""
     conflicts = []
     own, framework = f"{target.name} has", target.framework
     if not fits_python(target.python, spec.python):
@@ -306,9 +307,9 @@ def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[st
 
 
 def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The Pythons to try for packages of PyPI: those that bases carry, then others; each the newest first.
+    """Return the Pythons to try for packages of PyPI: those of bases, then others, each the newest first.
 
-    A base's own Python needs no channel of conda. Pythons outside of `bounds` are not among them.
+    A base's own Python needs no conda channel. Pythons outside of `bounds` are excluded.
     """
     carried = sorted({base.python for base in bases if base.python}, key=natural, reverse=True)
     others = [f"3.{minor}" for minor in range(_NEWEST_PYTHON, _OLDEST_PYTHON - 1, -1)]
@@ -319,7 +320,7 @@ def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str
 
 
 def base_for(python: str, bases: Sequence[BaseSpec]) -> BaseSpec:
-    """The base that carries a Python, else the first that carries one. Raises UsageError for none."""
+    """Return the base with a Python, or else the first with any. Raises UsageError if there is none."""
     fitting = [base for base in bases if base.python]
     if not fitting:
         raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
@@ -334,9 +335,9 @@ def _python(
     lines: _DraftNotes,
     released: Collection[str],
 ) -> tuple[BaseSpec, str]:
-    """A base, and the environment's Python: what was chosen, or the file's where it can be.
+    """Return a base and the environment's Python: `chosen`, or the file's if possible.
 
-    `released` are the Pythons that the framework was released for, empty where that is not known.
+    `released` are the Pythons that the framework was released for, empty if unknown.
     """
     fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
@@ -362,7 +363,7 @@ def _python(
 
 
 def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
-    """Images with packages of PyPI have the patch release of Python that their base has."""
+    """Record the patch version of Python as lost: images with PyPI packages have that of their base."""
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", spec.python):
         lines.lose(
             f"Python {spec.python}: the image has the release of {python} of its base", f"write {python}"
@@ -373,7 +374,7 @@ def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
 
 
 def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
-    """The same where the file is one of pip's: what goes with the framework comes from conda as well."""
+    """Return the row with a pip file's framework and its companions as conda packages."""
     own = FRAMEWORKS.get(row.framework, "")
     spec, beside = row.spec, knowledge.companion_names(own)
     named = {package.name: package for package in map(parse_spec, spec.conda)}
@@ -421,7 +422,7 @@ def _conda_lists(row: FrameworkRow, version: str, lines: _DraftNotes) -> dict[st
 
 
 def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _DraftNotes) -> list[str]:
-    """Packages of PyPI in a conda environment, bounded themselves: constraints there are conda's."""
+    """Return a conda environment's PyPI packages with their bounds, since its constraints are conda's."""
     packages = list(pip)
     for bound in constraints:
         same = [index for index, text in enumerate(packages) if pypi_name(text) == pypi_name(bound)]
@@ -434,7 +435,7 @@ def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _DraftNo
 
 
 def _builds_for(row: FrameworkRow, version: str, cuda: str) -> tuple[str, str]:
-    """The package by which conda's builds for a CUDA are chosen, and the bound on the framework's build.
+    """Return the package that selects conda's builds for a CUDA, and the bound on the framework's build.
 
     Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
     pytorch-cuda); conda-forge.org/docs/user/tipsandtricks, "Installing CUDA-enabled packages" (cuda-version).
@@ -497,13 +498,13 @@ def _list(key: str, values: Sequence[str]) -> str:
 
 
 def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
-    """The indexes of those packages that the recipe asks for itself."""
+    """Return the indexes of the packages that the recipe itself requires."""
     lines = [f"  {quoted(package)}: {index}\n" for package, index in rows.items() if package in names]
     return "index:\n" + "".join(lines) if lines else ""
 
 
 def _labels(spec: EnvironmentSpec) -> str:
-    """Their values may hold quotes."""
+    """Return the labels, whose values may contain quotes."""
     if not spec.labels:
         return ""
     return "labels:\n" + "".join(
@@ -519,7 +520,7 @@ def _environment(spec: EnvironmentSpec) -> str:
 
 
 def _parts(spec: EnvironmentSpec) -> str:
-    """What a container file says of its image."""
+    """Return the keys of a recipe that only container files set."""
     parts = spec.parts
     lines = [_list("system", list(parts.debian))] if parts.debian else []
     if parts.files:

@@ -1,9 +1,8 @@
-"""Environments that people have already, read into what recipes can say of them.
+"""Read the environment files of other tools into specs for recipes.
 
-`environment.yml` here; pip_lines.py reads requirements files, manifests.py what projects want,
-dockerfiles.py what containers are built from, locks.py what
-other tools locked. All of them are data from strangers, read within
-caps and through the same allow-lists as recipes.
+`environment.yml` is read here. pip_lines.py reads requirements files, manifests.py projects, dockerfiles.py
+container files and locks.py locks. All are untrusted: they are read within limits, and their values pass the
+allow-lists of recipes.
 """
 
 from __future__ import annotations
@@ -91,12 +90,12 @@ _NO_ENVIRONMENTS = (
 class ReadOptions:
     """How a file is read.
 
-    `pythons` are what bases carry, the preferred first: the first that the file allows judges markers.
-    `environment` names one of pixi's; `extras` and `groups` are those of a project that are wanted too.
-    `root` is the imagefactory project's, where `reserved` are imagefactory's own names. `build_context` is
-    the directory that a person names for a container file, `context` what it copies from. `beside` reads
-    files that this one names, `place` is its folder from the root on (None outside of it), `projects` are
-    the folders whose projects were read. `build_args` are values for a container file.
+    `pythons` are those of the bases, the preferred first. The first that the file allows evaluates markers.
+    `environment` is one of pixi; `extras` and `groups` are optional parts of a project. `root` is the
+    imagefactory project, where `reserved` are imagefactory's own names. `build_context` is the directory that
+    the user names for a container file, `context` the one that it copies from. `beside` reads files that this
+    one names, `place` is its directory relative to the root (None outside of it), `projects` are the
+    directories whose projects were read. `build_args` are values for a container file.
     """
 
     pythons: tuple[str, ...]
@@ -113,7 +112,7 @@ class ReadOptions:
     build_args: Mapping[str, str] = field(default_factory=dict)
 
     def inside(self, bounds: str) -> ReferencedFiles:
-        """What pip's lines are read with, in an environment whose Python is bounded."""
+        """Return the files for pip's lines, in an environment with these bounds on Python."""
         return ReferencedFiles(self.python(bounds), self.beside, project=self._project, place=self.place)
 
     def _project(
@@ -127,7 +126,7 @@ class ReadOptions:
         return read_project_directory(folder, ProjectReadOptions(beside=beside, extras=extras), self.python)
 
     def project_options(self, bounds: str) -> ProjectReadOptions:
-        """How the project of the file itself is read."""
+        """Return how the project of the file itself is read."""
         return ProjectReadOptions(
             beside=self.inside(bounds),
             environment=self.environment,
@@ -137,7 +136,7 @@ class ReadOptions:
         )
 
     def python(self, bounds: str) -> str:
-        """The Python by which markers are judged."""
+        """Return the Python that evaluates markers."""
         fitting = (
             python for python in self.pythons if specifiers_allow(bounds, f"{python}.5", invalid=False)
         )
@@ -145,10 +144,10 @@ class ReadOptions:
 
 
 def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
-    """What the file at `path` asks for; its content tells which kind it is.
+    """Return the requirements of the file at `path`. Its content tells its format.
 
-    Files that it names are read in its folder, its git work tree and the imagefactory project.
-    Raises UsageError when it cannot be read, RecipeError for what is none of these files.
+    Files that it names are read in its directory, its git work tree and the imagefactory project. Raises
+    UsageError if it cannot be read, RecipeError if its format is not supported.
     """
     text, folder = _read(path), path.parent.resolve()
     file = show(path.name)[1:-1]
@@ -180,7 +179,7 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
 
 
 def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentSpec:
-    """A container file, whose other files are those of its build context."""
+    """Read a container file, whose other files are in its build context."""
     file = show(path.name)[1:-1]
     context = open_context(
         path.parent,
@@ -197,7 +196,7 @@ def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentS
 
 
 def _work_tree(folder: Path) -> Path | None:
-    """The root of the git work tree that a folder is in; a home directory under git is none."""
+    """Return the root of a directory's git work tree, None if a home directory is inside of it."""
     root = git_root(folder)
     return None if root is None or Path.home().is_relative_to(root) else root
 
@@ -216,7 +215,7 @@ def _read(path: Path) -> str:
 
 
 def parse_environment_file(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """The same of a text. Raises RecipeError."""
+    """Return the requirements of a text. Raises RecipeError."""
     own = file in ("pyproject.toml", "setup.py", "setup.cfg")
     reading = replace(reading, projects={(".", ())} if own else set())
     if file.endswith((".py", ".cfg")):
@@ -234,7 +233,7 @@ def parse_environment_file(text: str, file: str, reading: ReadOptions) -> Enviro
 
 
 def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOptions:
-    """How a file is read of which a command chooses parts."""
+    """Return the options for a file of which a command selects parts."""
     python = minor_python(chosen.python)
     return replace(
         reading,
@@ -246,7 +245,7 @@ def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOp
 
 
 def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """What lists packages, and no container: what a container names may be no other."""
+    """Parse a list of packages. Container files are excluded, since one must not name another."""
     start = first_place(file)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
@@ -280,7 +279,7 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
 
 
 def _container(text: str, file: str) -> Callable[[str, str, ContainerFileReaders], EnvironmentSpec] | None:
-    """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
+    """Return the reader of a Dockerfile or definition, by content or else by name; None for other files."""
     if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
         return None
     if DEFINITION.match(text) or file.endswith(".def"):
@@ -293,7 +292,7 @@ def _within_file(beside: ReferencedFiles, file: str) -> ReferencedFiles:
 
 
 def _check_no_selection(file: str, reading: ReadOptions) -> None:
-    """Raises RecipeError where an environment, an extra or a group is asked of a file without."""
+    """Raise RecipeError if an environment, extra or group is selected of a file without them."""
     if reading.environment:
         raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     if reading.extras or reading.groups:
@@ -320,7 +319,7 @@ def _toml(root: YamlNode, file: str, reading: ReadOptions) -> EnvironmentSpec:
 
 
 def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """What the project of a setup.py or setup.cfg needs, and what its pyproject.toml adds."""
+    """Read the project of a setup.py or setup.cfg, and its pyproject.toml."""
     if reading.environment:
         raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     near = reading.beside
@@ -368,7 +367,7 @@ def _environment(root: YamlNode, text: str, file: str, reading: ReadOptions) -> 
 
 
 def _for_platform(spec: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
-    """Judges a selector behind an item (`# [linux]`), as conda-lock reads them; to conda it is a comment."""
+    """Return whether a selector after an item (`# [linux]`) matches, as conda-lock reads it."""
     line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
     match = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
     if not match:

@@ -1,6 +1,4 @@
-"""What container files say of the image beside its packages and variables: into `Wish.parts`, as far as a
-recipe can say it; draft.py writes it.
-"""
+"""Read the image's other parts from container files into `EnvironmentSpec.parts`."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from imagefactory.recipes.values import RULES
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural
 
-# --- What COPY brings from the build context -> `files:` of a recipe, with paths from the project's root on
+# --- COPY from the build context -> `files:` of a recipe, with paths relative to the project's root
 
 
 _MOST_ENTRIES = 20_000
 _MOST_DEPTH = 40
 _MOST_PATTERNS = 200
-# Hidden files that may hold secrets, which an image would show to whoever has it.
+# Hidden files that may contain secrets, which an image would show to anyone who has it.
 _SECRETS = re.compile(
     r"\.(env|netrc|aws|ssh|pypirc|npmrc|docker|kube|gnupg|config|huggingface|wandb|credentials)\b|\.git-cred|.*_history$"
 )
-# Hidden files that say nothing to a program that runs.
+# Hidden files that no running program reads.
 _TOOLS = {
     *(".git", ".gitignore", ".gitattributes", ".gitmodules", ".github", ".gitlab-ci.yml", ".dockerignore"),
     *(".pre-commit-config.yaml", ".venv", ".vscode", ".idea", ".mypy_cache", ".ruff_cache", ".pytest_cache"),
@@ -48,9 +46,9 @@ _TOOLS = {
 
 @dataclass(slots=True)
 class ContextFiles:
-    """`entries` are folders inside and the patterns of what goes there; `hidden` are files that stay out.
+    """The files of one COPY: `entries` are directories in the image and patterns, `hidden` were skipped.
 
-    `lost` are reasons why something of the source is in no entry.
+    `lost` are reasons why a part of the source is in no entry.
     """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
@@ -59,7 +57,7 @@ class ContextFiles:
 
 
 def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
-    """The entries for one source: a file that becomes `to`, or a directory whose content lies in `to`."""
+    """Return the entries for one source: a file becomes `to`, a directory's content goes into `to`."""
     files = ContextFiles()
     at = context.project_path(source)
     if at is None:
@@ -87,7 +85,7 @@ def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
 
 
 def _add(files: ContextFiles, path: str, name: str, folder: str) -> None:
-    """One file or directory at `path` of the project that lies as `name` in a folder inside."""
+    """Add a file or directory at `path` of the project that is `name` in a directory of the image."""
     if path == name:
         _keep_pattern(files, folder, path)
     elif not path.endswith(f"/{name}"):
@@ -109,7 +107,7 @@ def _keep_pattern(files: ContextFiles, folder: str, pattern: str) -> None:
 
 
 class _ContextWalk:
-    """Looks through a directory of the context for what the fewest patterns name."""
+    """Finds the fewest patterns that name the files in a directory of the context."""
 
     def __init__(self, context: BuildContext, files: ContextFiles) -> None:
         self.context, self.files = context, files
@@ -118,7 +116,7 @@ class _ContextWalk:
         self.keeps = any(rule.keeps for rule in context.rules.rules)
 
     def cover(self, folder: str, depth: int) -> tuple[bool, list[str]]:
-        """Whether all that `files` takes of a directory is to be taken, and the paths that name it."""
+        """Return whether a directory is copied as a whole, and the paths that name its content."""
         whole, parts = True, []
         for name in self.context.names(folder):
             path = name if folder == "." else f"{folder}/{name}"
@@ -161,12 +159,12 @@ _PYTHON = re.compile(
     r"(lib)?python3?(\.[0-9]+)?(-(dev|venv|pip|distutils|setuptools|wheel|minimal|full|virtualenv))?"
     r"|python-is-python3|python3?-(pip|dev|venv)(-whl)?"
 )
-# Of NVIDIA's own archive: what wheels bring, and what neither they nor Debian do.
+# Packages of NVIDIA's archive: libraries in wheels, and packages neither there nor in Debian.
 _OF_CUDA = re.compile(r"lib(cudnn|nccl|cublas|cufft|curand|cusparse|cusolver|cusparselt)[0-9a-z-]*")
 _NVIDIA = re.compile(
     r"cuda-|libnvinfer|nsight|nvidia-(cuda|container|driver|utils)|libnvidia|tensorrt|libcuda"
 )
-# Lists of directories; and variables that say what the base image holds.
+# Lists of directories, and variables that describe the base image.
 PATHS = (
     *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
     *("PYTHONPATH", "PKG_CONFIG_PATH", "MANPATH", "INFOPATH", "CMAKE_PREFIX_PATH"),
@@ -200,7 +198,7 @@ _LAYOUT = re.compile(
 
 
 def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: SourceLocation) -> None:
-    """Packages of Debian. Their versions are the lock's, and Python is the environment's own."""
+    """Add Debian packages. The lock sets their versions, and Python is the environment's own."""
     rule = RULES["debian package"]
     pinned, other, python, libraries = [], [], [], []
     for written in names:
@@ -229,7 +227,7 @@ def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: Sour
 
 
 def drop_debian(spec: EnvironmentSpec, names: Sequence[str]) -> list[str]:
-    """Forget packages that are removed again; the names that were not installed here are returned."""
+    """Remove packages again. Return the names that were not installed here."""
     gone = [name for name in names if spec.parts.debian.pop(name, None)]
     return [name for name in names if name not in gone]
 
@@ -249,7 +247,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
-    """A variable of the image, unless it only says where the replaced base image has its programs."""
+    """Add a variable of the image, unless it only describes the base image, which is replaced."""
     text, where = value.text, value.where
     assignment = f"{name}={show(text, limit=100)}"
     if name in PATHS:
@@ -287,7 +285,7 @@ def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
 
 
 def _add_search_path(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
-    """A list of directories: those of the user's own. Those of the replaced image are passed by."""
+    """Add the user's directories of a search path. Those of the base image are skipped."""
     own = [
         part
         for part in value.text.split(":")
@@ -332,8 +330,10 @@ def _add_driver_capabilities(spec: EnvironmentSpec, text: str, where: SourceLoca
 def add_copied_files(
     spec: EnvironmentSpec, context: BuildContext | None, source: str, to: str, where: SourceLocation
 ) -> list[str]:
-    """One file or directory that is copied to `to`. The lines that tell a loss are returned: they go where
-    the file is read instead."""
+    """Add a file or directory that is copied to `to`. Return the lines of the losses.
+
+    The caller drops these lines if the file is read.
+    """
     what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(spec.lost)
     if context is None:
         spec.leave(where, what, "write files: {FOLDER: [PATH]}, each path from the project's root on")
@@ -351,7 +351,7 @@ def add_copied_files(
     return spec.lost[before:]
 
 
-# --- how it starts -------------------------------------------------------------------------------
+# --- start --------------------------------------------------------------------------------------
 
 
 def add_workdir(spec: EnvironmentSpec, folder: str, where: SourceLocation) -> None:
@@ -385,7 +385,7 @@ def _allowed(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _loss_line(spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str) -> str:
-    """The line that tells what cannot be a key, empty where it can."""
+    """Return the line of the loss if a recipe cannot contain the command, otherwise an empty string."""
     if not words or _allowed(words):
         return ""
     command = show(words[2] if tuple(words[:2]) == SHELL else " ".join(words), limit=_LONG)

@@ -1,7 +1,7 @@
-"""Commands that install packages -> what they ask for. Nothing is run.
+"""Read the packages that commands install. Nothing is run.
 
-What only tidies up, asks something or sets up an environment (every image has its own) is passed by; any
-other command is told as left out.
+Commands that clean up, query or set up an environment are skipped, since every image has its own. Any other
+command is reported as lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _STARTUP = re.compile(
     r"/\.(bashrc|bash_profile|profile|bash_aliases|zshrc|condarc|inputrc|vimrc)$"
     r"|^/etc/(environment|profile|bash\.bashrc|apt/|ssh/|sudoers|pip\.conf|locale|timezone)"
 )
-# What fetches or starts the installer of a tool that images are made without, or sets up apt's sources.
+# Commands that install a tool which images do not need, or that set up apt's sources.
 _TOOLS = re.compile(
     r"astral\.sh/uv/|install\.python-poetry\.org|get-poetry\.py|get-pip\.py|pdm-project\.org/install"
     r"|(Miniconda|Miniforge|Mambaforge|Micromamba|Anaconda)([^\s\"']|\$\(uname -m\))*\.sh"
@@ -75,7 +75,7 @@ _TOOLS_BY = re.compile(
     r"(\{ )?(sudo )?(\S*/)?(curl|wget|sh|bash|python[0-9.]*|POETRY\w*=\S*|dpkg|chmod|ln|mv|cp|sed|echo|gpg"
     r"|install)\b"
 )
-# Options whose value stands in the next word: of pip what is read, and what says nothing of content.
+# Options of pip whose value is the next word: those that are read, and those without effect on content.
 _PIP_FILES = ("-r", "--requirement", "-c", "--constraint")
 _PIP_IGNORED_WITH_VALUE = (
     *("-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
@@ -119,7 +119,7 @@ _PIP_LOST_OPTIONS = (
     *("--resolution", "--prerelease", "--exclude-newer", "--override", "--overrides", "--fork-strategy"),
     *("--build-constraint", "--build-constraints", "-b"),
 )
-# Of tools that manage projects: options whose value is in the next word, and those that choose parts.
+# Options of project tools whose value is the next word, and those that select parts.
 _PIP_CHOOSING = {"--extra": "extra", "--group": "group"}
 _CHOOSING = {
     **dict.fromkeys(("--extra", "-E", "--extras"), "extra"),
@@ -159,18 +159,18 @@ _APT_VALUES = ("-o", "-t", "--option", "--target-release", "--default-release", 
 def read_install_script(
     container: ContainerFile, text: str, where: SourceLocation, *, joined: bool = False
 ) -> None:
-    """What the commands of a script install. Raises RecipeError for text that no shell could read."""
+    """Read the packages that a script installs. Raises RecipeError if no shell could parse the text."""
     _Shell(container).script(text, where, joined=joined)
 
 
 def read_install_command(container: ContainerFile, words: Sequence[RunWord], where: SourceLocation) -> None:
-    """The same of one command whose words are given."""
+    """Read the packages that one command installs, from its words."""
     text = " ".join(word.text for word in words)
     _Shell(container).take(RunCommand(where=where, text=text, words=list(words)))
 
 
 class _Shell:
-    """One run of a shell: its folder and its variables end with it."""
+    """One run of a shell, with its directory and variables."""
 
     def __init__(self, container: ContainerFile, depth: int = 0) -> None:
         self.container, self.spec, self.depth = container, container.spec, depth
@@ -231,7 +231,7 @@ class _Shell:
                 self.variables.pop(name, None)
 
     def _inner(self, words: Sequence[RunWord], command: RunCommand) -> bool:
-        """A script within: behind `-c`, or as here-document."""
+        """Read a nested script: after `-c`, or in a here-document."""
         if self.depth >= _MOST_DEPTH:
             return False
         inner = _Shell(self.container, self.depth + 1)
@@ -318,7 +318,7 @@ class _Shell:
         self._redirected(command, requirements)
 
     def _pip_setting(self, words: Sequence[RunWord]) -> bool:
-        """`pip config set global.index-url ADDRESS`, which is an option of each later command."""
+        """Apply `pip config set global.index-url ADDRESS` as an option of each later command."""
         match = (
             re.fullmatch(r"\w+\.((extra-)?index-url|find-links)", words[0].text) if len(words) == 2 else None
         )
@@ -328,7 +328,7 @@ class _Shell:
         return True
 
     def _uninstall(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Forgets what was installed before. What the others need comes back when they are solved."""
+        """Remove installed packages. Those that others need come back with the solver."""
         names = {canonical(word.text) for word in words if word.known}
         self.spec.pip = [text for text in self.spec.pip if pypi_name(text) not in names]
         self.container.removed |= names
@@ -336,7 +336,7 @@ class _Shell:
         self.spec.note(command.where, f"{what}, and installed where other packages need it")
 
     def _redirected(self, command: RunCommand, requirements: Sequence[RunWord]) -> None:
-        """Bounds without quotes, which a shell takes for files."""
+        """Report bounds without quotes, which a shell reads as redirections."""
         for word in requirements:
             files = [redirection for redirection in command.sent if redirection.word == word]
             bounds = "".join(map(str, files))
@@ -365,7 +365,7 @@ class _Shell:
             take_pip_line(self.spec, f"{option} {name}", word.where, self.container.beside)
 
     def _parse(self, name: str, text: str, chosen: DependencySelection, word: RunWord) -> bool:
-        """Takes over another file of the context once, with what a command chooses of it."""
+        """Read another file of the context once for each selection."""
         if (name, chosen) in self.container.around.parsed:
             return True
         self.container.around.parsed.add((name, chosen))
@@ -405,7 +405,7 @@ class _Shell:
         self.spec.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
 
     def setup_py(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """`python setup.py install` installs the project in the current directory."""
+        """Read `python setup.py install`, which installs the project in the current directory."""
         if any(word.text in ("install", "develop") for word in words):
             self._project(RunWord(".", command.where))
         else:
@@ -435,7 +435,7 @@ class _Shell:
             self._not_run(command)
 
     def _cloned_project(self, clone: GitClone, place: str, extras: str, where: SourceLocation) -> None:
-        """A project in a repository that was cloned, as pip names it by the repository."""
+        """Add a project in a cloned repository by the repository's address."""
         self.spec.lost = [line for line in self.spec.lost if line not in clone.losses]
         self.spec.note(
             where, f"of {show(clone.address, limit=120)} the package is taken, not its other files"
@@ -455,7 +455,7 @@ class _Shell:
                 self.container.folders.append(RunWord(self._place(word.text), word.where, word.known))
 
     def chmod(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Own files keep their mode: what is to be executed must be executable in the project."""
+        """Check that files are executable in the project, since own files keep their mode."""
         plain = [word for word in words if not re.fullmatch(r"-[a-zA-Z]+|--[a-z-]+", word.text)]
         context = self.container.around.context
         starts = bool(plain) and re.search(r"[xX]|[1357]", plain[0].text) is not None
@@ -532,7 +532,7 @@ class _Shell:
     def _sync(
         self, command: RunCommand, words: Sequence[RunWord], files: Sequence[str], *, unread: str = ""
     ) -> None:
-        """Takes what a project's lock has, or what its manifest asks for, with the extras that are named."""
+        """Read a project's lock, or else its manifest, with the selected extras."""
         words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
         for word in words:
             if not word.known:
@@ -566,7 +566,7 @@ class _Shell:
         self.spec.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
 
     def _python(self, words: Sequence[RunWord]) -> None:
-        """The Python of an environment that is made: `uv venv --python 3.11`, `uv python install 3.11`."""
+        """Read the Python of a new environment: `uv venv --python 3.11`, `uv python install 3.11`."""
         for option, word in _options(words, ("--python", "-p", "--prompt", "--cache-dir", "--index-url")):
             match = re.fullmatch(_PYTHON_NAME, word.text) if option in ("--python", "-p", "") else None
             if match and not self.container.packages_only:
@@ -658,7 +658,7 @@ class _Shell:
             add_debian_packages(self.spec, names, command.where)
 
     def user(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Users that are made with a number: `USER` names them later, a recipe has the number."""
+        """Record the number of a new user: `USER` names it later, and a recipe has the number."""
         options = list(_options(words, _USER_VALUES))
         names = [word.text for option, word in options if not option and not word.text.startswith("-")]
         number = next((word.text for option, word in options if option in ("-u", "--uid")), "")
@@ -694,7 +694,7 @@ _BY_NAME: Mapping[str, _Read] = {
 
 
 def _reader(words: Sequence[RunWord]) -> tuple[_Read, Sequence[RunWord]] | None:
-    """What reads a command by its first words, and the words behind them."""
+    """Return the reader of a command, and the words after the command's name."""
     name = basename(words[0].text)
     more = [word.text for word in words[1:3]]
     if re.fullmatch(r"pip[0-9.]*", name):
@@ -714,13 +714,13 @@ def _reader(words: Sequence[RunWord]) -> tuple[_Read, Sequence[RunWord]] | None:
 
 
 def _is_installer(word: RunWord) -> bool:
-    """Whether a package only installs others. Code may import setuptools: a version of it is asked for."""
+    """Return whether a package only installs others. Code may import setuptools, so its bounds count."""
     name, bounds = re.fullmatch(r"([^\[<>=!~ ]*)(.*)", word.text, re.DOTALL).groups()  # type: ignore[union-attr]
     return name in _INSTALLERS and not (bounds and name in ("setuptools", "wheel"))
 
 
 def _is_quiet(command: RunCommand) -> bool:
-    """Whether it leaves nothing in an image that anyone could miss."""
+    """Return whether a command leaves nothing in the image that anyone could miss."""
     writes = [output.target for output in command.sent if output.operator.startswith((">", "&>"))]
     if writes:  # what shells read that a person starts, and apt of a base that is replaced
         return (
@@ -731,7 +731,7 @@ def _is_quiet(command: RunCommand) -> bool:
 
 
 def _bare(words: Sequence[RunWord]) -> list[RunWord]:
-    """Without what only says how a command is run."""
+    """Return the words without prefixes such as `sudo` or `env`."""
     rest = list(words)
     while rest and basename(rest[0].text) in ("sudo", "env", "exec", "command", "time", "nice", "nohup"):
         rest.pop(0)
@@ -748,7 +748,7 @@ def _after_assignments(words: Sequence[RunWord]) -> list[RunWord]:
 
 
 def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[RunWord]:
-    """The words from a tool's own command on: `uv --no-progress sync` is `uv sync`."""
+    """Return the words from a tool's subcommand on: `uv --no-progress sync` is `uv sync`."""
     for option, word in _options(words, valued):
         if not option and not word.text.startswith("-"):
             return list(words[words.index(word) :])
@@ -758,7 +758,7 @@ def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[Ru
 def _selection(
     words: Sequence[RunWord], choosing: Mapping[str, str], valued: Sequence[str]
 ) -> tuple[list[RunWord], DependencySelection]:
-    """The words without the options of `choosing`, and what these choose: extras, groups, an environment."""
+    """Return the words without the options of `choosing`, and the parts that these select."""
     choices: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
     rest: list[RunWord] = []
     for option, word in _options(words, (*choosing, *valued)):
@@ -774,7 +774,7 @@ def _selection(
 
 
 def _options(words: Sequence[RunWord], valued: Sequence[str]) -> Iterator[tuple[str, RunWord]]:
-    """Each word with the option of whose value it is, empty for others."""
+    """Yield each word with the option whose value it is, empty for others."""
     option = ""
     for word in words:
         name, equals, value = word.text.partition("=")

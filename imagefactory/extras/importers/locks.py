@@ -1,7 +1,7 @@
-"""Locks of Python's own tools, read into a wish: `uv.lock` (version 1), `poetry.lock` and `pylock.toml`.
+"""Read the locks of uv, Poetry, pixi and conda-lock, pylock.toml and lists of addresses (`@EXPLICIT`).
 
-They hold what every platform and Python needs. What is meant for an image is found as the tools find it:
-along dependencies whose markers hold.
+Locks of Python tools contain packages for every platform and Python. Those for an image are found as the
+tools do it: along dependencies whose markers match.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _OWN = ("virtual", "editable", "directory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UvLock:
-    """The rows of a uv.lock, and what markers are judged by: Python, and the extras that are active.
+    """The rows of a uv.lock, with the Python and the active extras that evaluate its markers.
 
-    Those of projects whose extras exclude each other are `extra-4-proj-cpu` there, with the name's length.
+    If a project's extras exclude each other, uv writes them as `extra-4-proj-cpu`, with the name's length.
     """
 
     rows: dict[Key, YamlNode]
@@ -55,7 +55,7 @@ class _UvLock:
     active: frozenset[str]
 
     def meant(self, dependency: YamlNode) -> Iterator[Key]:
-        """The packages that a row of dependencies is, none where its marker does not hold."""
+        """Yield the packages of a dependency's row, none if its marker does not match."""
         if not marker_applies(text_of(dependency, "marker"), self.python, self.active):
             return
         name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
@@ -66,14 +66,14 @@ class _UvLock:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return names of a file that a stranger wrote as one printable line."""
+    """Return names of an untrusted file as one printable line."""
     return show(", ".join(names), limit=4000)[1:-1]
 
 
 def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """What the project of a uv.lock needs at run time, each package at its version.
+    """Return the runtime packages of a uv.lock's project, each at its version.
 
-    Raises RecipeError for another format, and for an extra or a group that it does not have.
+    Raises RecipeError for another format, and for an unknown extra or group.
     """
     if text_of(root, "version") != "1":
         text = text_of(root, "version") or "none"
@@ -118,7 +118,7 @@ def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], where: SourceLo
 def _reached(
     lock: _UvLock, starts: Iterable[Key], chosen: Iterable[Key], selection: tuple[set[str], set[str]]
 ) -> list[Key]:
-    """The packages along dependencies from `starts`, of the `chosen` with the wanted extras and groups."""
+    """Return the packages along dependencies from `starts`. `selection` belongs to those of `chosen`."""
     first, reached = set(chosen), dict[Key, None]()
     waiting = list(starts)
     extras = {key: set(selection[0]) if key in first else set[str]() for key in waiting}
@@ -144,7 +144,7 @@ def _reached(
 def _selected_groups(
     spec: EnvironmentSpec, projects: dict[Key, YamlNode], options: ProjectReadOptions, where: SourceLocation
 ) -> tuple[set[str], set[str]]:
-    """The extras and groups that are asked for, of those that the lock's own projects have."""
+    """Return the selected extras and groups, of those that the lock's own projects have."""
     extras, groups, optional = set[str](), set[str](), OptionalPackages()
     for row in projects.values():
         for key, value in _map(row, "optional-dependencies").pairs:
@@ -164,13 +164,13 @@ def _optional(row: YamlNode, kind: str, name: str) -> Iterator[YamlNode]:
 
 
 def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
-    """What the lock of a script was asked for."""
+    """Return the direct requirements of a script's lock."""
     names = {canonical(text_of(row, "name")) for row in _rows(_map(root, "manifest"), "requirements")}
     return [key for key in rows if key[0] in names]
 
 
 def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> None:
-    """A project that is locked with what it needs: a source where it is a package."""
+    """Add a locked project of the workspace: as a source if it is a package."""
     if _source_type(row) == "virtual":
         spec.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
     else:
@@ -181,7 +181,7 @@ def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> 
 
 
 def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """The packages of a poetry.lock for run time, each at its version, and the project's own code."""
+    """Return the runtime packages of a poetry.lock, each at its version, and the project's own code."""
     spec = EnvironmentSpec(file=file, locked=True)
     spec.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
     rows, python = _rows(root, "package"), options.beside.python
@@ -224,7 +224,7 @@ def _groups(row: YamlNode) -> list[str]:
 
 
 def _name_extras(text: str) -> tuple[str, frozenset[str]]:
-    """The package and the extras of `uvicorn[standard] (>=0.12)`."""
+    """Return the package and the extras of `uvicorn[standard] (>=0.12)`."""
     extras = re.findall(r"[A-Za-z0-9._-]+", text.partition("[")[2].partition("]")[0])
     return canonical(re.split(r"[ (\[<>=!~;]", text)[0]), frozenset(map(canonical, extras))
 
@@ -232,7 +232,7 @@ def _name_extras(text: str) -> tuple[str, frozenset[str]]:
 def _of_poetry(
     spec: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], options: ProjectReadOptions
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
-    """The packages of the extras that are asked for, with their own extras, and the groups."""
+    """Return the packages of the selected extras, with their own extras, and the selected groups."""
     packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
     for key, value in _map(root, "extras").pairs:
         named = dict(_name_extras(item.text) for item in value.items)
@@ -246,7 +246,7 @@ def _of_poetry(
 def _needed(
     rows: list[YamlNode], starts: Mapping[str, frozenset[str]], python: str
 ) -> dict[str, frozenset[str]]:
-    """What is reached from some packages by dependencies that hold here, with the extras asked of each."""
+    """Return the packages along matching dependencies, with the extras required of each."""
     by_name: dict[str, list[YamlNode]] = {}
     for row in rows:
         by_name.setdefault(canonical(text_of(row, "name")), []).append(row)
@@ -267,7 +267,7 @@ def _needed(
 
 
 def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
-    """By name whether a package that needs it needs it here; the lock has what some extra asks for."""
+    """Return by name whether a package needs it here. The lock also has packages that only extras need."""
     needed: dict[str, bool] = {}
     for row in rows:
         for key, value in _map(row, "dependencies").pairs:
@@ -283,7 +283,7 @@ _IN_LIST = re.compile(r"""["']([^"']+)["']\s+(not\s+)?in\s+(extras|dependency_gr
 
 
 def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """The packages of a pylock.toml that its markers choose for this Python, each at its version.
+    """Return the packages of a pylock.toml whose markers match this Python, each at its version.
 
     Source: PyPA's specification "pylock.toml". Raises RecipeError for another format, and for a lock of other
     environments.
@@ -335,7 +335,7 @@ def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envir
 def _selected_pylock_groups(
     spec: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], options: ProjectReadOptions
 ) -> tuple[set[str], set[str]]:
-    """The extras and groups that are asked for, the groups of a default install among them."""
+    """Return the selected extras and groups, with the groups of a default install."""
     default = {canonical(item.text) for item in _rows(root, "default-groups")}
     extras, groups, optional = set[str](), set(default), OptionalPackages()
     python = options.beside.python
@@ -360,7 +360,7 @@ def _selected_pylock_groups(
 def _pylock_marker_applies(
     row: YamlNode, python: str, extras: set[str] | None, groups: set[str] | None
 ) -> bool:
-    """Whether a package's marker holds with these extras and groups; None stands for any."""
+    """Return whether a package's marker matches with these extras and groups; None means any."""
 
     def judged(match: re.Match[str]) -> str:
         chosen = extras if match[3] == "extras" else groups
@@ -399,7 +399,7 @@ def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFile
 
 
 def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str = "") -> None:
-    """Take a locked package. What comes from `main` comes from the index of this machine's settings."""
+    """Add a locked package. Packages from `main` come from the index of this machine's settings."""
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
     kind = text_of(source, "type") or _source_type(row)
     address = text_of(source, "url") or text_of(source, kind)
@@ -441,14 +441,12 @@ def _rows(node: YamlNode, key: str) -> list[YamlNode]:
     return _map(node, key).items
 
 
-# --- Locks of conda's tools, read into a wish: `pixi.lock` (versions 4 to 7), `conda-lock.yml` (version 1),
-# and
-# lists of addresses (`@EXPLICIT`).
+# --- pixi.lock (versions 4 to 7), conda-lock.yml (version 1) and lists of addresses (`@EXPLICIT`)
 
 
 PIXI_VERSIONS = ("4", "5", "6", "7")
 EXPLICIT = re.compile(r"^@EXPLICIT\s*$", re.MULTILINE)
-# What conda-build makes of all that a package is built with, behind the version of its Python.
+# The hash of a package's build inputs, which conda-build writes after the version of Python.
 _BUILD_HASH = re.compile(r"(?:py[0-9]*)?h[0-9a-f]{6,7}$")
 # `# pip NAME @ ADDRESS`, as conda-lock and micromamba write what pip brings.
 _PIP_ROW = re.compile(
@@ -459,7 +457,7 @@ _VIRTUAL = "{} is a virtual package, which a machine has and no channel"
 
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
-    """One environment of a pixi.lock for linux-64, each package at its version."""
+    """Return one environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
     if version is None or version.text not in PIXI_VERSIONS:
         text = version.text if version else "none"
@@ -517,7 +515,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
 
 
 def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles) -> None:
-    """What a pixi.lock has that no index has: `./` and other folders, `git+https://...#COMMIT`."""
+    """Add a package that no index has: `./` and other directories, `git+https://...#COMMIT`."""
     address, _, commit = value.text.partition("#")
     if address.startswith("git+"):
         plain = re.split(r"[?]", address[4:])[0]
@@ -529,7 +527,7 @@ def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
-    """Address -> name and version of the packages from PyPI."""
+    """Return name and version of the packages from PyPI, by address."""
     wheels = {}
     packages = root.get("packages")
     for package in packages.items if packages else ():
@@ -541,7 +539,7 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
 
 
 def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
-    """The packages of a conda-lock.yml for linux-64, each at its version."""
+    """Return the packages of a conda-lock.yml for linux-64, each at its version."""
     version = root.get("version")
     if version is None or version.text != "1":
         text = version.text if version else "none"
@@ -597,9 +595,9 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
 
 
 def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
-    """Takes the channels of the heading, in its order, and those that the rows' addresses lie in.
+    """Add the channels of the heading, in its order, and those of the rows' addresses.
 
-    Returns those of the heading. `defaults` there is what the rows say that it was.
+    Return those of the heading. The rows tell which channels `defaults` stands for.
     """
     for item in heading.items if heading else ():
         name = text_of(item, "url") if item.kind == "map" else item.text
@@ -626,19 +624,19 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
 
 
 def _headed(channel: str, headed: tuple[str, ...]) -> str:
-    """The channel of a heading that an address is, or mirrors; else the address."""
+    """Return the heading's channel of an address or its mirror, or else the address."""
     names = (name for name in headed if "://" not in name and channel.endswith(f"/{name}"))
     return next(names, channel)
 
 
 def _channel(address: str) -> str:
-    """The channel that an archive's address lies in, empty for other addresses."""
+    """Return the channel of an archive's address, empty for other addresses."""
     match = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
     return match[1] if match else ""
 
 
 def read_explicit(text: str, file: str) -> EnvironmentSpec:
-    """A list of archives' addresses, as `conda list --explicit` and conda-lock write it."""
+    """Return the packages of a list of addresses, as `conda list --explicit` and conda-lock write it."""
     spec = EnvironmentSpec(file=file, locked=True)
     platforms: dict[str, None] = {}
     for number, line in enumerate(text.split("\n")):
@@ -688,7 +686,7 @@ def _locked_conda(spec: EnvironmentSpec, address: YamlNode) -> None:
 
 
 def _parts(address: str) -> tuple[str, str, str]:
-    """Name, version and build as the name of a conda archive has them; empty for another name."""
+    """Return name, version and build from the file name of a conda archive, empty for another name."""
     filename = address.partition("#")[0].rpartition("/")[2]
     stem = re.sub(r"\.(conda|tar\.bz2)$", "", filename)
     parts = stem.rsplit("-", 2)
@@ -718,17 +716,17 @@ def _locked_spec(
 
 
 def _name_channels(spec: EnvironmentSpec) -> None:
-    """Leaves a package's channel out where there is only one; of several another could have its name too."""
+    """Drop the packages' channels if there is only one. With several, another could have the same package."""
     if len(spec.channels) < 2:
         spec.conda = [str(replace(parse_spec(text), channel="")) for text in spec.conda]
 
 
 def build_variant(build: str) -> str:
-    """The part of a build string that a person may have chosen, as a pattern; empty where there is none.
+    """Return the part of a build string that a user may have chosen, as a pattern; empty if there is none.
 
     `nompi_h2d575fe_105` gives `nompi_*`, `cuda126_py312h1763f6d_306` gives `cuda126_*`, `20_linux64_openblas`
     gives `*_linux64_openblas`. Build numbers and hashes, of which `py312h1763f6d` has Python's version too,
-    say which release of the recipe made it. Source: conda-build's documentation, "build string".
+    only identify the release of the recipe. Source: conda-build's documentation, "build string".
     """
     parts = (re.sub(r"^([0-9]+|py[0-9.]*)$", "*", _BUILD_HASH.sub("*", part)) for part in build.split("_"))
     pattern = re.sub(r"\*(_\*)*", "*", "_".join(parts))

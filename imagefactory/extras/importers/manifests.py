@@ -1,5 +1,6 @@
-"""Projects that say what they need: `pixi.toml`, `pyproject.toml` of pixi, Poetry or PEP 621, and setup.py
-and setup.cfg, which setup_files.py reads.
+"""Read the requirements of projects: `pixi.toml`, `pyproject.toml` of pixi, Poetry or PEP 621.
+
+setup_files.py reads setup.py and setup.cfg.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import RULES, canonical, package_of
 from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, first_place, recipe_problem, show, too_large
 
-# --- TOML text -> the same plain tree as YAML's, in which every value keeps its place
-# The standard library's parser tells no places, so each name and value is searched for from where its table
-# begins; what is not found there (a key that is written in parts) has the place of its table.
+# --- TOML text -> the tree of YAML, in which every value has its location
+# The standard library's parser returns no locations, so names and values are searched for below the header of
+# their table. A name that is not there (a dotted key) gets the location of its table.
 
 
 _HEADER = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
 
 
 def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
-    """The tree of a TOML text. Raises RecipeError for what is none, too large or too deep."""
+    """Parse TOML into the tree of YAML. Raises RecipeError if it is not valid, too large or too deep."""
     if len(text) > limits.size:
         raise too_large(file, limits)
     try:
@@ -77,7 +78,7 @@ def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
 
 
 class _TomlLocations:
-    """One text, and where its tables begin."""
+    """The lines of one text, and where its tables begin."""
 
     def __init__(self, text: str, file: str, limits: YamlLimits) -> None:
         self.lines = text.split("\n")
@@ -138,7 +139,7 @@ class _TomlLocations:
         return YamlNode(self._where(line, text), "text", text=text, made=scalar)
 
     def _of_key(self, path: tuple[str, ...], line: int) -> int:
-        """The line of a table's header, or of a key below the header at `line`."""
+        """Return the line of a table's header, or of a key below the header at `line`."""
         if (starts := self.headers.get(path)) and len(starts) == 1:
             return starts[0]
         key = re.compile(
@@ -153,7 +154,7 @@ class _TomlLocations:
         return next((at for at in self._below(line) if value in self.lines[at]), line)
 
     def _below(self, line: int) -> range:
-        """The lines from one to the next header."""
+        """Return the lines from `line` to the next header."""
         end = line + 1
         while end < len(self.lines) and not _HEADER.match(self.lines[end]):
             end += 1
@@ -173,8 +174,8 @@ _LISTS_NOTHING = (
 class ProjectReadOptions:
     """How a project is read: `beside` has its Python and reads files near it.
 
-    `environment` is one of pixi's, `extras` and `groups` are those wanted too. `named`: it is the file that
-    the person gave, so that an unknown extra stops and optional packages are listed.
+    `environment` is one of pixi, `extras` and `groups` are optional parts to add. `named` is True for the
+    user's own file: an unknown extra is an error then, and optional packages are listed.
     """
 
     beside: ReferencedFiles
@@ -186,10 +187,10 @@ class ProjectReadOptions:
 
 @dataclass(slots=True)
 class OptionalPackages:
-    """The extras and groups of a project: by normal name what takes each.
+    """The extras and groups of a project: functions that add them, by canonical name.
 
-    `written` are their own names; `selected` those that were selected, also by way of others. `packages` are what each
-    requires.
+    `written` are their names in the file. `selected` are those that were added, also through others.
+    `packages` are the requirements of each.
     """
 
     extras: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -211,7 +212,7 @@ class OptionalPackages:
         self.packages.setdefault((kind, canonical(name)), []).extend(packages)
 
     def take(self, spec: EnvironmentSpec, options: ProjectReadOptions, where: SourceLocation) -> None:
-        """Takes those that are wanted. Raises RecipeError for one that is not there, of the file named."""
+        """Add the selected extras and groups. Raises RecipeError for an unknown one of the user's file."""
         available = []
         for kind, names, known in (
             ("extra", options.extras, self.extras),
@@ -237,7 +238,7 @@ class OptionalPackages:
             spec.note(where, f"optional, not taken: {show('; '.join(available), limit=2000)[1:-1]}")
 
     def _frameworks(self, spec: EnvironmentSpec) -> Iterator[tuple[str, str, str]]:
-        """What was not taken and has a framework that nothing else requires: kind, name, requirement."""
+        """Yield kind, name and requirement of unselected frameworks that nothing else requires."""
         required = set(map(pypi_name, spec.pip))
         for (kind, name), texts in self.packages.items():
             plain = [re.split(r"[;@]", text)[0].strip() for text in texts]
@@ -254,14 +255,14 @@ class OptionalPackages:
 def unknown_extra_message(
     kind: str, name: str, extras: Iterable[str], groups: Iterable[str]
 ) -> tuple[str, str, str]:
-    """What to say where a file has no extra or group of a name."""
+    """Return the message for an unknown extra or group."""
     there = [f"--extra {known}" for known in extras] + [f"--group {known}" for known in groups]
     write = " or ".join(there) or f"remove --{kind}: it has none"
     return f"{kind}-unknown", f"has no {kind} {show(name)}", write
 
 
 def read_project(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """What a project wants of an image. Raises RecipeError for what names no packages."""
+    """Return the requirements of a project. Raises RecipeError if it lists no packages."""
     environment = options.environment
     options = replace(options, beside=replace(options.beside, above=(*options.beside.above, file)))
     spec, tools, optional = EnvironmentSpec(file=file), _at(root, "tool"), OptionalPackages()
@@ -303,7 +304,7 @@ def read_project(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
 
 
 def read_setup_project(file: str, options: ProjectReadOptions) -> EnvironmentSpec | None:
-    """What a project without a pyproject.toml needs, by the setup.py and setup.cfg in its folder."""
+    """Return the requirements of a project without a pyproject.toml, from its setup.py and setup.cfg."""
     folder = str(PurePosixPath(file).parent)
     facts = read_setup(options.beside.read, folder)
     if facts is None:
@@ -319,7 +320,10 @@ def read_setup_project(file: str, options: ProjectReadOptions) -> EnvironmentSpe
 def read_project_directory(
     folder: str, options: ProjectReadOptions, python: Callable[[str], str]
 ) -> EnvironmentSpec | None:
-    """What the project in a folder needs; None where nothing says it. `python` chooses one by bounds."""
+    """Return the requirements of a directory's project, None if no file lists them.
+
+    `python` returns a Python within bounds.
+    """
     file = normpath(join(folder, "pyproject.toml"))
     root = parse_project(options.beside.read(file), file)
     if root is not None:
@@ -335,7 +339,7 @@ def read_project_directory(
 
 
 def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, *, packaged: bool) -> None:
-    """The project itself: a source where it can be packaged; of scripts alone a word on `files`."""
+    """Add the project itself: as a source if it is a package, otherwise with a note on `files`."""
     where = _at(root, "project").where if _at(root, "project").pairs else root.where
     if is_package(root, packaged=packaged or not options.named):
         folder = str(PurePosixPath(options.beside.above[-1]).parent)
@@ -345,7 +349,7 @@ def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions
 
 
 def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
-    """Whether a pyproject.toml is of a project that is built; `packaged` says that something else says so."""
+    """Return whether a pyproject.toml is of a package. `packaged` is True if another file says so."""
     uv, poetry = _at(root, "tool", "uv"), _at(root, "tool", "poetry")
     if text_of(uv, "package") == "false" or text_of(poetry, "package-mode") == "false":
         return False
@@ -407,7 +411,7 @@ def _project(
 
 
 def _overrides(spec: EnvironmentSpec, items: Sequence[YamlNode], options: ProjectReadOptions) -> None:
-    """uv's overrides, which stand for what packages ask for: none that holds drops the package."""
+    """Add uv's overrides as constraints. An override whose markers never match drops the package."""
     rows: dict[str, list[tuple[YamlNode, str]]] = {}
     for item in items:
         requirement, _, marker = item.text.partition(";")
@@ -433,7 +437,7 @@ def _bound(spec: EnvironmentSpec, item: YamlNode, options: ProjectReadOptions) -
 
 
 def _own_extras(text: str, name: str) -> set[str] | None:
-    """The extras that a requirement on the project itself asks for: `all = ["proj[a,b]"]`."""
+    """Return the extras of a requirement on the project itself: `all = ["proj[a,b]"]`."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -444,7 +448,7 @@ def _own_extras(text: str, name: str) -> set[str] | None:
 def _groups(
     spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, optional: OptionalPackages
 ) -> None:
-    """PEP 735's groups, with those that they include, and uv's and PDM's before it."""
+    """Add the groups of PEP 735, with those that they include, and the older ones of uv and PDM."""
     groups, origins = _at(root, "dependency-groups"), _Origins(root, options)
     name = canonical(text_of(_at(root, "project"), "name"))
     uv_dev = _at(root, "tool", "uv", "dev-dependencies")
@@ -486,7 +490,7 @@ def _groups(
 
 
 class _Origins:
-    """Where a project's tools say that some of its dependencies come from: uv's and Poetry's tables."""
+    """The origins of dependencies in the tables of uv and Poetry."""
 
     def __init__(self, root: YamlNode, options: ProjectReadOptions) -> None:
         self.beside, self.root, self.options = options.beside, root, options
@@ -506,7 +510,7 @@ class _Origins:
         }
 
     def take(self, spec: EnvironmentSpec, text: str, where: SourceLocation) -> None:
-        """A requirement of the project, from where its tools say."""
+        """Add a requirement of the project from its origin."""
         try:
             requirement = Requirement(text)
             meant = not requirement.marker or marker_matches(requirement.marker, self.beside.python)
@@ -530,7 +534,7 @@ class _Origins:
     def take_row(
         self, spec: EnvironmentSpec, name: str, row: YamlNode, where: SourceLocation, extras: list[str]
     ) -> bool:
-        """Takes what a row of `git`, `path`, `url` or `workspace` names; an index only says where from."""
+        """Add the package of a row with `git`, `path`, `url` or `workspace`; return False for other rows."""
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
         brackets = f"[{','.join(extras)}]" if extras else ""
         if index:
@@ -559,9 +563,10 @@ class _Origins:
         return True
 
     def _member(self, name: str) -> str:
-        """The folder of a workspace's member: by its uv.lock, or by the patterns that name members.
+        """Return the directory of a workspace's member: from its uv.lock, or from the patterns for members.
 
-        The workspace's root is in the folder of this file or above it."""
+        The workspace's root is in the directory of this file or above it.
+        """
         for above in (".", "..", "../..", "../../.."):
             text = self.beside.read(self.beside.path(f"{above}/uv.lock") or "uv.lock")
             lock = parse_project(text, "uv.lock")
@@ -606,9 +611,9 @@ def parse_project(text: str | None, file: str) -> YamlNode | None:
 
 
 def marker_applies(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
-    """Whether a marker holds, with these extras chosen; None judges each extra that it names as chosen.
+    """Return whether a marker matches with these extras selected; None selects each extra that it names.
 
-    A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody.
+    A marker that cannot be parsed matches: the lock reports a package too many, but never one too few.
     """
 
     def judged(match: re.Match[str]) -> str:
@@ -637,7 +642,7 @@ def _dynamic(
     *,
     has_tables: bool,
 ) -> SetupFacts | None:
-    """What a project's build reads from other files: setuptools' tables, its setup files, hatch's hook."""
+    """Read dependencies from other files of a build: setuptools' tables, setup files, hatch's hook."""
     project, tools = _at(root, "project"), _at(root, "tool")
     of_setuptools = _at(tools, "setuptools", "dynamic")
     hatch = _at(tools, "hatch", "metadata", "hooks", "requirements_txt")
@@ -668,7 +673,7 @@ def _dynamic(
 
 
 def _files(table: YamlNode) -> list[YamlNode]:
-    """The files that a table names: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
+    """Return a table's files: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
     rows = [value for key in ("file", "files", "filename") if (value := table.get(key))]
     return [item for value in rows for item in (value.items or [value]) if item.kind == "text"]
 
@@ -734,7 +739,7 @@ def _take_line(spec: EnvironmentSpec, text: str, where: SourceLocation, options:
 def _computed(
     spec: EnvironmentSpec, where: SourceLocation, options: ProjectReadOptions, code: str = ""
 ) -> None:
-    """Dependencies that only the project's build knows: its wheel has them, where the recipe builds it."""
+    """Report dependencies that only the build computes. `lock --build` takes them from the wheel."""
     what = f"what the project needs is computed by its build{f': {code}' if code else ''}"
     if options.beside.place is not None:
         spec.note(where, f"{what}; `imagefactory lock TARGET --build` takes it from the wheel that it builds")
@@ -813,7 +818,7 @@ def _allows(bounds: str, python: str) -> bool:
 # --- pixi ----------------------------------------------------------------------------------------
 
 _LIKE_DEPENDENCIES = ("dependencies", "host-dependencies", "build-dependencies")
-# What a table of pixi's holds that is read here, or that says nothing of an environment.
+# The keys of a pixi table that are read here, or that do not concern an environment.
 _READ = {
     *(
         "workspace",
@@ -830,7 +835,7 @@ _READ = {
     *("platforms", "build-system", "dependency-groups", "tool"),
 }
 _CHOICES = ("channel-priority", "solve-strategy", "exclude-newer")
-"""What decides which of several versions pixi takes, of those that are asked for."""
+"""The keys that decide which of the allowed versions pixi locks."""
 _ROW = {"version", "build", "channel", "extras", "index", "subdir", "path", "git", "url"}
 
 
@@ -861,7 +866,7 @@ def _pixi(spec: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, enviro
 
 
 def _pixi_part(spec: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *, is_root: bool) -> None:
-    """The packages and variables of a feature, or of all environments."""
+    """Add the packages and variables of a feature, or of all environments."""
     cuda = _at(part, "system-requirements").get("cuda")
     _driver(spec, cuda.get("version") or cuda if cuda else None)
     for table in (part, *(_at(part, "target", name) for name in _TARGETS)):
@@ -888,7 +893,7 @@ def _pixi_part(spec: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *
 
 
 def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
-    """The CUDA that a machine's driver is to have: for it a solver chooses builds, as a recipe's row says."""
+    """Add the CUDA that the driver must support, for which a solver chooses builds, as a hint."""
     if cuda and (match := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
         spec.hints.append(f"cuda{match[0]}")
         spec.note(
@@ -897,7 +902,7 @@ def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
 
 
 def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFiles) -> None:
-    """What pip knows by options of the same meaning, and otherwise what is lost."""
+    """Add the options that pip has too, and report the others."""
     for key, value in options.pairs:
         known = {
             "index-url": "--index-url",
@@ -915,7 +920,7 @@ def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFi
 
 
 def _features(spec: EnvironmentSpec, root: YamlNode, environment: str) -> list[str]:
-    """The features of an environment. Raises RecipeError for one that is not there."""
+    """Return the features of an environment. Raises RecipeError if it does not exist."""
     environments = _at(root, "environments")
     name = environment or "default"
     chosen = environments.get(name)
@@ -969,7 +974,7 @@ def _pypi_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: Ref
 
 
 def _unread(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
-    """What a package's row says that is not taken over, such as a build number."""
+    """Report the keys of a package's row that are not read, such as a build number."""
     if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
         what = ", ".join(sorted(more))
         spec.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
@@ -980,7 +985,7 @@ def _bounds(written: str) -> str:
 
 
 def _at(node: YamlNode, *keys: str) -> YamlNode:
-    """What lies below some keys; nothing where it does not."""
+    """Return the node below some keys, empty if there is none."""
     for key in keys:
         node = node.get(key) or YamlNode(node.where, "map", made="nothing")
     return node

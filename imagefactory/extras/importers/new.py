@@ -1,7 +1,7 @@
-"""The stage from a file that people have to a recipe that was solved.
+"""Plan a recipe for an environment file, and solve it.
 
-What the file leaves open (framework, version, CUDA, Python) comes from the answer of the solver. Recipes and
-hints are solved before a person sees them. draft.py writes the text.
+The solver decides what the file leaves open (framework, version, CUDA, Python). Recipes and hints are solved
+before they are printed. draft.py writes the text.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ from imagefactory.settings.files import FILE_NAME
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
-"""How many targets a hint names, how many are solved for it, and how many older releases are tried."""
+"""The most targets in a hint, the most solved for it, and the most older releases tested."""
 _PAGES, _AGE = 40, timedelta(days=60)
-"""How many pins are looked up for their days, and how much newer than them a framework may have begun."""
+"""The most pins whose upload days are queried, and how much later a framework's series may begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRequest:
-    """The request of a person; empty where the file or the solver decides. `on` is the target to extend."""
+    """The user's request; empty if the file or the solver decides. `on` is the target to extend."""
 
     family: str
     file: Path
@@ -100,10 +100,10 @@ class RecipeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipePlan:
-    """A recipe that can be written. `unsolved` says why it was not solved, empty where it was.
+    """A recipe that can be written. `unsolved` is the reason why it was not solved, empty if it was.
 
-    `without_wheel` are packages that must be built first. `check` raises RecipeError where the recipe does
-    not fit the others.
+    `without_wheel` are packages that must be built first. `check` raises RecipeError if the recipe conflicts
+    with others.
     """
 
     draft: RecipeDraft
@@ -114,33 +114,33 @@ class RecipePlan:
 
 
 class RecipeSolver(Protocol):
-    """What the package index and the channels answer."""
+    """The answers of the package index and the channels."""
 
     def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
-        """The versions of a target's packages by name, as they will be locked. Raises LockError."""
+        """Return the versions of a target's packages by name, as they will be locked. Raises LockError."""
 
     def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
-        """The same by what packages declare alone. Raises LockError, NoWheelError."""
+        """Return the same from the packages' metadata, without builds. Raises LockError, NoWheelError."""
 
     def explain(self, target: Target, base: BaseSpec, error: LockError) -> LockError:
-        """The error of a target with the requirements that contradict, as far as the solver finds them."""
+        """Return the error of a target with the conflicting requirements, as far as the solver finds them."""
 
     def needs(self, target: Target, base: BaseSpec, pin: str) -> Sequence[str]:
-        """Requires-Dist of a release. Raises LockError."""
+        """Return Requires-Dist of a release. Raises LockError."""
 
     def releases(
         self, target: Target, base: BaseSpec, names: Sequence[str]
     ) -> Mapping[str, Sequence[PypiRelease]]:
-        """The releases of projects, with their days as far as the index tells them; the oldest first."""
+        """Return the releases of projects, the oldest first, with their upload days if the index has them."""
 
     def has_wheels(self, target: Target, base: BaseSpec, pin: str) -> bool:
-        """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
+        """Return whether a release of a pin has a wheel for any Python. Raises LockError."""
 
     def impossible(self, target: Target, base: BaseSpec) -> Sequence[str]:
-        """The packages that a target bounds to releases which its Python can neither install nor build."""
+        """Return the packages whose bounds allow only releases that this Python cannot install or build."""
 
     def unknown_system(self, base: BaseSpec, names: Sequence[str]) -> Sequence[str]:
-        """The names that the archive of a base has no package for; none where it cannot be asked."""
+        """Return the names that a base's archive does not have, none if it is unreachable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +192,10 @@ class IndexSolver:
 def plan_recipe(
     factory: Project, request: RecipeRequest, solver: RecipeSolver, progress: Progress
 ) -> RecipePlan:
-    """A recipe for a file, for a target to build on, or both.
+    """Return the plan of a recipe for a file, which may extend a target.
 
-    What the file asks for and no recipe keeps is `lost` in its draft, and printed where something else
-    stops. Raises UsageError, RecipeError, UnsolvableError.
+    Requests of the file that no recipe keeps are `lost` in its draft. They are printed before an error, too.
+    Raises UsageError, RecipeError, UnsolvableError.
     """
     planner = _RecipePlanner(factory, request, solver)
     try:
@@ -208,7 +208,7 @@ def plan_recipe(
 
 
 class _RecipePlanner:
-    """Makes the plan of one request. Without `hints` it is a trial itself, and none of its own is solved."""
+    """Plans one request. Without `hints` it is a trial itself, and it starts no trials of its own."""
 
     def __init__(
         self, factory: Project, request: RecipeRequest, solver: RecipeSolver, *, hints: bool = True
@@ -273,7 +273,7 @@ class _RecipePlanner:
             return self._unsolved(drafted, error.message)
 
     def _draft_request(self, choice: ImageChoice | None = None) -> DraftRequest:
-        """What the person says, and for a recipe of PyPI what was chosen."""
+        """Return the user's request, with the solver's choice for a recipe of PyPI."""
         request = self._request
         draft_request = DraftRequest(
             family=request.family,
@@ -288,10 +288,10 @@ class _RecipePlanner:
     def _choose(
         self, spec: EnvironmentSpec, framework: str, failed: Mapping[str, LockError] | None = None
     ) -> RecipePlan:
-        """The first Python on which all packages have wheels and solve together.
+        """Return the plan for the first Python on which all packages have wheels and can be solved.
 
-        A framework that the file leaves open beside pins of an older time is of that time, if that solves.
-        `failed` says by Python why wheels alone do not solve, where that is known.
+        If the file pins old packages and leaves the framework's version open, a framework of that time is
+        tried first. `failed` are the errors of solving only wheels, by Python, if known.
         """
         request = self._request
         row = FrameworkRow(framework=framework, source="pypi", spec=spec)
@@ -308,7 +308,7 @@ class _RecipePlanner:
         return self._within(spec, framework, "", failed)
 
     def _refuse_builds(self, spec: EnvironmentSpec, row: FrameworkRow) -> None:
-        """Raises UsageError where the file means a build that PyPI does not have, and no CUDA was said."""
+        """Raise UsageError if the file means a build that PyPI does not have, and the user sets no CUDA."""
         request, framework = self._request, row.framework
         if request.cuda:
             return
@@ -325,7 +325,7 @@ class _RecipePlanner:
     def _within(
         self, spec: EnvironmentSpec, framework: str, below: str, without: Mapping[str, LockError] | None
     ) -> RecipePlan:
-        """The same with the framework older than `below`; `without` says that wheels alone solve nowhere."""
+        """Return the plan with the framework older than `below`. `without` are errors of solving wheels."""
         first, others = python_candidates(spec.python, self._bases)
         if not first and not others:
             raise UsageError(
@@ -360,10 +360,10 @@ class _RecipePlanner:
         failed: Mapping[str, LockError],
         pythons: tuple[Sequence[str], Sequence[str]],
     ) -> Iterator[_PythonTrial]:
-        """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
+        """Yield a trial of only wheels on each Python: on the bases' one by one, then on others in parallel.
 
-        `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
-        package is without wheels for any Python, or one is not even to be built on the bases'.
+        `failed` has the trials that were not settled. The others follow if all bases' Pythons failed, and
+        each package has wheels for some Python, or one cannot even be built on the bases'.
         """
         first, others = pythons
         for python in first:
@@ -380,9 +380,9 @@ class _RecipePlanner:
                     pool.shutdown(cancel_futures=True)
 
     def _other_question(self, spec: EnvironmentSpec, framework: str, trial: _PythonTrial) -> str:
-        """The framework that a trial found, where what the file says of it bounds its version.
+        """Return the framework that a trial found, if the file bounds its version.
 
-        Raises UsageError where the file means a build that PyPI does not have.
+        Raises UsageError if the file means a build that PyPI does not have.
         """
         other = "" if framework else first_framework(_names(spec), trial.versions)
         if not other:
@@ -392,7 +392,7 @@ class _RecipePlanner:
         return other if self._age_of(spec, row) or self._own_bounds(row) else ""
 
     def _own_bounds(self, row: FrameworkRow) -> list[str]:
-        """What the person says of the framework's version, and the file by its CUDA."""
+        """Return the framework's bounds: the user's version, and the file's CUDA."""
         request, framework = self._request, row.framework
         bounds = [f"{framework}=={request.version}.*"] if request.version else []
         cuda = request.cuda or row.explicit_cuda() or row.named_beside()[1]
@@ -402,7 +402,7 @@ class _RecipePlanner:
         return bounds
 
     def _age_of(self, spec: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
-        """The time that a file of pins is of, where it leaves a version open that has newer series."""
+        """Return the time of a file's pins, if it leaves a framework open that has newer series."""
         if not row.framework or self._request.version or row.version:
             return None
         if row.framework not in self._ages:
@@ -437,7 +437,7 @@ class _RecipePlanner:
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _PythonTrial:
         """Solve the file's packages with the framework open and older than `below`.
 
-        With `sources` packages without wheels are solved too, by what their sources declare.
+        With `sources`, packages without wheels are solved too, from the metadata of their sources.
         """
         request, spec = self._request, self._read(python)
         requirements = spec.index_requirements
@@ -463,7 +463,7 @@ class _RecipePlanner:
             return replace(trial, error=error)
 
     def _settle(self, trial: _PythonTrial) -> RecipePlan:
-        """The recipe of a trial, solved as it will be locked: for older releases where it must be."""
+        """Return the recipe of a trial, solved as it will be locked: with an older release if necessary."""
         first: LockError | None = None
         for _ in range(_OLDER):
             if trial.error:
@@ -484,7 +484,7 @@ class _RecipePlanner:
         )
 
     def _version(self, trial: _PythonTrial) -> tuple[FrameworkRow, str, bool]:
-        """The framework, its version as the recipe writes it, and whether the solver chose that."""
+        """Return the framework, its version in the recipe, and whether the solver chose that."""
         request, spec = self._request, trial.spec
         if request.framework:
             framework = find_framework(spec, request.framework, "pypi")[0]
@@ -514,7 +514,7 @@ class _RecipePlanner:
         return row, solved, True
 
     def _cudas(self, row: FrameworkRow, version: str, trial: _PythonTrial) -> tuple[str, ...]:
-        """The CUDA versions to try, the newest first. Raises UsageError where none is known."""
+        """Return the CUDA versions to try, the newest first. Raises UsageError if none is known."""
         named = row.framework in self._elsewhere(trial.spec).rows
         if cuda := self._request.cuda or (row.explicit_cuda() if named else row.cuda(version)):
             return (cuda,)
@@ -528,7 +528,7 @@ class _RecipePlanner:
         raise self._without_cuda(row, version)
 
     def _without_cuda(self, row: FrameworkRow, version: str) -> UsageError:
-        """The error for a release whose packages on PyPI bring no CUDA."""
+        """Return the error for a release whose packages on PyPI bring no CUDA."""
         conda, released = row.conda_name(), row.released_for(version)
         if not conda or not released or not self._hints:
             return row.ask(version, "")
@@ -551,9 +551,9 @@ class _RecipePlanner:
         return self._solved(draft(trial.spec, self._draft_request(choice), self._bases, why), why=why)
 
     def _only_sources(self, spec: EnvironmentSpec, errors: Sequence[LockError]) -> bool:
-        """Whether a package without wheels for some Pythons has none for the others either.
+        """Return whether a package without wheels for some Pythons has none for the others either.
 
-        It is one that the file names, of the release that it pins, or one that all Pythons lack.
+        It counts if the file names it, for the pinned release, or if all Pythons lack it.
         """
         if self._sourced is None:
             names = [set(error.names) if isinstance(error, NoWheelError) else set() for error in errors]
@@ -570,9 +570,9 @@ class _RecipePlanner:
         return self._sourced
 
     def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _PythonTrial | None:
-        """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
+        """Return the trial with the fewest packages to build, on the Pythons without some wheel.
 
-        Where there is none, `failed` says what else stands against each.
+        If there is none, the error of each is added to `failed`.
         """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         carried = {base.python for base in self._bases}
@@ -596,7 +596,7 @@ class _RecipePlanner:
         return None
 
     def _has_wheels_elsewhere(self, trial: _PythonTrial) -> bool:
-        """Whether another Python may have a wheel of a package that this one must build."""
+        """Return whether another Python may have a wheel of a package that this one must build."""
         pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
         target, base = self._targets[trial.python]
         return any(self._solver.has_wheels(target, base, pin) for pin in pins)
@@ -604,7 +604,7 @@ class _RecipePlanner:
     # --- what all recipes share ---
 
     def _read(self, python: str) -> EnvironmentSpec:
-        """The file, its markers judged by that Python. Raises UsageError where nothing of it can be taken."""
+        """Read the file, with markers for that Python. Raises UsageError if nothing of it can be kept."""
         request = self._request
         carried = tuple(base.python for base in self._bases if base.python) or ("3.12",)
         reading = ReadOptions(
@@ -634,7 +634,7 @@ class _RecipePlanner:
         return spec
 
     def _elsewhere(self, spec: EnvironmentSpec) -> IndexRows:
-        """The packages that the settings know another index for."""
+        """Return the packages for which the settings have another index."""
         return index_rows(spec, dict(self._factory.settings.index_map))
 
     def _expand(self, drafted: RecipeDraft) -> tuple[Target, ...]:
@@ -655,9 +655,9 @@ class _RecipePlanner:
         base: BaseSpec | None = None,
         why: Sequence[str] = (),
     ) -> RecipePlan:
-        """The plan of a draft whose targets were solved. Raises UnsolvableError where they cannot be.
+        """Return the plan of a draft whose targets were solved. Raises UnsolvableError if they cannot be.
 
-        Packages without wheels stop nothing: `lock --build` makes them.
+        Packages without wheels are no error: `lock --build` builds them.
         """
         plan = RecipePlan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
         try:
@@ -678,7 +678,7 @@ class _RecipePlanner:
     # --- hints, each solved before it is made ---
 
     def _other_ways(self, spec: EnvironmentSpec, source: str = "pypi") -> str:
-        """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
+        """Return the targets that fit, or the options of a solved recipe. Empty if there are none."""
         if not self._hints:
             return ""
         fitting = [f"--extends {name}" for name in self._fitting(spec, source=source)]
@@ -695,7 +695,7 @@ class _RecipePlanner:
         return "; or ".join(ways)
 
     def _optional(self, spec: EnvironmentSpec) -> str:
-        """The extra or group of the file that brings a framework, if its packages solve."""
+        """Return the extra or group of the file that brings a framework, if its packages can be solved."""
         for kind, name in spec.frameworks if self._hints else ():
             request = self._request
             extra = kind == "extra"
@@ -705,7 +705,7 @@ class _RecipePlanner:
         return ""
 
     def _choice(self, request: RecipeRequest) -> ImageChoice | None:
-        """What the recipe of a request would be for, if it can be solved."""
+        """Return the choice of a request's recipe, if it can be solved."""
         try:
             plan = _RecipePlanner(self._factory, request, self._solver, hints=False).of_its_own()
             plan.check()
@@ -715,7 +715,7 @@ class _RecipePlanner:
         return None if plan.unsolved else plan.draft.choice
 
     def _other_builds(self, spec: EnvironmentSpec, row: FrameworkRow, index: str) -> str:
-        """What to take in place of a build that PyPI does not have."""
+        """Return the alternatives to a build that PyPI does not have."""
         cuda_meant, version = row.meant_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
         ways = []
@@ -736,7 +736,7 @@ class _RecipePlanner:
         return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
 
     def _fitting(self, spec: EnvironmentSpec, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
-        """The targets on which the file's packages solve, the best first."""
+        """Yield the targets on which the file's packages can be solved, the best first."""
         request, tried, count = self._request, 0, 0
         below = next((row.framework for row in self._factory.targets if row.name == request.on), "")
         named = request.framework or first_framework(_names(spec)) or below
@@ -766,7 +766,7 @@ class _RecipePlanner:
             yield target.name
 
     def _unsolvable(self, spec: EnvironmentSpec, failed: Mapping[str, LockError]) -> LockError:
-        """The solver's reason, of the Python that says most: the first base's, else any."""
+        """Return the solver's error for the first base's Python, or else for any."""
         usual = [base.python for base in self._bases if base.python in failed]
         order = [*usual, *failed]
         python = next((python for python in order if isinstance(failed[python], UnsolvableError)), order[0])
@@ -792,7 +792,7 @@ class _RecipePlanner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PythonTrial:
-    """The file's packages on one Python: solved, or why not. `unbuilt` are those without wheels."""
+    """The file's packages on one Python: solved, or the error. `unbuilt` are those without wheels."""
 
     python: str
     spec: EnvironmentSpec
@@ -813,7 +813,7 @@ class _PinAge:
 def _open_target(
     family: str, python: str, base: BaseSpec, requirements: Iterable[str], constraints: Iterable[str]
 ) -> Target:
-    """A target of plain packages, whose framework is open."""
+    """Return a target of plain packages, with no framework set."""
     return Target(
         name=family,
         family=family,
@@ -835,14 +835,14 @@ def _open_target(
 
 
 def _names(spec: EnvironmentSpec) -> set[str]:
-    """The packages of PyPI that a file names itself."""
+    """Return the PyPI packages that a file names itself."""
     return {pypi_name(text) for text in spec.pip}
 
 
 def _reasons(
     spec: EnvironmentSpec, choice: ImageChoice, *, chosen: bool, age: _PinAge | None
 ) -> Iterator[str]:
-    """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
+    """Yield why a framework, its version, CUDA and Python were chosen, if the file leaves them open."""
     direct = _names(spec)
     if choice.framework not in direct:
         yield f"{choice.framework} is what the packages of {spec.file} need"
@@ -866,6 +866,6 @@ def _reasons(
 
 
 def _ranked(targets: Iterable[Target], source: str) -> list[Target]:
-    """Targets for GPUs of a source: those without own additions, the newest version first."""
+    """Return the GPU targets of a source: those that extend no other first, then the newest version."""
     usual = [row for row in targets if row.source == source and row.gpu and row.platform == "linux/amd64"]
     return sorted(usual, key=lambda row: (not row.on, natural(row.version), natural(row.cuda)), reverse=True)

@@ -1,4 +1,4 @@
-"""What pip reads: lines of requirements files, and the files that they name beside them."""
+"""Read requirements files of pip, and the files that they name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from imagefactory.recipes.values import RULES, canonical, parse_spec, without_se
 from imagefactory.recipes.yaml_tree import show
 
 MOST_FILES = 20
-# Options of pip of which nothing is lost, with what happens instead; hashes need no word.
+# Options of pip without a loss, with what happens instead.
 _IGNORED_OPTIONS = {
     "--only-binary": "packages are taken as wheels",
     "--prefer-binary": "packages are taken as wheels",
@@ -43,7 +43,7 @@ _WHEEL_DIRECTORY_HINT = "put those wheels into the project and write their paths
 _BUILT = (
     "build it with your options and write the wheel under packages: `imagefactory recipe build-wheel --help`"
 )
-# Options of which something is lost, with what to do; of indexes it is `_INDEX`.
+# Options with a loss, with a fix; for indexes it is `_INDEX`.
 _LOST_OPTIONS = {
     "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",
     "--no-binary": _BUILT,
@@ -72,11 +72,11 @@ _INDEX_OPTIONS = (
 )
 # Folders of PyTorch's own index, by CUDA, and the page that had them all before.
 _OF_PYTORCH = re.compile(r"/whl(/(cu[0-9]{2,3}|cpu|rocm[0-9.]+|torch_stable\.html|torch|stable\.html))?/?$")
-# An index that has all that PyPI has: a mirror of it, by its address.
+# A mirror of PyPI, by its address.
 _MIRROR = re.compile(
     r"https?://([^/]*pypi[^/]*/(pypi/)?|[^/]+/(repository/)?pypi/(web/)?)simple/?", re.IGNORECASE
 )
-# Build tags that say for what a wheel was built, not what is in it: cu118, cpu, rocm6.0, pt21cu118.
+# Build tags that name the platform of a wheel, not its content: cu118, cpu, rocm6.0, pt21cu118.
 _BUILT_FOR = re.compile(r"(pt[0-9.]+)?((cu|cuda|rocm)[0-9.]+|cpu)?([.]?(cudnn|torch)[0-9.]+.*)?", re.ASCII)
 _OTHER_BUILD = "put that wheel into the project, and write its path under packages: ./wheels/..."
 _COMMENT = re.compile(r"\s*#")
@@ -90,7 +90,7 @@ _ELSEWHERE = re.compile(
 _OF_CONDA = re.compile(
     r"file:/.*/(build_artifacts|feedstock_root|croot|conda-bld|80754af9|bld|ci_py[0-9]+|abs_\w+)/"
 )
-# What a marker may ask of the machine that the image is for; Python's version is added.
+# The values of markers for the image's machine; Python's version is added.
 _MARKERS = {
     "implementation_name": "cpython",
     "os_name": "posix",
@@ -110,11 +110,11 @@ _BUILD_TAG = r"\+([A-Za-z0-9][A-Za-z0-9._-]*)"
 
 @dataclass(frozen=True, slots=True)
 class ReferencedFiles:
-    """The files that a file may name: `read` gives the text of one in its folder, below or nearby, else None.
+    """The files that a file may name: `read` returns the text of one in or near its directory, else None.
 
-    `python` is what markers are judged by. `above` are the names of the files that led here. `project`
-    tells what the project in such a folder needs, with these of its extras; None where nothing says it.
-    `place` is the folder of the first file, from the root of the imagefactory project on; None outside of it.
+    `python` evaluates markers. `above` are the names of the files that led here. `project` returns the
+    requirements of such a directory's project with some of its extras, None if no file lists them. `place` is
+    the directory of the first file, relative to the root of the imagefactory project; None outside of it.
     """
 
     python: str
@@ -126,9 +126,10 @@ class ReferencedFiles:
     place: str | None = None
 
     def path(self, name: str) -> str:
-        """The path of a file or folder that the current file names, from the first file's folder on.
+        """Return a path in the current file relative to the first file's directory.
 
-        Empty for absolute ones and addresses."""
+        Empty for absolute paths and addresses.
+        """
         above = PurePosixPath(self.above[-1]).parent if self.above else PurePosixPath()
         if name.startswith("file:") and not name.startswith("file://"):
             name = unquote(name.removeprefix("file:")).replace("\0", "%00")
@@ -136,7 +137,7 @@ class ReferencedFiles:
 
 
 def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
-    """A whole requirements file. `conda list --export` writes files of that name too."""
+    """Add a whole requirements file. `conda list --export` writes files of that name too."""
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
         _conda_export(spec, text, file, beside)
         return
@@ -158,7 +159,7 @@ def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: Refer
 
 
 def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """One line as pip reads it. Hashes need not stand in a recipe: its lock has them."""
+    """Add one line as pip reads it. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
     if not text:
@@ -185,7 +186,7 @@ def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, besid
 
 
 def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """The options of one line, of which there may be several: `-i ADDRESS --trusted-host HOST`."""
+    """Add the options of one line, which may have several: `-i ADDRESS --trusted-host HOST`."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -225,7 +226,7 @@ def _option(spec: EnvironmentSpec, option: str, text: str, where: SourceLocation
 
 
 def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
-    """Another index than that of the machine's settings: what is on it may be on no other."""
+    """Add an index other than the settings' one. Its packages may be on no other index."""
     index = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
         spec.leave(where, f"{index}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
@@ -249,12 +250,12 @@ def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, optio
 
 
 def is_mirror(address: str) -> bool:
-    """Whether an index has all that PyPI has, by its address."""
+    """Return whether an index mirrors PyPI, by its address."""
     return _MIRROR.fullmatch(address) is not None
 
 
 def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
-    """Takes over a file that lies near the first; or says why not."""
+    """Add a file near the first one. Return the problem, empty if it was read."""
     place = beside.path(name)
     if not place:
         return "is no path from the folder of the file that is imported on"
@@ -281,7 +282,7 @@ def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, cons
 
 
 def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """The project in a folder: what it needs, and its own code as a source."""
+    """Add the project in a directory: its requirements, and its own code as a source."""
     folder, _, extras = written.partition("[")
     name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
     place = beside.path(name)
@@ -299,7 +300,7 @@ def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, bes
 
 
 def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
-    """Takes what comes from a repository, a file or an address, where it is one of these."""
+    """Add a package from a repository, a file or an address. Return whether it is one."""
     head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
     match = _ELSEWHERE.fullmatch(head)
     if not match:
@@ -339,7 +340,7 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
 
 
 def _take_of_conda(spec: EnvironmentSpec, name: str, version: str, where: SourceLocation) -> None:
-    """`NAME @ file:///...`, as `pip freeze` writes what conda built; a wheel's name has the version."""
+    """Add `NAME @ file:///...`, as `pip freeze` writes conda packages; a wheel's name has the version."""
     if RULES["package"].allows(text := f"{name}=={version}"):
         spec.note(where, f"{text} was built by conda, and is taken from the index")
         spec.pip.append(text)
@@ -363,7 +364,7 @@ def _requirement(spec: EnvironmentSpec, text: str, where: SourceLocation, python
 
 
 def _wheel(text: str) -> tuple[str, str]:
-    """The name and the version in a wheel's file name, empty for other files."""
+    """Return the name and version in a wheel's file name, empty for other files."""
     match = re.search(
         r"([A-Za-z0-9._]+)-([0-9][A-Za-z0-9.!+_]*)(-[^-/]+){3,4}\.whl", text.replace("%2B", "+")
     )
@@ -371,7 +372,7 @@ def _wheel(text: str) -> tuple[str, str]:
 
 
 def _file(address: str) -> str:
-    """The file name at the end of an address."""
+    """Return the file name at the end of an address."""
     return show(address.partition("#")[0].rpartition("/")[2].replace("%2B", "+"), limit=160)[1:-1]
 
 
@@ -395,7 +396,7 @@ def _take(spec: EnvironmentSpec, requirement: Requirement, text: str, where: Sou
 
 
 def _normal(bounds: str) -> str:
-    """Bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
+    """Return bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
 
     def normal(match: re.Match[str]) -> str:
         try:
@@ -407,7 +408,7 @@ def _normal(bounds: str) -> str:
 
 
 def marker_matches(marker: Marker, python: str) -> bool:
-    """Whether a marker holds in an image with this Python."""
+    """Return whether a marker matches an image with this Python."""
     return marker.evaluate(
         {
             **_MARKERS,
@@ -419,7 +420,7 @@ def marker_matches(marker: Marker, python: str) -> bool:
 
 
 def _conda_export(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
-    """`name=version=build` a line; what pip brought has the build pypi_0."""
+    """Add lines `name=version=build`. Packages that pip installed have the build pypi_0."""
     spec.locked = True
     for number, line in enumerate(text.split("\n")):
         where = SourceLocation(file=file, line=number + 1, column=1)

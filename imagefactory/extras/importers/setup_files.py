@@ -1,7 +1,7 @@
-"""`setup.py` and `setup.cfg` -> what the project needs, as far as they say it literally.
+"""Read the literal requirements of `setup.py` and `setup.cfg`.
 
-setup.py is parsed, never run: literals, names of the module, lists that are joined, and the usual ways to
-read a requirements file. Everything else is `unknown`, with its line.
+setup.py is parsed, never run: literals, names of the module, joined lists, and the usual ways to read a
+requirements file. Everything else is `unknown`, with its line.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _CHANGES = ("append", "extend", "insert", "update", "remove", "pop", "clear")
 
 @dataclass(slots=True)
 class SetupFacts:
-    """What a project needs by its setup files: `needs` and `extras` as lines that pip reads, with places.
+    """The requirements in setup files: `needs` and `extras` are lines for pip, with their locations.
 
-    `unknown` is what is computed and not read: the field (`install_requires`, an extra), its place and its
-    code. A file that code reads stands for the code, as a line `-r FILE`.
+    `unknown` are computed values that are not read: the field (`install_requires`, an extra), location and
+    code. If code reads a file, the line is `-r FILE`.
     """
 
     name: str = ""
@@ -44,7 +44,7 @@ class SetupFacts:
     unknown: list[tuple[str, SourceLocation, str]] = field(default_factory=list)
 
     def complete(self, other: SetupFacts) -> None:
-        """Take from setup.cfg what setup.py does not say, as setuptools does."""
+        """Add the values of setup.cfg that setup.py does not set, as setuptools does."""
         self.name, self.python = self.name or other.name, self.python or other.python
         if not self.needs and not any(what == "install_requires" for what, _, _ in self.unknown):
             self.needs = other.needs
@@ -53,7 +53,7 @@ class SetupFacts:
 
 
 def read_setup(read: Callable[[str], str | None], folder: str) -> SetupFacts | None:
-    """What setup.py and setup.cfg in a folder say; None where none says anything of a package."""
+    """Read setup.py and setup.cfg in a directory, None if neither describes a package."""
 
     def named(file: str) -> tuple[str, str | None]:
         path = normpath(f"{folder or '.'}/{file}")
@@ -72,7 +72,7 @@ def read_setup(read: Callable[[str], str | None], folder: str) -> SetupFacts | N
 
 
 def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
-    """What a setup.cfg says of a package; None where it says nothing of one, or cannot be read."""
+    """Read a setup.cfg, None if it describes no package or cannot be parsed."""
     parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#", ";"))
     try:
         parser.read_string(text[:_SIZE])
@@ -101,7 +101,7 @@ def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
 
 
 def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, SourceLocation]]:
-    """`file: a.txt, b.txt` names files with the lines."""
+    """Yield the files of `file: a.txt, b.txt` as `-r` lines, or else the line."""
     if match := re.match(r"file:\s*(.*)", text):
         yield from ((f"-r {name.strip()}", where) for name in match[1].split(",") if name.strip())
     else:
@@ -112,7 +112,7 @@ def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, Sourc
 
 
 class _DynamicValueError(Exception):
-    """A value that only running the code would show."""
+    """A value that only running the code would return."""
 
 
 class _SourceText(str):
@@ -124,7 +124,7 @@ class _SourceText(str):
 
 @dataclass(frozen=True, slots=True)
 class _RequirementLines:
-    """The lines of a file, however the code takes them apart."""
+    """The lines of a file, in whatever way the code splits them."""
 
     path: str
     line: int
@@ -137,7 +137,7 @@ class _UnknownValue:
 
 
 def read_setup_py(text: str, file: str) -> SetupFacts | None:
-    """What the call of `setup` in a script says; None where there is none, or Python cannot parse it."""
+    """Read the call of `setup` in a script, None if there is none or Python cannot parse the script."""
     if len(text) > _SIZE:
         return None
     try:
@@ -206,7 +206,7 @@ def _unknown_value(node: ast.AST) -> _UnknownValue:
 
 
 def _called(node: ast.expr) -> str:
-    """The last name of what is called: `setup` of `setuptools.setup(...)`."""
+    """Return the last name of a call: `setup` of `setuptools.setup(...)`."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -339,7 +339,7 @@ class _SetupScript:
             self.names[name] = _unknown_value(node)
 
     def _forget(self, body: Sequence[ast.stmt], node: ast.stmt | ast.expr) -> None:
-        """Names that code changes only if something holds that is not known here."""
+        """Mark names as unknown that code changes only under an unknown condition."""
         for name in _changed(body):
             code = _UnknownValue(node.lineno, ast.unparse(node).partition("\n")[0][:200])
             there = self.names.get(name)
@@ -423,7 +423,7 @@ class _SetupScript:
         raise _DynamicValueError
 
     def _either(self, node: ast.IfExp) -> object:
-        """One of two values; of two tables whose choice is not known the keys alone."""
+        """Return one of two values. If the condition is unknown, return only the keys of two tables."""
         if (known := self._test(node.test)) is not None:
             return self._evaluate(node.body if known else node.orelse)
         tables = [self._evaluate(node.body), self._evaluate(node.orelse)]
@@ -488,12 +488,12 @@ class _SetupScript:
         return _text(text, node.lineno)
 
     def _path(self, parts: Sequence[ast.expr], node: ast.expr) -> _SourceText:
-        """Names of a path that are joined; the folder of the script is empty."""
+        """Join the names of a path. The script's directory is empty."""
         names = [self._string(part).strip("/") for part in parts]
         return _text("/".join(name for name in names if name not in ("", ".")), node.lineno)
 
     def _flattened(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> list[object]:
-        """`[one for some in LISTS for one in some]`."""
+        """Return the value of `[one for some in LISTS for one in some]`."""
         match node:
             case ast.ListComp(
                 elt=ast.Name(id=last),
@@ -514,8 +514,10 @@ class _SetupScript:
             self.names = before
 
     def _by_name(self, over: ast.expr) -> dict[str, object]:
-        """A table of the requirements of one literal list by their names, however a pattern splits them:
-        `{b: a for a, b in (re.findall(..., x)[0] for x in _deps)}`."""
+        """Return one literal list's requirements by name, for any pattern that splits them.
+
+        Example: `{b: a for a, b in (re.findall(..., x)[0] for x in _deps)}`.
+        """
         match over:
             case ast.GeneratorExp(generators=[one]) if "findall" in ast.unparse(over.elt):
                 rows = self._evaluate(one.iter)
@@ -608,7 +610,7 @@ class _SetupScript:
         raise _DynamicValueError
 
     def _of_function(self, function: ast.FunctionDef, node: ast.Call) -> object:
-        """What a function of the script returns: its one expression, or the file that it reads."""
+        """Return the value of a function of the script: its one expression, or the file that it reads."""
         if self.depth >= 3:
             raise _DynamicValueError
         before, self.depth = self.names, self.depth + 1
@@ -651,7 +653,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _changed(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """The names that statements set, or whose lists they change."""
+    """Yield the names that statements set, or whose lists they change."""
     seen: dict[str, None] = {}
     for statement in body:
         for node in ast.walk(statement):
@@ -670,9 +672,9 @@ def _changed(body: Sequence[ast.stmt]) -> Iterator[str]:
     yield from seen
 
 
-# --- What a project's own code needs of Python and setuptools, where its files do not say it
+# --- Requirements of a project's own code on Python and setuptools, if its files do not state them
 # Old research code imports modules that Python and its environments no longer have. Only the files of the
-# project are read, none is run.
+# project are read, and none is run.
 
 
 # Sources: the changelog of setuptools, 82.0.0, and its folder _distutils; PEP 632; PEP 594; for asynchat,
@@ -698,7 +700,7 @@ _IMPORT = re.compile(
 
 
 def add_needs(spec: EnvironmentSpec, root: Path) -> None:
-    """Add to `spec` what the code below `root` needs, with a note each. What is locked or of conda stays."""
+    """Add the requirements of the code below `root`, with notes. Locks and conda files are skipped."""
     if spec.locked or spec.conda:
         return
     imports = find_imports(root)

@@ -1,6 +1,7 @@
-"""What an environment that people have already asks for, in a recipe's terms.
+"""The requirements of an existing environment, in a recipe's terms.
 
-Nothing is dropped silently: what a recipe cannot say stands in `Wish.left`, with its place and what to do.
+Nothing is dropped silently: `EnvironmentSpec.lost` has what a recipe cannot keep, with its location and a
+fix.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from imagefactory.recipes.yaml_tree import YamlNode, show
 PLATFORM = "linux-64"
 INSTEAD = "conda-forge"
 CPU_ONLY = "cpuonly"
-"""The hint that a file means builds without CUDA: the package of conda's that brings them."""
+"""The hint that a file means builds without CUDA: the conda package that brings them."""
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)(_|$)", re.IGNORECASE
 )
-# The words of selectors that hold of it, and those that do not.
+# The words of selectors that match it, and those that do not.
 _SELECTORS = {
     **dict.fromkeys(("linux", "linux64", "linux-64", "unix", "x86_64", "64"), True),
     **dict.fromkeys(("osx", "osx64", "osx-64", "osx-arm64", "win", "win64", "win-64", "win32"), False),
@@ -44,10 +45,10 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
+    """The parts of an image other than packages and variables, which image_parts.py reads.
 
-    `debian` has each package with the line that asks for it first. `files` are folders inside and patterns of
-    what goes there, from the project's root on.
+    `debian` has each package with the line that requires it first. `files` are directories in the image and
+    the patterns of their files, relative to the project's root.
     """
 
     debian: dict[str, SourceLocation] = field(default_factory=dict)
@@ -61,20 +62,20 @@ class ImageParts:
 
 @dataclass(slots=True)
 class EnvironmentSpec:
-    """What a file asks for, in a recipe's terms.
+    """The requirements of a file, in a recipe's terms.
 
     `conda` are match specs and `pip` PEP 508 strings in the spelling of recipes. `conda_bounds` are match
-    specs of what comes along, such as the build of Python. `channels` are names or addresses, the first asked
-    first; with `defaults` conda asks its own behind them. `python` are the bounds on Python as a match spec
-    has them, empty for none. `locked`: the specs are what a solver chose, not what a person asked for.
-    `constraints` bound what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are
-    packages' build tags and build strings, by their names. `below` is the CUDA of the image below, which
-    packages from elsewhere need not have. `sources` are what is built from source, as `packages` of a recipe
-    names it: a folder of the project or a git commit. `indexes` are the addresses of the indexes that the
-    file names, without users and tokens. `files` counts what was read beside the file. `left` is what the
-    file asks for and a recipe cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person
-    should know although nothing of it is lost. `frameworks` are the extras and groups, as (kind, name), that
-    were not taken and have a framework which the file names nowhere else.
+    specs of dependencies, such as the build of Python. `channels` are names or addresses, the highest
+    priority first; `defaults` is True if conda adds its own after them. `python` are the bounds on Python as
+    a match spec, empty for none. `locked` is True if a solver chose the specs. `constraints` bound packages
+    from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags and build
+    strings, by name. `below` is the CUDA of the base image, which other packages need not have.
+
+    `sources` are built from source, as `packages` of a recipe names them: a directory of the project or a git
+    commit. `indexes` are the addresses of the file's indexes, without users and tokens. `files` counts the
+    other files that were read. `lost` are requests that a recipe cannot keep, as `file:line:column: what
+    (what to do)`; `notes` are facts for the user without a loss. `frameworks` are the unselected extras and
+    groups, as (kind, name), with a framework that the file names nowhere else.
     """
 
     file: str
@@ -105,7 +106,7 @@ class EnvironmentSpec:
         return [text for text in self.pip if not (is_source(text) or text.startswith("./"))]
 
     def merge(self, other: EnvironmentSpec) -> None:
-        """Takes over what another file asks for too; a Python that is bounded already stays."""
+        """Add the requirements of another file. A Python with bounds stays."""
         self.conda += other.conda
         self.conda_bounds += other.conda_bounds
         self.pip += other.pip
@@ -125,16 +126,16 @@ class EnvironmentSpec:
         self.frameworks += other.frameworks
 
     def leave(self, where: SourceLocation, what: str, do: str) -> None:
-        """Record a request of the file that is lost, without the secrets that addresses may hold."""
+        """Record a request of the file that is lost, without the secrets that addresses may contain."""
         self.lost.append(f"{where}: {without_secrets(what)} ({do})")
 
     def note(self, where: SourceLocation, what: str) -> None:
-        """Record what was done with a line of which nothing is lost in an image."""
+        """Record how a line was read if nothing of it is lost in an image."""
         if (line := f"{where}: {without_secrets(what)}") not in self.notes:
             self.notes.append(line)
 
     def bound_python(self, bounds: str, where: SourceLocation) -> None:
-        """Takes over bounds on Python, as PEP 440 or a match spec has them."""
+        """Set bounds on Python, as PEP 440 or a match spec has them."""
         bounds = bounds.replace(" ", "")
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
             self.python = bounds or self.python
@@ -142,7 +143,7 @@ class EnvironmentSpec:
             self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
 
     def narrow_python(self, bounds: str, where: SourceLocation) -> None:
-        """Add bounds on Python to those that are there; a loss where both cannot hold."""
+        """Add bounds on Python to the existing ones. Record a loss if they conflict."""
         before, own, other = self.python, minor_python(self.python), minor_python(bounds)
         if not (before and bounds):
             self.bound_python(bounds, where)
@@ -155,7 +156,7 @@ class EnvironmentSpec:
             self.python = before if own else bounds
 
     def variable(self, name: str, value: str, where: SourceLocation) -> None:
-        """Takes over a variable of the environment, where a recipe may set it."""
+        """Set a variable of the environment, if a recipe may set it."""
         if _SECRET.search(name) and not value:
             self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
             return
@@ -171,7 +172,7 @@ class EnvironmentSpec:
             self.leave(where, f"{show(name)} {why}", "set it where the image runs")
 
     def label(self, name: str, value: str, where: SourceLocation) -> None:
-        """Takes over a label, where a recipe may set it."""
+        """Set a label, if a recipe may set it."""
         owned = RESERVED_LABELS.fullmatch(name)
         allowed = RULES["label"].allows(name) and RULES["label value"].allows(value)
         if name == "org.opencontainers.image.licenses":
@@ -199,14 +200,16 @@ def specifiers_allow(bounds: str, version: str, *, invalid: bool = True) -> bool
 
 
 def minor_python(bounds: str) -> str:
-    """`3.11` of conda's bounds on Python that name one minor version, empty for others."""
+    """Return `3.11` of conda's bounds on Python that name one minor version, empty for others."""
     match = re.fullmatch(r"(?:==|~=)?(3\.[0-9]{1,2})(\..*)?", bounds) if "," not in bounds else None
     return match[1] if match else ""
 
 
 def poetry_bounds(written: str) -> str | None:
-    """Bounds of Poetry (`^1.2`, `~1.2`, `1.*`, `1.2.3`) as PEP 440 has them, empty for any version; None for
-    alternatives. Source: Poetry's manual, "Dependency specification"."""
+    """Return Poetry's bounds (`^1.2`, `~1.2`, `1.*`, `1.2.3`) in PEP 440, empty for any version.
+
+    None for alternatives. Source: Poetry's manual, "Dependency specification".
+    """
     bounds = []
     for part in re.split(r"\s*,\s*|\s+(?=[<>=!~^])", written.strip()):
         match = re.fullmatch(r"(\^|~(?!=))?\s*v?([0-9]+(?:\.[0-9]+)*)(\S*)", part)
@@ -225,7 +228,7 @@ def poetry_bounds(written: str) -> str | None:
 
 
 def selected(selector: str) -> bool | None:
-    """Whether a selector (`linux`, `not win`, `linux or osx`) holds of PLATFORM; None for other words."""
+    """Return whether a selector (`linux`, `not win`, `linux or osx`) matches PLATFORM, or None."""
     anyone = False
     for part in selector.strip().split(" or "):
         every = True
@@ -239,10 +242,10 @@ def selected(selector: str) -> bool | None:
 
 
 def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
-    """Channels of a list, the first asked first; conda-forge in place of `defaults` is asked last.
+    """Add the channels of a list, the highest priority first; conda-forge for `defaults` comes last.
 
-    `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly
-    all of them: before those channels it would take their place.
+    `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly all
+    of them: with a higher priority it would replace them.
     """
     channels = []
     for item in items_of(spec, node, "channels"):
@@ -254,7 +257,7 @@ def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
 
 
 def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
-    """One channel by name or address.
+    """Add a channel by name or address.
 
     `defaults` are Anaconda's channels, whose terms a large organization has to pay for. conda-forge has their
     packages by the same names, for anyone.
@@ -277,7 +280,7 @@ def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> 
 
 
 def take_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
-    """A package as people write it, with the spaces and stars that conda overlooks."""
+    """Add a match spec, with the spaces and stars that conda ignores."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
     text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda match: match[1].replace("===", "=="), text)
@@ -330,8 +333,10 @@ _ARCHIVE = re.compile(
 
 
 def recipe_path(place: str | None, name: str) -> str:
-    """The path of `name`, which is relative to the folder `place`, as recipes write it from the project's
-    root; empty where it is outside of the project, or a recipe cannot write it."""
+    """Return the path of `name` in the directory `place` as recipes write it: relative to the root.
+
+    Empty if it is outside of the project, or a recipe cannot write it.
+    """
     if place is None or name.startswith("/"):
         return ""
     path = normpath(join(place, name))
@@ -340,7 +345,7 @@ def recipe_path(place: str | None, name: str) -> str:
 
 
 def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
-    """Take over the project in a folder as a source. A loss where a recipe cannot name the folder."""
+    """Add the project in a directory as a source. Record a loss if a recipe cannot name the directory."""
     if written := recipe_path(place, folder):
         if written not in spec.sources:
             spec.sources.append(written)
@@ -356,9 +361,9 @@ def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where:
 def take_git(
     spec: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
 ) -> None:
-    """Take over `https://HOST/REPOSITORY@REVISION`, what stands behind `git+`, as a source.
+    """Add `https://HOST/REPOSITORY@REVISION`, the part after `git+`, as a source.
 
-    `folder` is a subdirectory; `extras` are what the entry of a recipe cannot say.
+    `folder` is a subdirectory; `extras` are lost, since the entry of a recipe cannot contain them.
     """
     address = address.partition("#")[0].partition("?")[0]
     url, revision = address, ""
@@ -397,6 +402,6 @@ def take_git(
 
 
 def git_of_archive(address: str) -> str:
-    """`https://HOST/REPOSITORY@REVISION` of an address where a host packs one, else empty."""
+    """Return `https://HOST/REPOSITORY@REVISION` of a host's archive, empty for other addresses."""
     match = _ARCHIVE.fullmatch(address.partition("#")[0])
     return f"{match[1]}@{match[2]}" if match else ""
