@@ -489,7 +489,9 @@ def lay_changes(
         if change.removed:
             folder, _, name = path.rpartition("/")
             segment.file(f"{folder}/.wh.{name}", [], size=0, executable=False)
-            laid.append(InstalledFile(path=path, content="removed"))  # wheels' files may not be removed either
+            laid.append(
+                InstalledFile(path=path, content="removed")
+            )  # wheels' files may not be removed either
             continue
         content = lay_path(prefix / change.path, path, segment)
         if content:
