@@ -343,8 +343,8 @@ def follow(
 
 
 # --- Retiring a key: a record of all that it signed is written first
-# A signature has no clock: the owner of a key can write any date. So the record lists what is in the store, in
-# its journal and in the registry now, and nothing is added later.
+# A signature has no clock: the owner of a key can write any date. So the record lists the statements now in
+# the store, in its journal and in the registry, and nothing is added later.
 
 
 def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
