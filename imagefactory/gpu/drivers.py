@@ -74,7 +74,10 @@ def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
 
 
 def older(driver: str, needed: str) -> bool:
-    """Return whether `driver` is older than `needed`, by their common components. Raises ValueError."""
+    """Return whether `driver` is older than `needed`, by their common components. Raises ValueError.
+
+    A branch is not older than its releases: 535 may be any of them.
+    """
     return any(ours < theirs for ours, theirs in _until_differing(parse_driver(driver), parse_driver(needed)))
 
 
