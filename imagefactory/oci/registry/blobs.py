@@ -59,7 +59,7 @@ class RegistryReader:
         return length in (None, descriptor.size)
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
-        """Read as Store does; resumes after connection errors. A small blob is checked before it is returned."""
+        """Read as Store does; resumes after connection errors. A small blob is checked first."""
         check_digest(descriptor.digest)
         reader = _BlobReader(self.session, repository, descriptor)
         with self.session.reporting(repository, f"fetching blob {short_of(descriptor)}"):
