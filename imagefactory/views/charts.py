@@ -185,7 +185,7 @@ def fill(templates: Path, template: str, **values: object) -> str:
 
 
 def policy(script: Path | None = None) -> str:
-    """Return what a page may load: its own style, and the one script that it includes, by its hash."""
+    """Return what a page may load: its own style, and the one script in it, by its hash."""
     allowed = "'none'"
     if script:
         text = script.read_text("utf-8").removesuffix("\n")
