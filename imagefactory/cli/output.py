@@ -95,7 +95,7 @@ class CommandContext:
     def factory(self) -> Project:
         from imagefactory.project import load_project
 
-        return load_project(self._told_settings, os.environ, self.progress.note)
+        return load_project(self._settings_with_note, os.environ, self.progress.note)
 
     @property
     def factory_if_any(self) -> Project | None:
@@ -115,10 +115,10 @@ class CommandContext:
         """The project without recipes that have errors, for commands that continue with the others."""
         from imagefactory.project import load_lenient
 
-        return load_lenient(self._told_settings, os.environ, self.progress.note)
+        return load_lenient(self._settings_with_note, os.environ, self.progress.note)
 
     @property
-    def _told_settings(self) -> Settings:
+    def _settings_with_note(self) -> Settings:
         """The settings. A note reports that the recipes are those of imagefactory."""
         settings = self.settings
         if settings.shipped:

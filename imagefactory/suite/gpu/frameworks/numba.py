@@ -226,10 +226,7 @@ def largest(context: GpuContext, values: Any) -> Any:
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
     def correlate(image: Any, filters: Any, stride: int) -> Any:
         arrays = _array(context, image, kind), _array(context, filters, kind)
-        side = tuple(
-            (size - reach) // stride + 1
-            for size, reach in zip(image.shape[2:], filters.shape[2:], strict=True)
-        )
+        side = tuple((size - reach) // stride + 1 for size, reach in zip(image.shape[2:], filters.shape[2:]))  # noqa: B905
         out = _empty(context, (image.shape[0], filters.shape[0], *side), kind)
         return fetch(context, _run(context, _correlate, out.size, _zero(kind), stride, *arrays, out), kind)
 
