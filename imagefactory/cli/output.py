@@ -1,4 +1,4 @@
-"""What every command shares: its context, its output, and how errors of single targets add up."""
+"""Shared by all commands: context, output, and the exit code for errors of single targets."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ _COLORS = {
     "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
     "cyan": "next: hint:",
 }
-"""Words that stand alone in a cell or before their line, by the color in which a terminal shows them."""
+"""Statuses alone in a cell or at the start of a line, by their terminal color."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
 _STATUS_COLORS = {word: color for color, words in _COLORS.items() for word in words.split()}
 _CELL = re.compile(

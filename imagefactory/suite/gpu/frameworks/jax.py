@@ -16,7 +16,7 @@ from .results import Transfer, type_of
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS: tuple[str, ...] = ()
 PLATFORMS = ("gpu", "cuda", "rocm")
-"""What jax calls a device of its plugin, and may call it."""
+"""The names of a device of its plugin in jax."""
 
 jax: Any = LazyModule("jax")
 
