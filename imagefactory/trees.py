@@ -1,9 +1,9 @@
-"""Folders that an untrusted program filled: read, walked and removed by descriptors, a few at a time.
+"""Directories filled by an untrusted program: read, walked and removed through a few file descriptors.
 
-Only this file opens what an image, a package's build or a job left in a folder. No link is followed, a FIFO
-or a device is never opened, and the caller names the most that it takes. Neither the longest path nor
-recursion nor the number of open files is a limit here. Kits and the sandbox carry this file, as links to it,
-so it uses only the standard library, and Python 3.9.
+Only this file opens the files that an image, a package's build or a job wrote. No link is followed, a FIFO or
+a device is never opened, and the caller sets the limits. Neither the longest path nor recursion nor the
+number of open files is a limit here. Kits and the sandbox contain this file, as links to it, so it uses only
+the standard library, and Python 3.9.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class TreeLimits(NamedTuple):
-    """The most that a walk takes: entries in all, and levels of folders."""
+    """The limits of a walk: entries in all, and levels of directories."""
 
     entries: int
     depth: int
@@ -33,8 +33,8 @@ class TreeLimits(NamedTuple):
 def read_file(folder: Place, path: str, most: int) -> bytes:
     """Return the bytes of the regular file `path` below `folder`, at most `most`.
 
-    Raises OSError, which names `path`: for a link anywhere on the way, for anything but a regular file, and
-    for a file with more bytes than that.
+    Raises OSError with `path`: for a link in any component, for anything but a regular file, and for a file
+    with more bytes.
     """
     with open_file(folder, path, most) as fd:
         return b"".join(read_chunks(fd, path, most))
@@ -42,7 +42,7 @@ def read_file(folder: Place, path: str, most: int) -> bytes:
 
 @contextlib.contextmanager
 def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
-    """Open what `read_file` reads, for `read_chunks`. `folder` itself may be a link: the caller named it."""
+    """Open the file of `read_file`, for `read_chunks`. `folder` itself may be a link: the caller named it."""
     *parents, name = path.split("/")
     if not {"", ".", ".."}.isdisjoint((*parents, name)):
         raise OSError(errno.EINVAL, "not a path inside the directory", printable(path))
@@ -80,7 +80,7 @@ def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
 
 
 def list_names(folder: Place, most: int) -> list[str]:
-    """Return the names in `folder`, sorted. Raises OSError for more than `most`, and where it is a link."""
+    """Return the names in `folder`, sorted. Raises OSError for more than `most`, and for a link."""
     fd = os.open(folder, os.O_RDONLY | _FOLDER)
     try:
         names = list[str]()
@@ -111,10 +111,10 @@ def _too_large(path: str, most: int) -> OSError:
 
 
 def remove_tree(path: Place) -> None:
-    """Removes what is at `path`, whatever the modes in it; nothing there is fine.
+    """Remove the tree at `path`, whatever its modes; a missing one is no error.
 
-    No link is followed, and what is mounted inside is not entered. Goes past what cannot be removed, and then
-    raises the OSError of the first such thing, which names it.
+    No link is followed, and mount points are not entered. Continues after a failed removal, and then raises
+    the first OSError, which names the path.
     """
     try:
         here = _Cursor(path, unlock=True)
@@ -149,10 +149,10 @@ def walk_tree(
     limits: TreeLimits | None = None,
     skip: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """The path inside `folder` and the state of each entry, a folder before what is in it.
+    """Yield the path inside `folder` and the state of each entry, a directory before its contents.
 
-    No link is followed, and names that `skip` takes are passed over. `refused` hears of what cannot be read;
-    without it that raises OSError, as `limits` do that are reached.
+    No link is followed, and names for which `skip` is true are skipped. `refused` is called with the error of
+    an unreadable entry; without it that error is raised. Reached `limits` raise OSError too.
     """
     for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
@@ -165,7 +165,7 @@ def walk_tree(
 def _walk(
     folder: Place, hear: Callable[[OSError], None], skip: Callable[[str], bool] = lambda _: False
 ) -> Iterator[tuple[list[str], str, os.stat_result]]:
-    """Each entry with the names of the folders above it: a path is longer than its name for each level."""
+    """Yield each entry with the names of its parent directories; joined paths would grow with each level."""
     try:
         here = _Cursor(folder, unlock=False)
     except OSError as error:
@@ -211,7 +211,7 @@ def tree_bytes(path: Place) -> int:
 
 @contextlib.contextmanager
 def alone_in(folder: Place) -> Iterator[None]:
-    """Waits for others who are making folders in `folder`, or looking for those that nobody holds."""
+    """Lock out other processes that create directories in `folder`, or look for unlocked ones."""
     gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(gate, fcntl.LOCK_EX)
@@ -221,10 +221,10 @@ def alone_in(folder: Place) -> Iterator[None]:
 
 
 def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: str = "") -> Iterator[str]:
-    """The folders in `parent` on which no living process has a lock, each locked until the next is asked for.
+    """Yield the directories in `parent` that no living process has locked, each locked until the next step.
 
-    Only those whose name begins with `prefix`. `refused` hears of what cannot be opened. To be used
-    `alone_in(parent)`.
+    Only those whose name begins with `prefix`. `refused` is called with the error of one that cannot be
+    opened. To be used in `alone_in(parent)`.
     """
     for name in os.listdir(parent):
         if not name.startswith(prefix):
@@ -232,7 +232,7 @@ def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: st
         path = os.path.join(parent, name)
         try:
             fd = os.open(path, os.O_RDONLY | _FOLDER)
-        except FileNotFoundError:  # whoever held it has just removed it
+        except FileNotFoundError:  # the owner has just removed it
             continue
         except OSError as error:
             refused(error)
@@ -246,9 +246,9 @@ def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: st
 
 
 class _Cursor:
-    """One open folder, moved down by name and up by `..`, which must be where it came from.
+    """An open directory, moved down by name and up by `..`, which must be its previous position.
 
-    `above` has the device and inode of each folder on the way. `unlock` opens folders to their owner.
+    `above` has the device and inode of each parent directory. `unlock` gives their owner access.
     """
 
     def __init__(self, top: Place, *, unlock: bool) -> None:
@@ -285,7 +285,7 @@ class _Cursor:
         except PermissionError:
             if not self.unlock:
                 raise
-            # A closed folder can be looked at, and there is no other way to change its mode than by name.
+            # A directory without access can be examined, and its mode can only be changed by name.
             closed = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
             try:
                 os.chmod(f"/proc/self/fd/{closed}", 0o700)
@@ -293,13 +293,13 @@ class _Cursor:
             finally:
                 os.close(closed)
         if self.unlock and os.fstat(fd).st_mode & 0o700 != 0o700:
-            with contextlib.suppress(OSError):  # what it hinders fails in words of its own
+            with contextlib.suppress(OSError):  # later errors are reported where they occur
                 os.fchmod(fd, 0o700)
         return fd
 
 
 class _Removal:
-    """What stays where, and why the first of it does; `emptied` is the folder that was left last."""
+    """The entries that could not be removed, and the first error; `emptied` is the last directory left."""
 
     def __init__(self, here: _Cursor) -> None:
         self.here = here
@@ -313,17 +313,17 @@ class _Removal:
         self.first = self.first or OSError(error.errno, error.strerror, f"{self.here.top}{between}{name}")
 
     def next_folder(self) -> str:
-        """Removes what goes at once; gives a folder that is not empty, "" where none is left to try."""
+        """Remove what goes at once; return a directory that is not empty, "" if none remains."""
         here, changed = self.here, True
         identity = here.identity()
-        while changed:  # what readdir(3) says of a folder that changes meanwhile is not all
+        while changed:  # readdir(3) may skip entries of a directory that changes meanwhile
             changed = False
             with os.scandir(here.fd) as entries:
                 for entry in entries:
                     if (identity, entry.name) in self.left:
                         continue
                     changed = True
-                    # rmdir before any look inside: it refuses mount points, which are not to be entered.
+                    # rmdir before listing: it fails for mount points, which must not be entered.
                     remove = os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink
                     try:
                         remove(entry.name, dir_fd=here.fd)

@@ -1,4 +1,4 @@
-"""Which of AMD's GPUs a place's code runs on. There is no PTX: a processor matches, or it does not."""
+"""Predictions for AMD GPUs. There is no PTX: code matches a processor, or it does not."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from imagefactory.gpu.values import (
 )
 
 _OBJECTS = (".co", ".hsaco")
-"""The files of which a library loads those for the GPU that it finds: none of them lacks anything."""
+"""Files of which a library loads only those for the GPU present: a file for other GPUs lacks nothing."""
 _ROCM = ("libamdhip64", "libMIOpen", "librccl", "librocblas", "librocfft", "librocsolver", "librocsparse")
-"""Libraries of ROCm's own: PyTorch's wheels bring them along, with no version in their names."""
+"""Libraries of ROCm itself: PyTorch's wheels include them, with no version in their names."""
 NO_RUNTIME = "; ROCm's own libraries are not in it, and must be where it runs"
 
 
 def amd_runs(code: GpuCode, target: str) -> bool:
-    """Whether code runs on a GPU of that target ID (`gfx90a:sramecc+:xnack-`, or `gfx90a` alone).
+    """Return whether code runs on a GPU of that target ID (`gfx90a:sramecc+:xnack-`, or only `gfx90a`).
 
-    The processor must be the same, or belong to the generic one that the code is for. A feature that both
-    name must be set alike; one that the code does not name runs with either setting, and one that is not
-    said of the GPU is not held against the code. Source: LLVM, User Guide for AMDGPU Backend, target ID.
+    The processor must be the same, or belong to the generic one that the code is for. A feature named by both
+    must have the same setting; one that the code does not name runs with either, and one that the GPU's ID
+    does not name is not compared. Source: LLVM, User Guide for AMDGPU Backend, target ID.
     """
     if code.kind is not CodeKind.AMD:
         return False
@@ -41,7 +41,7 @@ def amd_runs(code: GpuCode, target: str) -> bool:
 
 
 def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
-    """How many of a library's modules with code for AMD's GPUs run on that target, and how many there are."""
+    """Return how many of a library's modules with code for AMD GPUs run on that target, and their number."""
     modules = [
         module for module in library.modules if any(code.kind is CodeKind.AMD for code in module.codes)
     ]
@@ -50,15 +50,15 @@ def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
 
 
 def amd_targets(contents: ScanResult) -> tuple[str, ...]:
-    """Every target that the code for AMD's GPUs names, in the order of their numbers."""
+    """Return every target that the code for AMD GPUs names, in the order of their numbers."""
     codes = {code for library in contents.libraries for modules in library.modules for code in modules.codes}
     return tuple(sorted((code.processor for code in codes if code.kind is CodeKind.AMD), key=target_order))
 
 
 def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
-    """The GPUs of AMD's that a place is judged on: all that are known and those that its code names.
+    """Return the AMD GPUs to predict for a place: all known ones and those that its code names.
 
-    None where it has no code for them.
+    The result is empty if it has no code for them.
     """
     named = {target.partition(":")[0] for target in amd_targets(contents)}
     plain = {processor for name in named for processor in generic_processors().get(name, {name})}
@@ -68,7 +68,7 @@ def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AmdLibrary:
-    """A library, or the code objects of one folder: `fitting` of `total` modules have code."""
+    """A library, or the code objects of one directory: `fitting` of `total` modules have code."""
 
     path: str
     fitting: int
@@ -77,10 +77,10 @@ class _AmdLibrary:
 
 
 def predict_amd(contents: ScanResult, target: str) -> Prediction:
-    """What a scan says of GPUs of a target ID (`gfx90a`, `gfx90a:xnack-`).
+    """Return a scan's prediction for GPUs of a target ID (`gfx90a`, `gfx90a:xnack-`).
 
-    Nothing runs where a library that the framework must load has no code there; where others have none, or
-    some of theirs lacks it, it runs in part. What the driver must be, no code tells.
+    It is NO if a library that the framework must load has no code there. If others have none, or some of
+    their modules lack it, it is PARTLY. The code does not say which driver it needs.
     """
     parts = list(_parts(contents, target))
     answer, reason = _answer(contents, parts, target)
@@ -95,18 +95,18 @@ def predict_amd(contents: ScanResult, target: str) -> Prediction:
 
 
 def lacks_runtime(contents: ScanResult) -> bool:
-    """Whether a place has code for AMD's GPUs and none of ROCm's libraries, without which nothing runs."""
+    """Return whether a place has code for AMD GPUs but no ROCm libraries: then nothing runs."""
     names = (*contents.toolkit, *(library.path.rpartition("/")[2] for library in contents.libraries))
     return not any(name.startswith(_ROCM) for name in names) and any(map(is_amd, contents.libraries))
 
 
 def is_amd(library: GpuLibrary) -> bool:
-    """Whether a library holds code for AMD's GPUs."""
+    """Return whether a library has code for AMD GPUs."""
     return any(code.processor for modules in library.modules for code in modules.codes)
 
 
 def is_object(library: GpuLibrary) -> bool:
-    """Whether it is one of the files of which a library loads those for the GPU that it finds."""
+    """Return whether it is a code object that a library loads only for its GPU."""
     return library.path.endswith(_OBJECTS)
 
 
@@ -171,12 +171,12 @@ def _reach(part: _AmdLibrary) -> LibrarySupport:
 
 
 def _name(part: _AmdLibrary) -> str:
-    """The file; of code objects their folder."""
+    """Return the file, or the directory of code objects."""
     return part.path.rpartition("/")[2] or f"{part.path.split('/')[-2]}/"
 
 
 def target_order(target: str) -> tuple[object, ...]:
-    """Sorts processors and target IDs by their numbers; generic ones, which no GPU is called, come last."""
+    """Return a sort key: processors and target IDs by number, then generic ones, which are not GPUs."""
     try:
         return 0, parse_capability(target.partition(":")[0]), target
     except ValueError:

@@ -1,4 +1,4 @@
-"""What something is built for: as a target has it, and as the build string of a conda package says it."""
+"""The GPU platform of a build, from a target's `cuda` or a conda package's build string."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from imagefactory.model import NO_CUDA
 
 ROCM = "rocm"
-"""What stands before ROCm's version where CUDA's stands else."""
+"""The prefix of ROCm versions in a target's `cuda`."""
 _CUDA_BUILD = re.compile(r"(?:^|_)cu(?:da)?([0-9]+(?:\.[0-9]+)*)")
 _CPU_BUILD = re.compile(r"(?:^|_)cpu|^(?:mkl|eigen|nocuda)")
 
 
 def built_for(build: str) -> str:
-    """What a framework's build string says: a CUDA version (`12.1`, `12`), `cpu`, or nothing.
+    """Return what a framework's build string says: a CUDA version (`12.1`, `12`), `cpu`, or nothing.
 
-    `py3.11_cuda12.1_cudnn8.9.2_0` is how the pytorch channel writes, `cuda126_py312h1763f6d_306` and
-    `cpu_mkl_py312hf462abe_109` conda-forge, `mkl_py311h...` and `eigen_py311h...` Anaconda.
+    `py3.11_cuda12.1_cudnn8.9.2_0` is from the pytorch channel, `cuda126_py312h1763f6d_306` and
+    `cpu_mkl_py312hf462abe_109` from conda-forge, `mkl_py311h...` and `eigen_py311h...` from Anaconda.
     """
     match = _CUDA_BUILD.search(build)
     if not match:
@@ -28,12 +28,12 @@ def built_for(build: str) -> str:
 
 
 def rocm_of(cuda: str) -> str:
-    """The version of ROCm (`7`) of what is for AMD's GPUs, by the `cuda` of a target (`rocm7`)."""
+    """Return the version of ROCm (`7`) in the `cuda` of a target for AMD GPUs (`rocm7`)."""
     return cuda.removeprefix(ROCM) if cuda.startswith(ROCM) else ""
 
 
 def platform_of(cuda: str) -> str:
-    """What that is for, as a person reads it: `CUDA 12.1`, `ROCm 7`, `CPUs`."""
+    """Return the platform for messages: `CUDA 12.1`, `ROCm 7`, `CPUs`."""
     rocm = rocm_of(cuda)
     return f"ROCm {rocm}" if rocm else "CPUs" if cuda == NO_CUDA else f"CUDA {cuda}"
 

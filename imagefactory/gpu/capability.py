@@ -1,10 +1,10 @@
-"""Capabilities of GPUs and the kinds of GPU code that run on them, and how both are written.
+"""Capabilities of GPUs and the types of GPU code that run on them: values, parsers and formatters.
 
-A capability (`8.6`) is what a GPU has; one of AMD's has a processor in its place (`gfx90a`), and both are
-asked about, sorted and written alike. A piece of code is for an architecture of the same numbers: machine
-code (`sm_86`), PTX that the driver compiles (`compute_80/8.1`, with the version of its instruction set),
-or LTO-IR that only a linker can use (`lto_80`). Suffixes narrow it: `sm_90a`, `sm_100f`. AMD's code names
-its processor and features (`gfx90a:sramecc+:xnack-`). Which code runs where, predict.py says.
+A GPU has a capability (`8.6`); an AMD GPU has a processor instead (`gfx90a`), and both are queried, sorted
+and written alike. A piece of code is for an architecture of the same numbers: machine code (`sm_86`), PTX
+that the driver compiles (`compute_80/8.1`, with the version of its instruction set), or LTO-IR that only a
+linker can use (`lto_80`). Suffixes narrow it: `sm_90a`, `sm_100f`. AMD code names its processor and features
+(`gfx90a:sramecc+:xnack-`). predict.py says which code runs where.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _AMD = re.compile(
 class Capability:
     """A CUDA compute capability: 8.6 is `Capability(8, 6)`.
 
-    Of a GPU of AMD's `processor` is its name (`gfx90a`) and the numbers are that name's (9, 0); empty for
-    CUDA's. AMD's come after all of CUDA's, gfx942 before gfx1100.
+    For an AMD GPU `processor` is its name (`gfx90a`) and the numbers are that name's (9, 0); it is empty for
+    CUDA. AMD GPUs are sorted after CUDA's, gfx942 before gfx1100.
     """
 
     major: int
@@ -48,12 +48,12 @@ class Capability:
 
     @property
     def sm(self) -> str:
-        """As machine code for it is called: `sm_86`, `gfx90a`."""
+        """Return the name of its machine code: `sm_86`, `gfx90a`."""
         return self.processor or f"sm_{self.major}{self.minor}"
 
 
 def parse_capability(text: str) -> Capability:
-    """`8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for all else, such as `sm_90a`."""
+    """Parse `8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for others (`sm_90a`)."""
     if match := _PROCESSOR.fullmatch(text.strip()):
         return Capability(int(match[1]), int(match[2], 16), match[0])
     match = _CAPABILITY.fullmatch(text.strip())
@@ -74,9 +74,9 @@ class CodeKind(StrEnum):
 class GpuCode:
     """One piece of GPU code in a module.
 
-    `architecture` is what it was compiled for and None for AMD's, which `processor` names with its
-    features. `suffix` is empty, `a` (that capability alone) or `f` (its family). `isa` is the version of
-    PTX (`8.1`), empty for all that is not PTX.
+    `architecture` is its compile target, None for AMD code, which `processor` names with its features.
+    `suffix` is empty, `a` (only that capability) or `f` (its family). `isa` is the version of PTX (`8.1`),
+    empty for code other than PTX.
     """
 
     kind: CodeKind
@@ -93,7 +93,7 @@ class GpuCode:
 
 
 def parse_code(text: str) -> GpuCode:
-    """What `str(code)` wrote. Raises ValueError."""
+    """Parse the output of `str(code)`. Raises ValueError."""
     if _AMD.fullmatch(text):
         return GpuCode(CodeKind.AMD, None, processor=text)
     match = _CODE.fullmatch(text)
@@ -103,37 +103,37 @@ def parse_code(text: str) -> GpuCode:
     return GpuCode(CodeKind(match[1]), architecture, suffix=match[4], isa=match[5] or "")
 
 
-# --- The platforms that images are made for, and what kernels, wheels and conda call them
+# --- The platforms of images, and their names in kernels, wheels and conda
 
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 PLATFORMS = (AMD64, ARM64)
 MACHINES = {AMD64: "x86_64", ARM64: "aarch64"}
-"""Platform -> the machine of uname(2) and of wheels' names."""
+"""Platform -> the machine in uname(2) and in wheel names."""
 SUBDIRS = {AMD64: "linux-64", ARM64: "linux-aarch64"}
 """Platform -> conda's name of it."""
 
 
 def architecture(name: str) -> str:
-    """What OCI and Debian call its processor: `arm64` of `linux/arm64`."""
+    """Return the processor's name in OCI and Debian: `arm64` of `linux/arm64`."""
     return name.rpartition("/")[2]
 
 
 def machine_of(processor: str) -> str:
-    """The machine of OCI's word for it, empty for one that is not known."""
+    """Return the machine for OCI's processor name, empty for an unknown one."""
     return next((machine for name, machine in MACHINES.items() if architecture(name) == processor), "")
 
 
 def this_platform() -> str:
-    """What this machine starts itself; linux/amd64 where it is none of them."""
+    """Return this machine's native platform; linux/amd64 if it is not a known one."""
     return next((name for name, machine in MACHINES.items() if machine == platform.machine()), AMD64)
 
 
 def can_emulate(name: str) -> bool:
-    """Whether this machine starts a platform's programs by emulation, if at all."""
+    """Return whether this machine can run a platform's programs by emulation."""
     return name != this_platform()
 
 
 def with_suffix(name: str, made_for: str, default: str = AMD64) -> str:
-    """A name that says its platform where that is not the `default`."""
+    """Return a name with its platform if that is not the `default`."""
     return name if made_for == default else f"{name}-{architecture(made_for)}"

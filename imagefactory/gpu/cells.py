@@ -1,28 +1,28 @@
-"""What is known of one cell of framework x CUDA x driver x capability: every claim, the weightiest first.
+"""The claims about one cell of framework x CUDA x driver x capability, the strongest first.
 
-`answer_cell` weighs nothing against anything: it collects what tables document, what a scan predicts and
-what a suite verified, each with its rule, reason and source. A cell's answer is that of its weightiest
-claim; of claims that weigh the same a no stands first, since each names a condition without which nothing
-runs. The rules of claims that say no or not whole, by which they can be overridden:
+`answer_cell` collects what tables document, what a scan predicts and what a suite verified, each with its
+rule, reason and source. A cell's answer is that of its strongest claim. Of equally strong claims, negative
+ones come first: each names a condition without which nothing runs. The rules of negative and partial claims,
+by which they can be overridden:
 
-    architecture      it is built for another processor than the one beside the GPU
-    maker             it is built for NVIDIA's GPUs and this is one of AMD's, or the other way round
+    architecture      it is built for another processor than the GPU machine's
+    maker             it is built for NVIDIA GPUs and this is an AMD GPU, or the other way round
     cuda-not-offered  that framework version is not built for that CUDA
     unsolvable        locking found no environment
     toolkit-dropped   that CUDA no longer compiles for so old a GPU
     not-documented    the capability is not among those documented, nor reached from them
-    no-gpu-code       the framework is a build for the CPU alone
+    no-gpu-code       the framework is a build only for the CPU
     no-code           something that the framework must load has no code for it
     partly            something that it loads on demand has no code for it
     driver-floor      the driver is older than the code needs
-    driver-gpu        no such driver knows that GPU: it is too old, or dropped it
-    wrong-numbers     the suite ran there, and computed wrongly
-    no-kernel         the suite ran there, and met no code for that GPU
+    driver-gpu        the driver does not support that GPU: it is too old, or dropped it
+    wrong-numbers     the suite ran there and computed wrong results
+    no-kernel         the suite ran there and found no code for that GPU
     driver-too-old    the suite ran there, and the driver was too old
     load-failed       the suite ran there, and something did not load
     known-bad:ID      a known fault of that combination (an answer, or among a cell's warnings)
 
-Claims that say yes have the rules `documented`, `code` (machine code), `ptx` and `suite`.
+Positive claims have the rules `documented`, `code` (machine code), `ptx` and `suite`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _EFFECTS = {
     "some calls fail": Compatibility.PARTLY,
     "may be wrong": Compatibility.PARTLY,
 }
-_LAST = 999  # a patch release after all that there are
+_LAST = 999  # greater than every patch release
 _SEVERITY = {
     Compatibility.NO: 0,
     Compatibility.PARTLY: 1,
@@ -78,11 +78,11 @@ _SEVERITY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellEvidence:
-    """What is known of a cell beside the tables of gpu/knowledge.
+    """Evidence about a cell besides the tables of gpu/knowledge.
 
-    `contents` is a scan of the built image, None to go by the scanned wheels of the question. `verified` are
-    the suite's claims by capability, those alone that hold for the question's image and driver. `unsolvable`
-    is why locking found no environment, empty where it did or was not tried.
+    `contents` is a scan of the built image, None to use the scanned wheels of the query. `verified` are the
+    suite's claims by capability, only those valid for the query's image and driver. `unsolvable` is why
+    locking found no environment, empty if it found one or was not tried.
     """
 
     contents: ScanResult | None = None
@@ -94,10 +94,10 @@ NOTHING = CellEvidence()
 
 
 def cell_query(target: Target, lock: Lock | None, capability: Capability, driver: str = "") -> CellQuery:
-    """The question whether what `target` makes runs on a GPU; `lock` says what came, None for no lock.
+    """Return the query whether `target` runs on a GPU; `lock` lists its packages, None for no lock.
 
-    A framework of conda's is called `channel::package`, as conda does: what is documented of the wheels on
-    PyPI is not said of another build.
+    A framework from conda is called `channel::package`, as in conda: documentation of the wheels on PyPI does
+    not apply to another build.
     """
     packages = lock.packages if lock else ()
     framework = target.framework
@@ -122,20 +122,20 @@ def cell_query(target: Target, lock: Lock | None, capability: Capability, driver
 
 
 _PAGES_ARE_OF = ("", "amd64")
-"""Of which builds projects' pages speak, and releases whose wheel no lock names were scanned."""
+"""Architectures of the builds that projects' pages document and that were scanned without a lock."""
 
 
 def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
-    """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings.
+    """Return all claims on a query, the strongest first, and the matching known-bad rules as warnings.
 
-    What is built for another processor is asked no further.
+    For a build for another processor nothing else is checked.
     """
     if elsewhere := another_processor(question.platform, question.host):
         return Cell(question=question, claims=(elsewhere,))
     if foreign := another_maker(question):
         return Cell(question=question, claims=(foreign,))
     refusal, source = gpu_refusal(question.capability, question.driver) if question.driver else ("", "")
-    if refusal:  # no machine is so, whatever is known of others
+    if refusal:  # no machine can run it, whatever else is known
         return Cell(question=question, claims=(_no("driver-gpu", refusal, source),))
     contents = None if evidence.unsolvable else evidence.contents or scanned_contents(question)
     claims = [*_documented(question, evidence)]
@@ -156,7 +156,7 @@ def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
 
 
 def run_time_claim(cell: Cell, evidence: CellEvidence) -> CellClaim | None:
-    """The warning of a cell that runs, with a driver older than the CUDA of what compiles there."""
+    """Return the warning of a cell whose driver is older than the CUDA that compiles at run time."""
     question = cell.question
     if (
         not question.driver
@@ -176,15 +176,15 @@ def run_time_claim(cell: Cell, evidence: CellEvidence) -> CellClaim | None:
 
 
 def _order(claim: CellClaim) -> tuple[int, int]:
-    """What a fault does counts as much as what code is there, be it only documented."""
+    """Return the sort key: known faults are as strong as a scan of the code, even if only documented."""
     weight = _WEIGHT[ClaimBasis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
     return weight, _SEVERITY[claim.answer]
 
 
 def another_processor(platform: str, host: str) -> CellClaim | None:
-    """NO where a GPU's machine cannot start what is built for `platform`, None where it can.
+    """Return NO if the GPU machine's processor cannot run a build for `platform`, None if it can.
 
-    UNKNOWN of a release on arm64: all that is known here of releases was read off builds for amd64.
+    UNKNOWN for a release on arm64: the data on releases is from builds for amd64.
     """
     if not host or host == (platform or "amd64"):
         return None
@@ -195,7 +195,7 @@ def another_processor(platform: str, host: str) -> CellClaim | None:
 
 
 def another_maker(question: CellQuery) -> CellClaim | None:
-    """NO where one maker's GPU is asked about and the build is for the other's; None where it is not."""
+    """Return NO if the GPU is of one maker and the build for the other's, None otherwise."""
     amd = bool(question.capability.processor)
     if not question.cuda or amd == bool(rocm_of(question.cuda)):
         return None
@@ -205,12 +205,12 @@ def another_maker(question: CellQuery) -> CellClaim | None:
 
 
 def predict_other_processor(prediction: Prediction, platform: str, host: str) -> Prediction:
-    """The prediction for GPUs beside a processor: NO where what was scanned is built for another one."""
+    """Return the prediction for GPUs with this host processor: NO if the scanned build is for another one."""
     elsewhere = another_processor(platform, host) if platform else None
     if elsewhere is None:
         if platform != "arm64" or host:
             return prediction
-        # Most GPUs come with either, and most stand beside the other.
+        # Most GPUs exist with both processors, and most machines have the other one.
         return replace(prediction, reason=f"{prediction.reason}, beside an arm64 processor")
     return replace(prediction, answer=Compatibility.NO, reason=elsewhere.reason, driver="", warnings=())
 
@@ -218,7 +218,7 @@ def predict_other_processor(prediction: Prediction, platform: str, host: str) ->
 def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellClaim]:
     if evidence.unsolvable:
         yield _no("unsolvable", evidence.unsolvable, "the solver, when the target was last locked")
-    if not question.packages:  # a lock is proof enough of what is offered
+    if not question.packages:  # a lock proves that it is offered
         yield from _offer(question)
     yield from _toolkit(question)
     row = knowledge.documented(question.framework, question.version, question.cuda)
@@ -227,10 +227,10 @@ def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellCla
 
 
 def _offer(question: CellQuery) -> Iterator[CellClaim]:
-    """NO for a CUDA for which the framework version was not released, as far as its releases are known."""
+    """Yield NO for a CUDA for which the framework version was not released, if its releases are known."""
     name, version, cuda = question.framework, question.version, question.cuda
     if not cuda or rocm_of(cuda):
-        return  # which build it is, nobody says, or which there are for ROCm
+        return  # unknown which build it is, or which exist for ROCm
     rows = [
         row
         for row in knowledge.releases(name)
@@ -238,7 +238,7 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
     ]
     major = cuda.partition(".")[0]
     if any(row.any_minor and covers(major, row.cuda) and covers(major, cuda) for row in rows):
-        return  # nobody says that it does not run with these libraries
+        return  # no source says that it does not run with these libraries
     known = {row.cuda: row.source for row in rows}
     known |= {row.cuda: row.source for row in knowledge.offered(name, version)}
     if known and not any(covers(version, cuda) or covers(cuda, version) for version in known):
@@ -248,7 +248,7 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
 
 
 def _toolkit(question: CellQuery) -> Iterator[CellClaim]:
-    """NO for a GPU older than all that the toolkit compiles for, be it to machine code or to PTX."""
+    """Yield NO for a GPU older than all that the toolkit compiles for, as machine code or PTX."""
     targets = [code.architecture for code in knowledge.targets_of(question.cuda) if code.architecture]
     if targets and question.capability < min(targets):
         reason = f"CUDA {question.cuda} compiles for {min(targets)} and newer"
@@ -256,7 +256,7 @@ def _toolkit(question: CellQuery) -> Iterator[CellClaim]:
 
 
 def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
-    """What a documented list of targets means for a capability, by the rules for code of such targets."""
+    """Return what a documented list of targets means for a capability, by the rules for such code."""
     capability = question.capability
     if row.minimum and capability < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
@@ -280,15 +280,15 @@ def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
 
 
 def _serving(codes: Sequence[GpuCode], capability: Capability, how: SupportLevel) -> GpuCode | None:
-    """The newest of the codes that serves a capability so."""
+    """Return the newest of the codes that serves a capability in this way."""
     return next((code for code in sorted(codes, reverse=True) if runs(code, capability) is how), None)
 
 
 def _with_floor(claim: CellClaim, question: CellQuery, cuda: str) -> CellClaim:
-    """A claim that says yes, with the oldest driver it holds for; NO where the question's is older.
+    """Return a positive claim with its oldest driver, or NO if the query's driver is older.
 
-    Machine code needs the floor of CUDA's major version, PTX a driver that offers the CUDA it came with. Of
-    a CUDA known by its major alone, drivers older than its first fail; which one is enough is not known.
+    Machine code needs the floor of CUDA's major version, PTX a driver that offers the CUDA it came with. If
+    only CUDA's major is known, drivers older than its first fail; which one is enough is not known.
     """
     if claim.answer is Compatibility.NO:
         return claim
@@ -305,7 +305,7 @@ def _with_floor(claim: CellClaim, question: CellQuery, cuda: str) -> CellClaim:
 
 
 def _source(table: str, kind: str, cuda: str) -> str:
-    """The source of the first row of a table that is about a CUDA version, or about one of a major."""
+    """Return the source of the first row of a table about a CUDA version, or about one of a major."""
     for row in read_table(table)[kind]:
         versions = [row["cuda"]] if isinstance(row["cuda"], str) else row["cuda"]
         if any(covers(cuda, version) for version in versions):
@@ -326,11 +326,11 @@ def _yes(answer: Compatibility, reason: str, source: str) -> CellClaim:
 
 
 def _predicted(question: CellQuery, contents: ScanResult) -> Iterator[CellClaim]:
-    """What a scan says, with the question's driver; nothing where it does not know."""
+    """Yield the scan's prediction for the query's driver; nothing if it is unknown."""
     bare = predict_code(contents, question.capability)
     if bare.answer is Compatibility.UNKNOWN:
         return
-    driver = "" if question.capability.processor else question.driver  # of AMD's no code tells one
+    driver = "" if question.capability.processor else question.driver  # AMD code does not name a driver
     prediction = with_driver(bare, driver) if driver else bare
     rule = _RULES[prediction.answer]
     if prediction.answer is Compatibility.NO:
@@ -352,9 +352,9 @@ def _predicted(question: CellQuery, contents: ScanResult) -> Iterator[CellClaim]
 
 
 def scanned_contents(question: CellQuery) -> ScanResult | None:
-    """What the scanned ones of a question's wheels hold together, None where its framework was not scanned.
+    """Return the merged contents of a query's scanned wheels, None if its framework was not scanned.
 
-    Without wheels (no recipe makes it) the newest scanned ones of that version speak, if for its CUDA.
+    Without wheels (no recipe uses it) the newest scanned ones of that version count, if for its CUDA.
     """
     scans = [scan for sha256 in question.wheels if (scan := knowledge.scanned(sha256))]
     if not question.wheels and question.platform in _PAGES_ARE_OF:
@@ -376,7 +376,7 @@ def scanned_contents(question: CellQuery) -> ScanResult | None:
 def _scanned_releases(question: CellQuery) -> list[ScanResult]:
     name, version, cuda = question.framework, question.version, question.cuda
     if not any(covers(row.cuda, cuda) or covers(cuda, row.cuda) for row in knowledge.offered(name, version)):
-        return []  # the wheels on PyPI, which were scanned, are for another CUDA
+        return []  # the scanned wheels on PyPI are for another CUDA
     plugin = f"{name}-cuda{cuda.partition('.')[0]}-"
     newest: dict[str, WheelScan] = {}
     for wheel in knowledge.scanned_for_amd64():
@@ -388,11 +388,11 @@ def _scanned_releases(question: CellQuery) -> list[ScanResult]:
 
 
 def _known_bad_claims(question: CellQuery, contents: ScanResult | None) -> Iterator[tuple[CellClaim, str]]:
-    """Each with its effect: by what was scanned, else by the lock, else by the framework's version; of a part
-    of one (`2.3`) what fits all that it may be.
+    """Yield each claim with its effect: by the scan, else by the lock, else by the framework's version. Of a
+    partial version (`2.3`), only faults in all of its releases.
 
-    A fault that only costs time or memory says yes, one that some calls meet says partly, as does one that
-    computes wrongly on GPUs of every capability, which is then no matter of this one. All others say no.
+    A fault that only costs time or memory is YES, one in some calls PARTLY, and so is one that computes wrong
+    results on GPUs of every capability, since it is not specific to this one. All others are NO.
     """
     name, version = question.framework.rpartition("::")[2], question.version
     locked = question.packages or ((name, version),)

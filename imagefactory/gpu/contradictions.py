@@ -1,4 +1,4 @@
-"""Where a place differs from what its framework's project documents, and from itself.
+"""Differences between a scan, the framework project's documentation, and the scanned place's own metadata.
 
 Either side may be wrong: a page may mean another build, and a scan sees no code that is compiled later.
 """
@@ -110,7 +110,7 @@ def documented_answer(row: DocumentedSupport, capability: Capability) -> Compati
 
 
 def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
-    """Return which documented PTX the libraries that must load lack, as a sentence; empty for none."""
+    """Return which documented PTX the gate libraries lack, as a sentence; empty for none."""
     codes = {code for library in gates for modules in library.modules for code in modules.codes}
     there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
     missing = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
@@ -129,7 +129,7 @@ def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapabilityDifference:
-    """Capabilities for which a project documents something else than the scan of its wheels found.
+    """Capabilities for which a project's documentation differs from the scan of its wheels.
 
     `documented` is yes, through PTX or no; `found` and `reason` are the scan's, for the first of
     `capabilities`. These are empty if PTX is documented for future GPUs, and there is none. `wheels` are the

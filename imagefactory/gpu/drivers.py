@@ -20,7 +20,7 @@ from imagefactory.gpu.values import GpuLibrary, LibrarySupport
 
 _ZSTD_CUDA = "12.4"
 _MAJOR = re.compile(r"[0-9]{1,3}")
-# As nvidia-smi and packages write a driver: 535.54.03, R535, nvidia-driver-535-server, 570.124.06-0ubuntu1.
+# Spellings of drivers: 535.54.03, R535, nvidia-driver-535-server, 570.124.06-0ubuntu1.
 _WRITTEN = re.compile(
     r"(?:nvidia[- ])?(?:driver[- ])?[rv]?([0-9]{1,4}(?:\.[0-9]{1,5}){0,3})"
     r"(?:-(?:server|open|headless|dkms))*(?:-[0-9][0-9a-z.~+]*)?"
@@ -29,7 +29,7 @@ _OLDEST, _LAST_ODD, _BEYOND = 300, 418, 100  # from 430 on branches for Linux ar
 
 
 def parse_driver(text: str) -> tuple[int, ...]:
-    """`535.54.03` or a branch, `535`, as numbers. Raises ValueError."""
+    """Parse `535.54.03` or a branch, `535`, into numbers. Raises ValueError."""
     parts = text.strip().split(".")
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise ValueError(f"'{text[:40]}' is not a driver version (write 535 or 535.54.03)")
@@ -37,10 +37,10 @@ def parse_driver(text: str) -> tuple[int, ...]:
 
 
 def read_driver(text: str) -> str:
-    """The version that a person means: ` R535 ` is 535, `535-server` too, `570.124.06-open` is 570.124.06.
+    """Parse user input: ` R535 ` and `535-server` are 535, `570.124.06-open` is 570.124.06.
 
-    Raises ValueError, with what to write, for what is no driver for Linux: a CUDA version (`12.2`), a driver
-    for Windows (`551.23`, `31.0.15.5123`), a number that no driver has (`0`, `999`).
+    Raises ValueError, with what to write, for anything but a driver for Linux: a CUDA version (`12.2`), a
+    driver for Windows (`551.23`, `31.0.15.5123`), a number that is not a driver's (`0`, `999`).
     """
     quoted = f"'{text.strip()[:40]}'"
     written = _WRITTEN.fullmatch(text.strip().lower())
@@ -61,9 +61,9 @@ def read_driver(text: str) -> str:
 
 
 def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
-    """Why a driver does not know GPUs of that capability, and the source; empty where it does or may.
+    """Return why a driver does not support GPUs of that capability, and the source; empty if it does or may.
 
-    Raises ValueError for what is no driver's version.
+    Raises ValueError for anything but a driver's version.
     """
     branch, row = parse_driver(driver)[0], gpu_drivers().get(capability)
     if row and row.first and older(driver, row.first):
@@ -74,8 +74,10 @@ def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
 
 
 def older(driver: str, needed: str) -> bool:
-    """Whether `driver` is older than `needed`. They are compared as far as both go: 535 is not older than
-    535.54.03, for it may be any release of that branch. Raises ValueError."""
+    """Return whether `driver` is older than `needed`, by their common components. Raises ValueError.
+
+    A branch is not older than its releases: 535 may be any of them.
+    """
     return any(ours < theirs for ours, theirs in _until_differing(parse_driver(driver), parse_driver(needed)))
 
 
@@ -88,14 +90,14 @@ def _until_differing(version: tuple[int, ...], other: tuple[int, ...]) -> Iterab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimumDriver:
-    """The oldest driver that one condition allows; empty where it is not known. `reason` is half a line."""
+    """The oldest driver that one condition allows; empty if unknown. `reason` is part of a line."""
 
     driver: str
     reason: str
 
 
 def cuda_floor(cuda: str) -> MinimumDriver:
-    """R6: machine code alone asks for the first driver of its CUDA's major: 11 -> 450, 12 -> 525, 13 -> 580.
+    """R6: return the first driver of CUDA's major, enough for machine code: 11 -> 450, 12 -> 525, 13 -> 580.
 
     Source: NVIDIA, CUDA Compatibility, minor-version compatibility. `cuda` may be empty: nothing known.
     """
@@ -110,8 +112,8 @@ def cuda_floor(cuda: str) -> MinimumDriver:
 
 
 def ptx_floor(isa: str) -> MinimumDriver:
-    """R5: PTX is compiled only by a driver whose CUDA is that of its instruction set or newer; others fail
-    with error 222.
+    """R5: return the first driver that compiles this PTX: its CUDA must be that of the instruction set or
+    newer; others fail with error 222.
 
     Source: NVIDIA, CUDA Programming Guide, PTX compatibility, and the PTX ISA's release history.
     """
@@ -129,11 +131,11 @@ def ptx_floor(isa: str) -> MinimumDriver:
 
 
 def compression_floor(library: GpuLibrary) -> MinimumDriver | None:
-    """R7: code compressed with zstd is read by drivers from CUDA 12.4 on; older ones refuse the image.
+    """R7: return the first driver that reads the code's compression: for zstd, that of CUDA 12.4.
 
-    Source: NVIDIA, nvcc documentation, `--compress-mode`: not compatible with drivers released before
-    CUDA 12.4. Measured with nvcc 13.0: mode `speed`, the default of CUDA 12, writes lz4; `balance`, `size`
-    and the default of CUDA 13 write zstd.
+    Source: NVIDIA, nvcc documentation, `--compress-mode`: not compatible with drivers released before CUDA
+    12.4. Measured with nvcc 13.0: mode `speed`, the default of CUDA 12, writes lz4; `balance`, `size` and the
+    default of CUDA 13 write zstd.
     """
     if "zstd" not in library.compressions:
         return None
@@ -143,7 +145,7 @@ def compression_floor(library: GpuLibrary) -> MinimumDriver | None:
 
 
 def gpu_floor(capability: Capability) -> MinimumDriver | None:
-    """The first driver that knows GPUs of a capability; None where all that runs CUDA 11 does."""
+    """Return the first driver that supports a capability; None if all with CUDA 11 do."""
     row = gpu_drivers().get(capability)
     if row is None or not row.first:
         return None
@@ -153,10 +155,9 @@ def gpu_floor(capability: Capability) -> MinimumDriver | None:
 def minimum_driver(
     cuda: str, capability: Capability, libraries: Iterable[tuple[GpuLibrary, LibrarySupport]]
 ) -> MinimumDriver:
-    """R6: the largest of all floors of the libraries that must load, and of the GPU. Unknown where one of
-    the libraries' is.
+    """R6: return the highest floor of the GPU and the libraries that must load; unknown if a library's is.
 
-    CUDA's own may be unknown beside others: they tell of what it was built with, or are needed with any.
+    CUDA's own floor may be unknown if there are others: these follow from its build, or are needed with any.
     """
     floors = [cuda_floor(cuda)]
     for library, code in libraries:
@@ -172,16 +173,15 @@ def minimum_driver(
 
 
 def driver_floor(cuda: str) -> str:
-    """The oldest CUDA version whose driver runs an image of CUDA version `cuda` ("12.1", "12").
+    """Return the oldest CUDA version whose driver runs an image of CUDA version `cuda` ("12.1", "12").
 
-    NVIDIA's container tools compare `cuda>=X` with the newest CUDA version the driver offers and
-    refuse to start the container when it is older. From CUDA 11 on, programs of one major version
-    run on every driver of that major version ("minor version compatibility" in NVIDIA's CUDA
-    Compatibility guide): driver 525, the first of 12.x, offers 12.0 and runs 12.4's libraries. So
-    the floor is the major version's `.0`; a higher one would refuse GPUs that work, and a lower one
-    would only turn a clear refusal into a failed cudaGetDeviceCount. The exception, an older driver
-    with NVIDIA's cuda-compat package, is none here: the images carry no such package. Before 11
-    each minor version needs its own driver.
+    NVIDIA's container tools compare `cuda>=X` with the newest CUDA version the driver offers and refuse to
+    start the container when it is older. From CUDA 11 on, programs of one major version run on every driver
+    of that major version ("minor version compatibility" in NVIDIA's CUDA Compatibility guide): driver 525,
+    the first of 12.x, offers 12.0 and runs 12.4's libraries. So the floor is the major version's `.0`; a
+    higher one would reject GPUs that work, and a lower one would only turn a clear error into a failed
+    cudaGetDeviceCount. The exception, an older driver with NVIDIA's cuda-compat package, does not apply: the
+    images have no such package. Before 11 each minor version needs its own driver.
     """
     match = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
     if not match:

@@ -1,6 +1,6 @@
-"""What frameworks are made of: which library must have code for a GPU, and how a build for the CPU is told.
+"""The libraries of frameworks: which ones must have code for a GPU, and how to recognize a build for the CPU.
 
-The rows are in `knowledge/frameworks.toml`, each with its source. Nothing here touches a disk but that file.
+The rows are in `knowledge/frameworks.toml`, each with its source. Only that file is read from the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ScanResult
 
 
 class LibraryRole(StrEnum):
-    """What the code of a library counts for."""
+    """The role of a library's code in a prediction."""
 
     GATES = "must load"
     ON_DEMAND = "on demand"
@@ -30,9 +30,9 @@ class LibraryRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalLibraries:
-    """Libraries that some functions alone use; `what` names those functions.
+    """Libraries that only some functions use; `what` names those functions.
 
-    With `begins` it is not the library: only those of its modules that have no code for older capabilities.
+    With `begins` only some of its modules are optional: those without code for older capabilities.
     """
 
     library: str
@@ -57,7 +57,7 @@ class Framework:
 
 @cache
 def frameworks() -> tuple[Framework, ...]:
-    """All rows of frameworks.toml, in its order."""
+    """Return all rows of frameworks.toml, in its order."""
     tables = read_table("frameworks")
     return tuple(
         Framework(
@@ -84,7 +84,7 @@ def frameworks() -> tuple[Framework, ...]:
 
 
 def find_framework(contents: ScanResult) -> Framework | None:
-    """The framework that a place is for: the first with its libraries there, else with its package."""
+    """Return a place's framework: the first whose libraries it has, else whose package it has."""
     for framework in frameworks():
         if any(matches(library.path, framework.must_load) for library in contents.libraries):
             return framework
@@ -92,9 +92,9 @@ def find_framework(contents: ScanResult) -> Framework | None:
 
 
 def find_package(contents: ScanResult, framework: Framework) -> InstalledPackage | None:
-    """The package of a framework whose version is the framework's; made from its own facts without one.
+    """Return the package with the framework's version; without one, build it from the framework's facts.
 
-    Of conda's record and the Python package within it, the record is taken: it tells the build.
+    Of conda's record and the Python package in it the record counts: it names the build.
     """
     packages = [
         package for name in framework.packages for package in contents.packages if package.name == name
@@ -113,9 +113,9 @@ def gates_of(contents: ScanResult, framework: Framework) -> list[GpuLibrary]:
 
 
 def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
-    """What a library counts for in an image of `framework`, and which functions use it where only some do.
+    """Return a library's role in an image of `framework`, and the functions that use it if only some do.
 
-    Of another framework than the image's, all libraries are used on demand: by that framework.
+    Libraries of other frameworks are all used on demand, by their own framework.
     """
     if framework is not None:
         if matches(path, framework.must_load):
@@ -135,7 +135,7 @@ def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
 
 
 def variant_of(path: str) -> str:
-    """The CUDA (`124`) of a library of which a place holds one for each, empty for any other library."""
+    """Return the CUDA (`124`) of a library that a place has once per CUDA, empty for any other library."""
     for row in read_table("frameworks")["variant"]:
         if match := re.fullmatch(row["library"], path.rpartition("/")[2]):
             return match[1]
@@ -143,7 +143,7 @@ def variant_of(path: str) -> str:
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path fits one of the patterns: by its name, or by its end where a pattern holds a slash."""
+    """Return whether a path matches a pattern: by its name, or by its end if the pattern has a slash."""
     name = path.rpartition("/")[2]
     return any(
         fnmatchcase("/" + path, "*/" + pattern) if "/" in pattern else fnmatchcase(name, pattern)
@@ -152,11 +152,11 @@ def matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def cuda_of(contents: ScanResult) -> str:
-    """The CUDA version that a place was built for or brings (`12.1`, or `12`), empty where nothing says.
+    """Return the CUDA version that a place was built for or contains (`12.1`, or `12`), empty if unknown.
 
-    What the framework says of its own build comes first; then a package's build string, the runtime that
-    is installed, the plugin's name, the file names of CUDA's libraries. Last the newest PTX, whose version
-    is the compiler's: of it the major alone is taken, since a compiler may be told to write an older one.
+    The framework's statement about its own build comes first; then a package's build string, the installed
+    runtime, the plugin's name, the file names of CUDA's libraries. Last comes the newest PTX, whose version
+    is the compiler's: only its major is used, since a compiler can write an older one.
     """
     framework = find_framework(contents)
     if framework is not None:
@@ -190,7 +190,7 @@ def _major_of_ptx(contents: ScanResult) -> str:
 
 
 def cpu_only(contents: ScanResult) -> str:
-    """Why a place computes on the CPU although it holds a framework, and what to install; empty where not."""
+    """Return why a place computes on the CPU although it has a framework, and what to install; else empty."""
     framework = find_framework(contents)
     if framework is None or not framework.must_load or any(_has_gpu_code(contents, framework)):
         return ""
@@ -218,7 +218,7 @@ def cpu_only(contents: ScanResult) -> str:
 
 
 def conda_builds(contents: ScanResult, framework: Framework) -> list[tuple[InstalledPackage, str]]:
-    """Conda's packages of a framework whose build string tells what for: with a CUDA version, or `cpu`."""
+    """Return conda packages of a framework whose build string names a CUDA version or `cpu`."""
     some = [package for package in contents.packages if package.build and package.name in framework.packages]
     if not some:
         return []
@@ -226,7 +226,7 @@ def conda_builds(contents: ScanResult, framework: Framework) -> list[tuple[Insta
 
 
 def _instead(framework: Framework, version: str, *, conda: bool) -> str:
-    """What brings the same version for GPUs, as requirements: one for each CUDA that PyPI offers."""
+    """Return requirements for the same version with GPU support: one for each CUDA that PyPI offers."""
     if conda:
         return f'"{framework.conda.format(version=version)}"'
     wheels = offered(framework.name, version)
@@ -246,7 +246,7 @@ _CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")
 
 
 def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
-    """Libraries that must load and are there, or hold code for AMD's GPUs."""
+    """Return the libraries that must load and exist, or that have code for AMD GPUs."""
     return [
         library.path
         for library in contents.libraries
@@ -256,7 +256,7 @@ def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
 
 
 def _facts(contents: ScanResult, framework: Framework) -> dict[str, str]:
-    """What a framework says of its own build. Its facts carry the name of its module."""
+    """Return a framework's statements about its own build. Its facts have the name of its module."""
     module = framework.name.partition("-")[0]
     return {key: value for name, key, value in contents.facts if name == module}
 

@@ -1,7 +1,7 @@
-"""Combinations that are known to fail or to compute wrongly: versions of libraries against capabilities.
+"""Combinations that fail or compute wrong results: versions of libraries against capabilities.
 
-The rules are in `knowledge/known_bad.toml`, each with its source. A rule that fits is a warning, or with some
-effects (`ANSWERS`) the answer: it does not say that one where no rule fits has no fault.
+The rules are in `knowledge/known_bad.toml`, each with its source. A matching rule is a warning or, with some
+effects (`ANSWERS`), the answer. Without a matching rule there may still be a fault.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.values import Compatibility, ScanResult
 
 ANSWERS = {"does not run": Compatibility.NO, "runs in part": Compatibility.PARTLY}
-"""The effects that are an answer and no warning: whatever code is there, that is what comes of it."""
+"""The effects that are an answer instead of a warning: they apply whatever code there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleLibrary:
-    """A library that rules speak of, and where its version is read. `files` may be empty."""
+    """A library in rules, and where its version is read. `files` may be empty."""
 
     name: str
     packages: tuple[str, ...]
@@ -33,9 +33,9 @@ class RuleLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBadRule:
-    """One row of known_bad.toml. `capabilities` are ranges, any of which must hold; empty is every GPU.
+    """One row of known_bad.toml. `capabilities` are ranges, one of which must match; empty is every GPU.
 
-    `drivers` is a range too; with one, a rule is of a driver that is known.
+    `drivers` is a range too; such a rule matches only a known driver.
     """
 
     id: str
@@ -49,7 +49,7 @@ class KnownBadRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBadMatch:
-    """A rule that fits: its sentence with the versions that were found."""
+    """A matching rule: its sentence with the versions that were found."""
 
     id: str
     effect: str
@@ -62,7 +62,7 @@ class KnownBadMatch:
 
 @cache
 def components() -> tuple[RuleLibrary, ...]:
-    """All components of known_bad.toml, in its order."""
+    """Return all components of known_bad.toml, in its order."""
     return tuple(
         RuleLibrary(name=row["name"], packages=tuple(row["packages"]), files=row.get("files", ""))
         for row in read_table("known_bad")["component"]
@@ -71,7 +71,7 @@ def components() -> tuple[RuleLibrary, ...]:
 
 @cache
 def rules() -> tuple[KnownBadRule, ...]:
-    """All rules of known_bad.toml, in its order."""
+    """Return all rules of known_bad.toml, in its order."""
     return tuple(
         KnownBadRule(
             id=row["id"],
@@ -87,12 +87,12 @@ def rules() -> tuple[KnownBadRule, ...]:
 
 
 def find_rule(word: str) -> KnownBadRule | None:
-    """The rule that a claim calls `known-bad:ID`, None where there is none."""
+    """Return the rule that a claim calls `known-bad:ID`, None for an unknown one."""
     return next((rule for rule in rules() if f"known-bad:{rule.id}" == word), None)
 
 
 def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Component -> version, of packages (name, version) as locks and scans name them.
+    """Return component -> version, for packages (name, version) as in locks and scans.
 
     Of two packages for one component the first that known_bad.toml names counts.
     """
@@ -106,7 +106,7 @@ def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def versions_in(contents: ScanResult) -> dict[str, str]:
-    """Component -> version, of what a scan found: packages first, then names of files."""
+    """Return component -> version of a scan: packages first, then names of files."""
     installed = versions_of((package.name, package.version) for package in contents.packages)
     for component in components():
         if component.files and component.name not in installed:
@@ -120,9 +120,9 @@ def versions_in(contents: ScanResult) -> dict[str, str]:
 def matching_rules(
     versions: Mapping[str, str], capability: Capability, driver: str = ""
 ) -> tuple[KnownBadMatch, ...]:
-    """The rules that fit, in the table's order. `versions` are of components; what is not there fits none.
+    """Return the matching rules in the table's order. `versions` are by component.
 
-    Without a `driver` no rule fits that is about some drivers alone: any other may be chosen.
+    Without a `driver` no rule about only some drivers matches: another driver may be chosen.
     """
     return tuple(
         KnownBadMatch(id=rule.id, effect=rule.effect, text=rule.text.format_map(versions), source=rule.source)
@@ -133,7 +133,7 @@ def matching_rules(
 
 
 def worst_answer(faults: Iterable[KnownBadMatch]) -> KnownBadMatch | None:
-    """The fault that is an answer, the worst of several; None where all are warnings."""
+    """Return the worst fault that is an answer; None if all are warnings."""
     answering = [fault for fault in faults if fault.effect in ANSWERS]
     return min(answering, key=lambda fault: list(ANSWERS).index(fault.effect), default=None)
 
@@ -145,7 +145,7 @@ def _rule_applies(rule: KnownBadRule, capability: str, driver: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _within(version: str, specifiers: str) -> bool:
-    """Whether a version lies in a range. One that PEP 440 does not know (conda's) lies in none."""
+    """Return whether a version is in a range. One that PEP 440 does not allow (conda's) is in none."""
     try:
         return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
     except InvalidVersion:

@@ -1,7 +1,7 @@
-"""What a place runs on, by its GPU code alone: the rules of rules.py and drivers.py applied to a framework.
+"""Predictions by GPU code: the rules below and in drivers.py, applied to a framework.
 
-A prediction is about code that is there. What is compiled later (Triton, XLA, NVRTC) or fetched later no scan
-sees, and whether the results are right only a run can say. "Verified" is not a word of this file.
+A prediction is only about existing code. A scan does not see code that is compiled later (Triton, XLA, NVRTC)
+or downloaded later, and only a run shows whether results are right. Nothing in this file is "verified".
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from imagefactory.gpu.values import (
     SupportLevel,
 )
 
-# --- Which GPU code runs on which capability: rules R1 to R5, R8 and R9, each a pure function with its
-# source
+# --- Which GPU code runs on which capability: rules R1 to R5, R8 and R9, pure functions with their sources
 # R6 and R7, and the driver's side of R5, are in drivers.py.
 
 
@@ -52,13 +51,13 @@ FAMILIES = {
     Capability(12, 0): frozenset({Capability(12, 0), Capability(12, 1)}),
     Capability(12, 1): frozenset({Capability(12, 1)}),
 }
-"""What code with the suffix `f` runs on, by the architecture it is for."""
-_MOST = 10  # times as many: a build for one major, into which something for more was linked
+"""The capabilities that run code with the suffix `f`, by its architecture."""
+_MOST = 10  # times as many: a build for one major, with code from elsewhere linked in
 _RENAMED = {Capability(10, 1): Capability(11, 0)}
 
 
 def renamed(capability: Capability) -> Capability:
-    """R4: 10.1 is called 11.0 since CUDA 13.0; it is the same GPU.
+    """R4: return the new name: 10.1 is called 11.0 since CUDA 13.0; it is the same GPU.
 
     Source: NVIDIA, CUDA Toolkit 13.0 release notes and PTX ISA 9.0: sm_101 is renamed to sm_110.
     """
@@ -66,7 +65,7 @@ def renamed(capability: Capability) -> Capability:
 
 
 def sass_runs(architecture: Capability, capability: Capability) -> bool:
-    """R1 and R2: machine code runs on its own major, from its own minor on; integrated GPUs run theirs alone.
+    """R1 and R2: machine code runs on its own major, from its own minor on; integrated GPUs only run theirs.
 
     Source: NVIDIA, CUDA Programming Guide, binary compatibility: there is none for Tegra, nor between it and
     the desktop.
@@ -77,7 +76,7 @@ def sass_runs(architecture: Capability, capability: Capability) -> bool:
 
 
 def suffix_runs(code: GpuCode, capability: Capability) -> bool:
-    """R3: `a` is for one capability alone, `f` for those of its family; this holds for PTX too.
+    """R3: code with the suffix `a` runs on one capability, with `f` on its family; also PTX.
 
     Source: NVIDIA, nvcc documentation, architecture-specific and family-specific targets, and the CUDA
     Programming Guide's table of families.
@@ -92,16 +91,16 @@ def suffix_runs(code: GpuCode, capability: Capability) -> bool:
 def ptx_compiles(architecture: Capability, capability: Capability) -> bool:
     """R5: a driver compiles plain PTX for any GPU of its capability or newer.
 
-    Source: NVIDIA, CUDA Programming Guide, PTX compatibility. Which drivers do, `ptx_driver` says.
+    Source: NVIDIA, CUDA Programming Guide, PTX compatibility. For the drivers see `ptx_floor`.
     """
     return architecture <= capability
 
 
 def runs(code: GpuCode, capability: Capability) -> SupportLevel:
-    """How one piece of code serves a capability: NATIVE, PTX or NONE.
+    """Return how one piece of code serves a capability: NATIVE, PTX or NONE.
 
-    R8: LTO-IR is input of a linker and runs nowhere. Source: NVIDIA, nvcc documentation, `-dlto`. AMD's
-    code runs on no capability.
+    R8: LTO-IR is input of a linker and does not run. Source: NVIDIA, nvcc documentation, `-dlto`. AMD code
+    runs on no CUDA capability.
     """
     if code.architecture is None or code.kind is CodeKind.LTO:
         return SupportLevel.NONE
@@ -114,15 +113,15 @@ def runs(code: GpuCode, capability: Capability) -> SupportLevel:
 
 
 def generic_modules(library: GpuLibrary) -> tuple[ModuleCount, ...]:
-    """R9: the modules that speak for a library: those made for two or more majors; all if there is none.
+    """R9: return a library's generic modules: those for two or more majors; all if there are none.
 
-    Libraries also hold modules for single GPUs that others do without; those say nothing about the rest.
-    Targets with the suffix `a` are such extras: they alone make no module generic, but beside plain targets
-    of one major they do where others are (a kernel for 8.0 and newer in a library for 7.5 and newer). Source:
+    Libraries also have modules for single GPUs that other GPUs do not need; these say nothing about the rest.
+    Targets with the suffix `a` are such extras: they alone make no module generic. With plain targets of one
+    major they do, if others are (a kernel for 8.0 and newer in a library for 7.5 and newer). Source:
     measured, the modules of torch 1.13.1 to 2.14.1, tensorflow 2.18.1, onnxruntime-gpu 1.28.0 to 1.31.1.
 
-    Where nearly all modules are machine code for one and the same major, the library is a build for it and
-    all speak. LTO-IR, which is linked already or never will be, speaks where there is nothing else.
+    If nearly all modules are machine code for the same major, the library is a build for it and all count.
+    LTO-IR, which is linked already or never will be, counts only if there is nothing else.
     """
     some = tuple(
         modules for modules in library.modules if any(code.kind is not CodeKind.LTO for code in modules.codes)
@@ -142,9 +141,9 @@ def generic_modules(library: GpuLibrary) -> tuple[ModuleCount, ...]:
 
 
 def reach(library: GpuLibrary, capability: Capability, *, gates: bool = False) -> LibrarySupport:
-    """How far a library's code serves one capability, counted over its generic modules.
+    """Return how far a library's code serves one capability, counted over its generic modules.
 
-    `gates` is handed on: whether the framework must load it.
+    `gates` is whether the framework must load it.
     """
     native = ptx = without = 0
     isas: set[str] = set()
@@ -156,7 +155,7 @@ def reach(library: GpuLibrary, capability: Capability, *, gates: bool = False) -
             native += modules.count
         elif compiled:
             ptx += modules.count
-            isas.add(min(compiled, key=numbers))  # the oldest that serves asks least of the driver
+            isas.add(min(compiled, key=numbers))  # the oldest suitable PTX works with the most drivers
         elif linked := _jit_linked_ptx(modules, objects, capability):
             ptx += modules.count
             isas.add(linked)
@@ -180,7 +179,7 @@ def reach(library: GpuLibrary, capability: Capability, *, gates: bool = False) -
 
 
 def usual_codes(library: GpuLibrary) -> tuple[GpuCode, ...]:
-    """The targets of at least half of the generic modules, sorted; of all modules where none is so usual."""
+    """Return the targets of at least half of the generic modules, sorted; of all modules if none are."""
     counts: dict[GpuCode, int] = {}
     modules = generic_modules(library)
     for module in modules:
@@ -191,7 +190,7 @@ def usual_codes(library: GpuLibrary) -> tuple[GpuCode, ...]:
 
 
 def _objects(library: GpuLibrary) -> dict[Capability, str]:
-    """The targets of modules of plain PTX alone, each with the newest version of its instruction set."""
+    """Return the targets of modules with only plain PTX, each with its newest instruction set version."""
     isas: dict[Capability, str] = {}
     for modules in library.modules:
         code = modules.codes[0] if len(modules.codes) == 1 else None
@@ -201,13 +200,12 @@ def _objects(library: GpuLibrary) -> dict[Capability, str]:
 
 
 def _jit_linked_ptx(modules: ModuleCount, objects: dict[Capability, str], capability: Capability) -> str:
-    """The PTX that a driver must compile in place of a linked module; empty where that cannot be.
+    """Return the PTX that a driver must compile instead of a linked module; empty if it cannot.
 
-    Separately compiled code stands in a library as one linked module of machine code and as its objects, of
-    which builds may keep the PTX alone, for the newest of the linked targets. For other GPUs the driver
-    compiles and links all of them. Source: NVIDIA, nvcc documentation, JIT linking; measured, NCCL in
-    tensorflow 2.15.1 to 2.20.0: one module that is registered as linked, 116 to 362 of PTX in
-    `__nv_relfatbin`.
+    Separately compiled code is in a library as one linked module of machine code and as its objects; builds
+    may keep only their PTX, for the newest of the linked targets. For other GPUs the driver compiles and
+    links all of them. Source: NVIDIA, nvcc documentation, JIT linking; measured, NCCL in tensorflow 2.15.1 to
+    2.20.0: one module that is registered as linked, 116 to 362 of PTX in `__nv_relfatbin`.
     """
     targets = {
         code.architecture for code in modules.codes if code.kind is CodeKind.SASS and code.architecture
@@ -219,7 +217,7 @@ def _jit_linked_ptx(modules: ModuleCount, objects: dict[Capability, str], capabi
 
 
 def _majors(modules: ModuleCount, *, extras: bool) -> set[int]:
-    """The majors of plain targets; where there are any, with `extras` those of targets with `a` too."""
+    """Return the majors of plain targets; if there are any, with `extras` also those of targets with `a`."""
     codes = [code for code in modules.codes if code.kind is not CodeKind.LTO]
     plain = [code for code in codes if code.suffix != "a"]
     counted = codes if extras and plain else plain
@@ -229,10 +227,10 @@ def _majors(modules: ModuleCount, *, extras: bool) -> set[int]:
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
 _GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
-# Capabilities of data-center GPUs alone (V100, A100, H100, B200, B300), but for a few workstations' of 7.0.
+# Capabilities of data-center GPUs (V100, A100, H100, B200, B300), besides a few 7.0 workstations.
 _DATA_CENTER = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 DRIVER_FACT, OWN = "driver", "of the image itself"
-"""A fact of one of the driver's libraries, and its value for one that lies in the image as its own."""
+"""The fact of one of the driver's libraries, and its value for a library that the image has of its own."""
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
 __all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
@@ -247,9 +245,9 @@ class _LibraryPrediction:
 
 
 def predict(contents: ScanResult, capability: Capability, driver: str = "", *, gpu: str = "") -> Prediction:
-    """What is to be expected on one capability: by the code (`predict_code`), and by known faults that let
-    less of it run than the code would; with a `driver`, there (`with_driver`, which says what it raises).
-    Of AMD's GPUs `predict_amd` says it, whatever the driver. `gpu` is the name of one where it is known.
+    """Return the prediction for one capability: by the code (`predict_code`), reduced by known faults; with a
+    `driver`, for it (`with_driver`, which documents the errors). For AMD GPUs it is `predict_amd`'s, whatever
+    the driver. `gpu` is the GPU's name if it is known.
     """
     if capability.processor:
         return predict_amd(contents, str(capability))
@@ -273,7 +271,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
 
 
 def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Iterable[str]:
-    """What of the driver's part may go wrong where the code would run."""
+    """Yield warnings about the driver's part if the code would run."""
     own = dict(_own_libraries(contents))
     if own:
         wrong = [name for name, version in own.items() if driver and version != driver]
@@ -296,7 +294,7 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
 
 
 def run_time_ptx(cuda: str, driver: str) -> str:
-    """The warning where what compiles at run time makes PTX too new for the driver; empty elsewhere."""
+    """Return the warning that run-time compilation makes PTX too new for the driver; empty if it does not."""
     floor = native_driver(cuda) if cuda else ""
     if not floor or not older(driver, floor):
         return ""
@@ -307,13 +305,13 @@ def run_time_ptx(cuda: str, driver: str) -> str:
 
 
 def _own_libraries(contents: ScanResult) -> list[tuple[str, str]]:
-    """The driver's libraries that lie in the image as its own: name and driver."""
+    """Return the driver's libraries that the image has of its own: name and driver."""
     drivers = [(key, value) for name, key, value in contents.facts if name == DRIVER_FACT]
     return [(name, name.partition(".so.")[2]) for name, value in drivers if value == OWN]
 
 
 def _compat_libraries(contents: ScanResult) -> list[str]:
-    """Drivers of which the image has a libcuda for forward compatibility, the newest first."""
+    """Return the drivers whose libcuda the image has for forward compatibility, the newest first."""
     own = {name for name, _ in _own_libraries(contents)}
     versions = [
         match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))
@@ -322,7 +320,7 @@ def _compat_libraries(contents: ScanResult) -> list[str]:
 
 
 def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
-    """The driver branches that the libcuda of `version` itself says it is for; none where it says nothing."""
+    """Return the driver branches that the libcuda of `version` says it supports; none if it says nothing."""
     for name, key, value in contents.facts:
         if name == DRIVER_FACT and key == f"libcuda.so.{version}" and " for drivers " in value:
             return tuple(value.partition(" for drivers ")[2].split(","))
@@ -330,9 +328,9 @@ def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
 
 
 def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
-    """With a driver's own library in the place; None where there is none, or the driver needs none.
+    """Return the prediction with the driver library of the place; None without one, or if not needed.
 
-    Source: NVIDIA, CUDA Compatibility, forward compatibility: data-center GPUs alone take such a library, and
+    Source: NVIDIA, CUDA Compatibility, forward compatibility: only data-center GPUs support such a library,
     with drivers of some branches; others end with error 804.
     """
     versions = _compat_libraries(contents)
@@ -363,11 +361,11 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
 
 
 def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
-    """What a scan says of one capability (R9): the least of the libraries that its framework must load.
+    """Return a scan's prediction for one capability (R9): the lowest of the libraries that must load.
 
-    A library most of whose modules have no code there is as good as none; where fewer lack it, and where
-    libraries that some functions alone use have none, it is PARTLY. Without a framework all libraries
-    count, save those that only report.
+    A library without code there in most modules counts as missing. If fewer modules lack it, or libraries
+    that only some functions use have none, it is PARTLY. Without a framework all libraries count, except
+    those that only report.
     """
     if capability.processor:
         return predict_amd(contents, str(capability))
@@ -388,9 +386,9 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
 
 
 def predict_all(contents: ScanResult, driver: str = "") -> tuple[Prediction, ...]:
-    """The prediction for every capability that is known, oldest first.
+    """Return the prediction for every known capability, oldest first.
 
-    AMD's are among them where there is code for them, and alone where there is no other.
+    AMD GPUs are included if there is code for them, and alone if there is no other code.
     """
     amd = amd_capabilities(contents)
     cuda = () if amd and all(map(_is_amd, contents.libraries)) else capabilities()
@@ -398,10 +396,10 @@ def predict_all(contents: ScanResult, driver: str = "") -> tuple[Prediction, ...
 
 
 def with_driver(prediction: Prediction, driver: str) -> Prediction:
-    """The prediction for GPUs with that driver: NO where it is older than what the code needs, or knows no
-    such GPU.
+    """Return the prediction for GPUs with that driver: NO if it is too old for the code, or does not support
+    the GPU.
 
-    Raises ValueError for what is no driver's version.
+    Raises ValueError for anything but a driver's version.
     """
     refusal, _ = gpu_refusal(prediction.capability, driver)
     if prediction.answer is Compatibility.NO:
@@ -431,7 +429,7 @@ def _parts(
             (library, LibraryRole.REPORT if variant_of(library.path) not in ("", own) else role, what)
             for library, role, what in roles
         ]
-    if framework is None:  # every library speaks for itself; those that report do so where they are all
+    if framework is None:  # every library counts; those that only report count if they are the only ones
         nothing_else = all(role is LibraryRole.REPORT for _, role, _ in roles)
         roles = [
             (library, LibraryRole.GATES if role is not LibraryRole.REPORT or nothing_else else role, what)
@@ -449,7 +447,7 @@ def _parts(
 
 
 def _role(library: GpuLibrary, framework: Framework | None) -> tuple[LibraryRole, str]:
-    """As frameworks.py has it; what is no Python package's is the system's, and not asked for by its code."""
+    """Return a library's role by frameworks.py; libraries outside Python packages belong to the system."""
     role, what = role_of(library.path, framework)
     if _is_amd(library) or (role is LibraryRole.OTHER and framework and not _in_package(library.path)):
         return LibraryRole.REPORT, ""
@@ -457,7 +455,7 @@ def _role(library: GpuLibrary, framework: Framework | None) -> tuple[LibraryRole
 
 
 def _is_amd(library: GpuLibrary) -> bool:
-    """Whether all code of a library is for AMD's GPUs."""
+    """Return whether all code of a library is for AMD GPUs."""
     codes = [code for modules in library.modules for code in modules.codes]
     return bool(codes) and all(code.kind is CodeKind.AMD for code in codes)
 
@@ -465,7 +463,7 @@ def _is_amd(library: GpuLibrary) -> bool:
 def _answer(
     contents: ScanResult, framework: Framework | None, parts: list[_LibraryPrediction], capability: Capability
 ) -> tuple[Compatibility, str]:
-    """The answer and its reason, without the driver."""
+    """Return the answer and its reason, without the driver."""
     if sentence := cpu_only(contents):
         return Compatibility.NO, sentence
     gates = [part for part in parts if part.role is LibraryRole.GATES]
@@ -511,7 +509,7 @@ def _answer(
 
 
 def _alone(library: GpuLibrary, framework: Framework, capability: Capability) -> str:
-    """The functions that alone use what of a library has no code there; empty where others do, or may."""
+    """Return the functions that use the library's missing code; empty if others do, or may."""
     lacking = [
         modules
         for modules in generic_modules(library)
@@ -545,9 +543,9 @@ def _full(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Comp
 
 
 def _without_framework(parts: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
-    """Where no framework says which libraries must load, all count, and that with the most modules decides.
+    """Return the answer without a framework: all libraries count, and that with the most modules decides.
 
-    CUDA's own choose among their code by GPU, so that in them some code is enough.
+    CUDA's own libraries choose their code by GPU, so for them some code is enough.
     """
     lacking = [part for part in parts if part.reach.reach is SupportLevel.NONE]
     if len(lacking) == len(parts):
@@ -566,7 +564,7 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
 def _predict_jit_framework(
     contents: ScanResult, framework: Framework, capability: Capability
 ) -> tuple[Compatibility, str]:
-    """Of a framework all of whose code is made on the machine: by what its CUDA makes code for."""
+    """Return the answer for a framework that compiles all its code on the machine, by its CUDA's targets."""
     cuda = cuda_of(contents)
     targets = targets_of(cuda)
     maker = f"{framework.runtime} of CUDA {cuda}"
@@ -623,7 +621,7 @@ def _lacking(parts: list[_LibraryPrediction]) -> str:
 
 
 def _serving(library: GpuLibrary, capability: Capability, way: SupportLevel) -> str:
-    """The code that serves a capability in most of the modules; of several in one the newest."""
+    """Return the code that serves a capability in most of the modules; in one module the newest."""
     best: dict[str, int] = {}
     generic = generic_modules(library)
     if all(runs(code, capability) is not way for module in generic for code in module.codes):
@@ -650,7 +648,7 @@ def _in_package(path: str) -> bool:
 
 
 def _package(path: str) -> str:
-    """What a person would call a library that no table knows: the folder it is installed in."""
+    """Return the directory in which an unknown library is installed, its name for people."""
     site = _SITE.search(path)
     inner = path[site.end() :] if site else path
     return inner.partition("/")[0].removesuffix(".libs")

@@ -1,7 +1,7 @@
-"""The frozen values of the GPU rooms: what a scan found -> what is predicted -> what is claimed of a cell.
+"""The frozen values of the GPU modules: scan results -> predictions -> claims about a cell.
 
-Three words that are never mixed: *documented* (a project's page says so), *predicted* (a scan of the GPU
-code says so), *verified* (the suite ran there). Nothing here touches a disk.
+Three different terms: *documented* (a project's page says so), *predicted* (by a scan of the GPU code),
+*verified* (the suite ran there). Nothing here touches a disk.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ PROFILE = re.compile(
     r"(?:[0-9]c\.)?[0-9]g\.[0-9]{1,4}gb(?:[+.,-](?:me|gfx|all|none)(?![a-z0-9]))*"
     r"|(?<=-)[0-9]-[0-9]{1,4}c(?:me)?\b"
 )
-"""The profile of a slice in a GPU's name, in small letters: of MIG, or of a virtual GPU (`A100-1-5CME`)."""
+"""The profile of a slice in a GPU's name, in lower case: of MIG, or of a virtual GPU (`A100-1-5CME`)."""
 
 
 def slice_of(name: str) -> str:
-    """The profile of the slice (MIG) that a GPU's name tells: `1g.10gb`, or `mig` alone; empty for none.
+    """Return the profile of the slice (MIG) in a GPU's name: `1g.10gb`, or `mig` without one; empty for none.
 
     Sources: NVIDIA, MIG User Guide, "MIG Device Names"; NVIDIA, Virtual GPU Software User Guide.
     """
@@ -29,15 +29,15 @@ def slice_of(name: str) -> str:
 
 
 def row_of(capability: object, part: str) -> str:
-    """`9.0`, or `9.0 1g.10gb` of a slice: what runs on one says nothing of the other."""
+    """Return `9.0`, or `9.0 1g.10gb` for a slice: a result on one does not apply to the other."""
     return f"{capability} {part}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCount:
-    """`count` modules (fat binaries) of a library that hold code for the same targets.
+    """`count` modules (fat binaries) of a library with code for the same targets.
 
-    `codes` is sorted and holds nothing twice; no code at all is possible.
+    `codes` is sorted without duplicates and may be empty.
     """
 
     count: int
@@ -46,12 +46,12 @@ class ModuleCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLibrary:
-    """A file that holds GPU code, or is damaged where such code stands.
+    """A file with GPU code, or with damage where such code belongs.
 
-    `path` is relative to the image's root, the wheel or the folder. `compressions` are the words
-    `none`, `lz4`, `zstd`, `other`, sorted, of all its entries. `damage` is empty, or says what is wrong and
-    at which offset of the file; then `modules` are those before it. `unread` counts entries of kinds that no
-    `CodeKind` stands for (`2 of CUDA Tile IR (kind 128), the first at 0x4618`).
+    `path` is relative to the image's root, the wheel or the directory. `compressions` are `none`, `lz4`,
+    `zstd`, `other`, sorted, of all its entries. `damage` is empty, or says what is wrong and at which offset
+    of the file; then `modules` are those before it. `unread` counts entries of types without a `CodeKind` (`2
+    of CUDA Tile IR (kind 128), the first at 0x4618`).
     """
 
     path: str
@@ -64,7 +64,7 @@ class GpuLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledPackage:
-    """An installed package, read off the names of its records. `build` is conda's build string."""
+    """An installed package, from the names of its records. `build` is conda's build string."""
 
     name: str
     version: str
@@ -73,11 +73,11 @@ class InstalledPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """All that a scan of one place found; libraries and packages sorted by path and name.
+    """The result of one scan; libraries and packages sorted by path and name.
 
-    `facts` are what frameworks say of their own build, as (framework, key, value):
-    `("torch", "cuda", "12.1")`. `toolkit` are file names with versions of CUDA's libraries
-    (`libcudart.so.12.1.105`), for places without packages. `source` is what a person calls the place.
+    `facts` are a framework's statements about its own build, as (framework, key, value): `("torch", "cuda",
+    "12.1")`. `toolkit` are file names with versions of CUDA's libraries (`libcudart.so.12.1.105`), for places
+    without packages. `source` is the place's name for people.
     """
 
     source: str
@@ -88,7 +88,7 @@ class ScanResult:
 
 
 class SupportLevel(StrEnum):
-    """How far the modules of one library serve one capability."""
+    """The level to which the modules of one library serve one capability."""
 
     NATIVE = "native"
     PTX = "ptx"
@@ -98,10 +98,10 @@ class SupportLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibrarySupport:
-    """Counts of a library's modules that speak for themselves on one capability (rule R9).
+    """Counts of a library's generic modules on one capability (rule R9).
 
-    `isa` is the newest PTX that must be compiled there, empty where none must. `gates` says whether the
-    framework must load this library.
+    `isa` is the newest PTX that must be compiled there, empty for none. `gates` says whether the framework
+    must load this library.
     """
 
     path: str
@@ -125,10 +125,10 @@ class Compatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a scan says of one capability.
+    """The prediction of a scan for one capability.
 
-    `reason` is one line for a person. `driver` is the oldest driver for Linux (`530.30.02`), empty where
-    nothing is known, and `driver_reason` why that one. `warnings` are known-bad combinations.
+    `reason` is one line for a person. `driver` is the oldest driver for Linux (`530.30.02`), empty if
+    unknown, and `driver_reason` why that one. `warnings` are known-bad combinations.
     """
 
     capability: Capability
@@ -141,7 +141,7 @@ class Prediction:
 
 
 class ClaimBasis(StrEnum):
-    """In rising order of weight."""
+    """The basis of a claim, the weakest first."""
 
     DOCUMENTED = "documented"
     PREDICTED = "predicted"
@@ -153,11 +153,10 @@ class CellQuery:
     """One cell: framework x CUDA x driver x capability.
 
     `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` as a target
-    has it (`12.1`, `12`, `rocm7`). `driver` is empty where it is not asked about. `packages` are
-    (name, version) of a lock, for what is known of CUDA's libraries; `wheels` the sha256 of its files, by
-    which scanned rows are found. `platform` is the architecture that it is built for, empty for a release,
-    which may be built for several; `host` that of the GPU's machine, empty for any; both in OCI's words
-    (`arm64`).
+    has it (`12.1`, `12`, `rocm7`). `driver` is empty for any. `packages` are (name, version) of a lock, for
+    CUDA's libraries; `wheels` the sha256 of its files, by which scanned rows are found. `platform` is the
+    architecture of the build, empty for a release, which may have several; `host` that of the GPU's machine,
+    empty for any; both as in OCI (`arm64`).
     """
 
     framework: str
@@ -173,9 +172,9 @@ class CellQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellClaim:
-    """One thing that is known of a cell. `rule` is the word under which it can be overridden.
+    """A claim about a cell. `rule` is the label by which it can be overridden.
 
-    `driver` is the oldest driver for Linux that it holds from, empty where nothing is known.
+    `driver` is the oldest driver for Linux for which it is valid, empty if unknown.
     """
 
     basis: ClaimBasis
@@ -187,13 +186,13 @@ class CellClaim:
 
     @property
     def is_fault(self) -> bool:
-        """Whether it is a known fault that some calls meet: what runs is not all that was asked for."""
+        """Return whether it is a known fault in some calls: then the request is only partly fulfilled."""
         return self.rule.startswith("known-bad:") and self.answer is Compatibility.PARTLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is known of one question: the claims, the weightiest first; `warnings` is what may fail there."""
+    """The claims on one query, the strongest first; `warnings` are possible failures there."""
 
     question: CellQuery
     claims: tuple[CellClaim, ...]

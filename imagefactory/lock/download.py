@@ -40,7 +40,7 @@ from imagefactory.progress import Progress, ProgressTask, format_bytes
 
 
 class PendingDownloads:
-    """Packages on their way to `paths`, their places in the cache: any thread can wait for one of them.
+    """Packages in download to `paths`, their places in the cache: any thread can wait for one of them.
 
     `stop` ends the downloads; complete files stay.
     """
@@ -72,8 +72,8 @@ class PendingDownloads:
 
 
 CHUNK = 1 << 20
-_SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages
-_POLL_SECONDS = 0.1  # seconds between looks at a file that another process holds
+_SPARE = 16 << 20  # bytes to leave free on the disk, for directories and lock files
+_POLL_SECONDS = 0.1  # seconds between checks of a file that another process has locked
 
 
 Package = TypeVar("Package", bound=LockedPackage)
@@ -209,7 +209,7 @@ class _DownloadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transfer:
-    """One package on its way from `url` through `part` to `path`."""
+    """The download of one package from `url` through `part` to `path`."""
 
     package: LockedPackage
     url: str
@@ -304,11 +304,11 @@ class _Transfer:
                         digest.update(chunk)
             if position < size:
                 with self._source(position) as (start, chunks):
-                    if start != position:  # the server sends the whole file whatever was asked
+                    if start != position:  # the server ignores the requested range
                         position, digest = 0, hashlib.sha256()
                         file.truncate(0)
                     position = self._write(file, position, chunks, digest.update)
-            os.fdatasync(file.fileno())  # a name must not be on the disk before its bytes are
+            os.fdatasync(file.fileno())  # the bytes must be on the disk before the name
         if position > size:
             self.part.unlink()
             raise RejectedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
@@ -363,7 +363,7 @@ class _Transfer:
         except RejectedError as error:
             if error.status != 416:
                 raise
-            self.part.unlink(missing_ok=True)  # a part that the server does not know how to continue
+            self.part.unlink(missing_ok=True)  # a part that the server cannot continue
             raise TransientError(str(error)) from error
 
     def _part_size(self) -> int:

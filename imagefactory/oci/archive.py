@@ -1,7 +1,7 @@
-"""One image of the layout as one file that other tools load. Same image, same bytes of the file.
+"""One image of the layout as one file for other tools. The same image gives the same bytes.
 
-`oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar: the very blobs, so every
-digest stays. `docker-archive` has its own writer below.
+`oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar: the same blobs, so every digest
+stays. `docker-archive` has its own writer below.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from imagefactory.oci.tar_stream import CappedInfo
 from imagefactory.progress import Progress
 from imagefactory.trees import printable
 
-# --- A tar without clocks or owners, and the blobs and layers of an image as the bytes that go into it
+# --- A tar without clocks or owners, and the blobs and layers of an image as its bytes
 
 
 _RECORD = 10240
@@ -95,7 +95,7 @@ class PlainTar:
         info = tarfile.TarInfo(name)
         info.type, info.size = kind, size
         info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
-        # GNU's format: one block whatever the size, so that it can be written over.
+        # GNU's format: one block for any size, so that it can be overwritten.
         self._stream.write(info.tobuf(tarfile.GNU_FORMAT))
 
 
@@ -109,13 +109,13 @@ def tar_header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-# --- What `docker save` writes and any `docker load` reads, as a file and as docker's daemon's stream
+# --- The format of `docker save` and `docker load`, as a file and as docker's daemon's stream
 # It is manifest.json, the config, and the layers as plain tars named by their diff ids; config and diff ids
 # stay, so Docker gives the image the id that the config's digest is.
 
 
 def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
-    """Yields the (compressed) bytes of each layer that is written."""
+    """Write the archive; yield the (compressed) bytes of each layer."""
     config = layout.read(Descriptor(media_type="", digest=image.config, size=0))
     if json.loads(config)["rootfs"]["diff_ids"] != [layer.diff_id for layer in image.layers]:
         raise layout.damaged(image.config)
@@ -167,10 +167,10 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageImport:
-    """How a saved image is imported.
+    """The options of an import of a saved image.
 
     `codec` compresses new layers; `known` maps diff ids to layers of the store, whose bytes are skipped;
-    `report` is called with the number of plain bytes as they come.
+    `report` is called with the number of plain bytes during the import.
     """
 
     codec: LayerCodec
@@ -225,7 +225,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> Impor
 
 _NO_IMAGE = (tarfile.TarError, CorruptDataError, EOFError, KeyError, IndexError, TypeError, ValueError)
 _SMALL = 1 << 20
-"""Bytes up to which a file of the stream is kept until it is known what it is; configs are far smaller."""
+"""The largest file, in bytes, that is buffered until its type is known; configs are far smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ def _take_layer(layout: Layout, file: IO[bytes], taking: ImageImport) -> OciLaye
     plain = hashlib.sha256()
     with explain_full_disk(layout.path), BlobWriter(layout) as blob:
         compressor = taking.codec.compressor()
-        # Daemons that keep images in containerd save their layers as they hold them.
+        # Daemons with containerd's image store save their layers compressed.
         for data in unpacked(iter(partial(file.read, CHUNK), b"")):
             plain.update(data)
             taking.report(len(data))
@@ -314,7 +314,7 @@ def _take_layer(layout: Layout, file: IO[bytes], taking: ImageImport) -> OciLaye
 
 
 FORMATS = ("oci-archive", "docker-archive")
-"""Tar files end on a multiple of this many bytes."""
+"""The supported formats."""
 
 
 def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Progress) -> None:
@@ -356,7 +356,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
 
 
 def _oci(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
-    """Yields the bytes of each layer that is written."""
+    """Write the archive; yield the bytes of each layer."""
     root, blobs = _closure(layout, image)
     entry: dict[str, Any] = {
         "mediaType": root.media_type,
@@ -407,7 +407,7 @@ def _size(layout: Layout, digest: str) -> int:
 
 
 def check_output(out: Path) -> None:
-    """Raises UsageError unless `out` can be replaced: a name in /dev, even a link there, must not be."""
+    """Raise UsageError unless `out` can be replaced: a name in /dev, even a link there, must not be."""
     if out.absolute().is_relative_to("/dev") or out.absolute().is_relative_to("/proc"):
         raise UsageError(
             "output-not-file",
@@ -420,7 +420,7 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
-    """A new file next to `out` that replaces it at the end."""
+    """Yield a new file next to `out` that replaces it at the end."""
     folder = out.absolute().parent
     check_output(out)
     try:

@@ -1,9 +1,9 @@
-"""Candidates in a registry: how their tags are named, when they were pushed, and what is there.
+"""Candidates in a registry: their tags, the times of their pushes, and the contents of a repository.
 
 A push writes `<version>-cu121-<12 hex of the digest>`, a tag that never moves. The tags that people use
-(`<version>-cu121`, `<version>-cu121-sm80`) are moved by promotion alone.
+(`<version>-cu121`, `<version>-cu121-sm80`) are moved only by promotion.
 
-An image carries no clock and a registry tells no time of a push, so a push attaches a record: an
+An image has no clock and a registry does not report the time of a push, so a push attaches a record: an
 artifact whose subject is the candidate, with the time as its annotation. Anyone who may push can attach one,
 so a record counts only with a MAC by a key that pusher and reader share; the store knows its own pushes.
 """
@@ -43,7 +43,7 @@ TEST_RESULT_TYPE = "application/vnd.imagefactory.test-result.v1+json"
 CYCLONEDX_TYPE = "application/vnd.cyclonedx+json"
 SPDX_TYPE = "application/spdx+json"
 PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
-"""As in-toto's attestation framework names an envelope in a store (spec v1, "Envelope")."""
+"""The artifact type of an envelope in a store, from in-toto's attestation framework (spec v1, "Envelope")."""
 PORTABLE_TYPE = "application/vnd.imagefactory.portable.v1+json"
 MODELS_TYPE = "application/vnd.imagefactory.models.v1"
 STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE)
@@ -51,16 +51,16 @@ DELETED_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),
     *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
 )
-"""What refers to a candidate and goes with it."""
+"""Artifacts about a candidate that are deleted with it."""
 CREATED = "org.opencontainers.image.created"
 INPUTS_LABEL = "imagefactory.made-from"
-"""Annotation of a record: the digest of all that decided the image (publish.made_from)."""
+"""Annotation of a record: the digest of all inputs of the image (publish.made_from)."""
 RECORD_MAC = "imagefactory.mac"
 """Annotation of a record: the HMAC-SHA256 of the candidate's digest and the other two, in hex."""
 
 CANDIDATE = re.compile(r"(?P<plain>.+)-(?P<hex>[0-9a-f]{12})(?P<suffix>\.sif)?")
 CAPABILITY = re.compile(r"(?P<plain>.+)-(?:sm[0-9]{2,3}[a-z]?|gfx[0-9a-f]{3,5})")
-FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")  # the referrers of a registry without their API
+FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")  # the referrers tag of a registry without the referrers API
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def tag_type(tag: str, plain: Collection[str]) -> str:
 
 
 def check_tag(tag: str, plain: Collection[str]) -> None:
-    """Raises UsageError for a further tag that a push may not set, and says why."""
+    """Raise UsageError, with the reason, for a further tag that a push may not set."""
     if not TAG.fullmatch(tag):
         raise UsageError(
             "option-invalid",
@@ -107,7 +107,7 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
         )
 
 
-# --- when it was pushed --------------------------------------------------------------------------
+# --- time of the push -----------------------------------------------------------------------------
 
 
 def pushed_record(
@@ -178,7 +178,7 @@ def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
     return max(times, default=None)
 
 
-# --- what is there -------------------------------------------------------------------------------
+# --- contents of a repository ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ def _read_tag(
     if count and kind == "candidate":
         pushed = read_pushed(read_records(place, digest))
         verdicts = sum(count(part) for part in below)
-    # An image is named after its index or, by docker, after its config; a .sif after its file.
+    # An image is named after its index or, in docker, after its config; a .sif after its file.
     configs = [blob.digest for row in below.values() for blob in row[:1] if blob.media_type in CONFIG_TYPES]
     files = [blob.digest for row in below.values() for blob in row[1:]]
     named = files if tag.endswith(".sif") else configs
@@ -260,7 +260,7 @@ def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descr
     """
     blobs: dict[str, tuple[Descriptor, ...]] = {}
     waiting = [root.descriptor]
-    for descriptor in waiting:  # grows while it is walked
+    for descriptor in waiting:  # the list grows during the loop
         if descriptor.digest in blobs:
             continue
         if len(blobs) >= MOST_MANIFESTS:
@@ -289,15 +289,12 @@ def _annotations(place: StoreRepository, record: Descriptor) -> Mapping[str, str
     return annotations if isinstance(annotations, dict) else {}
 
 
-# --- what may go ---------------------------------------------------------------------------------
-
-
-# --- Which candidates of a registry may go, and their removal with all that is said of them
+# --- Removable candidates of a registry, and their removal with their artifacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneDecision:
-    """What `prune` does with a candidate, and why. `parts` are the manifests below that go with it."""
+    """The decision of `prune` about a candidate, and why. `parts` are the manifests below that go with it."""
 
     candidate: TagTarget
     remove: bool
@@ -306,10 +303,10 @@ class PruneDecision:
 
 
 def plan_prune(tagged: Sequence[TagTarget], before: datetime) -> tuple[PruneDecision, ...]:
-    """Which candidates of one repository go: those pushed before `before` that nothing else needs.
+    """Return the removable candidates of a repository: pushed before `before`, and not needed.
 
-    Kept is what another tag points to (also by one of its platforms), what has a verdict that counts, what
-    was pushed at an unknown time, and what does not carry the name of its content.
+    Needed is what another tag points to (also by one of its platforms), what has a verdict that counts, what
+    was pushed at an unknown time, and what does not have the name of its content.
     """
     candidates = [image for image in tagged if image.kind == "candidate"]
     why = {candidate.tag: _keep_reason(candidate, tagged, before) for candidate in candidates}
@@ -351,17 +348,17 @@ def _day(time: datetime | None) -> str:
 
 
 class DeletableStore(Store, Protocol):
-    """A store whose manifests can be taken away: a registry."""
+    """A store whose manifests can be deleted: a registry."""
 
     def delete_manifest(self, repository: str, digest: str) -> None:
-        """Removes a manifest and the tags that name it; nothing happens when there is none."""
+        """Delete a manifest and the tags that name it; no error if there is none."""
 
 
 def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision) -> str:
     """Delete a candidate, platforms that only it has, and artifacts about them; revocations stay.
 
     The same lock gives the same digest again, and some machine still has the revoked verdict. docker-registry
-    2.8 cannot delete a tag alone, so manifests are deleted by digest. If another tag points to the candidate
+    2.8 cannot delete only a tag, so manifests are deleted by digest. If another tag points to the candidate
     meanwhile, nothing is deleted and that tag is returned, else "".
     """
     digest = fate.candidate.digest

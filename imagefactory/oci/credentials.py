@@ -1,8 +1,8 @@
-"""Credentials for registries, from where docker and podman keep them: nothing of our own to fill in.
+"""Credentials for registries, from the files of docker and podman: imagefactory stores none.
 
-docker's config.json (`auths`, `credHelpers`, `credsStore`) and podman's auth.json. A helper is a
-program `docker-credential-NAME`, asked over its stdin (docker/docker-credential-helpers, README). No
-credential is ever on a command line, and none shows in a message, a log or a repr.
+docker's config.json (`auths`, `credHelpers`, `credsStore`) and podman's auth.json. A helper is a program
+`docker-credential-NAME`, queried over its stdin (docker/docker-credential-helpers, README). No credential is
+ever on a command line, in a message, a log or a repr.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from imagefactory.errors import RegistryError
 
 HELPER_SECONDS = 30.0
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
-_DOCKER_HUB_KEY = "https://index.docker.io/v1/"  # what `docker login` has written since docker 0.x
-_TOKEN_USER = "<token>"  # noqa: S105  # a helper's word for: the secret is an identity token
+_DOCKER_HUB_KEY = "https://index.docker.io/v1/"  # written by `docker login` since docker 0.x
+_TOKEN_USER = "<token>"  # noqa: S105  # a helper's user name for an identity token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A user with a password, or an identity token (then `user` is empty). `origin` says where it stood."""
+    """A user with a password, or an identity token (then `user` is empty). `origin` is its file or helper."""
 
     user: str
     secret: str = field(repr=False)
@@ -39,7 +39,7 @@ class Credential:
 
 
 Credentials = Callable[[str], Credential | None]
-"""From a host to what `docker login HOST` left for it; None is anonymous."""
+"""From a host to the credential stored by `docker login HOST`; None is anonymous."""
 
 
 def anonymous(host: str) -> Credential | None:  # noqa: ARG001
@@ -47,10 +47,10 @@ def anonymous(host: str) -> Credential | None:  # noqa: ARG001
 
 
 def find_credentials(environ: Mapping[str, str]) -> Credentials:
-    """Looks a host up in REGISTRY_AUTH_FILE, docker's config.json, podman's auth.json, in this order.
+    """Return a lookup in REGISTRY_AUTH_FILE, docker's config.json, podman's auth.json, in this order.
 
-    Raises RegistryError, when a host is looked up, for a file that cannot be read and a helper that
-    is missing or fails.
+    Raises RegistryError, when a host is looked up, for a file that cannot be read and a helper that is
+    missing or fails.
     """
     files = credential_files(environ)
 
@@ -85,7 +85,7 @@ def _find_credential(path: Path, host: str, environ: Mapping[str, str]) -> Crede
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        # The parser's own words quote what it read, which may be a secret.
+        # The parser's own message quotes its input, which may be a secret.
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise RegistryError(
             "credentials-invalid",
@@ -120,7 +120,7 @@ def _names(host: str) -> tuple[str, ...]:
 
 
 def _key(name: str) -> str:
-    """docker matches `https://HOST/v1/` and `HOST` alike; podman's `HOST/path` is of that path alone."""
+    """Return a host's key: docker's `https://HOST/v1/` is `HOST`; podman's `HOST/path` is only that path."""
     scheme, _, rest = name.rpartition("://")
     return rest.partition("/")[0] if scheme else name
 
@@ -183,7 +183,7 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
             "credential-helper-failed", f"cannot run {program}: {error.strerror}", hint=f"fix {path}"
         ) from error
     if process.returncode:
-        # Helpers speak on stdout; all of them use this sentence, and docker itself looks for it.
+        # Helpers print this sentence on stdout if they have no credential; docker itself checks for it.
         if b"credentials not found" in process.stdout:
             return None
         raise RegistryError(

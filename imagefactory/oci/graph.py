@@ -1,4 +1,4 @@
-"""What an image consists of in any store: a root, manifests below it, their blobs, artifacts about it."""
+"""The parts of an image in any store: a root, manifests below it, their blobs, artifacts about it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from imagefactory.oci.store import DIGEST, Store
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
 EMPTY_BLOB = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-# Limits for untrusted manifests: more depth and breadth than images have.
+# Limits for untrusted manifests: greater depth and breadth than images have.
 MOST_MANIFESTS = 2000
 MOST_DEPTH = 8
 
@@ -63,7 +63,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestGraph:
-    """A root and all that it names: manifests in the order they must be put, blobs each once.
+    """A root and all its parts: manifests in the order they must be put, blobs each once.
 
     `root` is one of `manifests`; referrers, if they were read, come after it.
     """
@@ -80,7 +80,7 @@ class ManifestGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalArtifact:
-    """A small manifest that goes along with an image, and its blobs."""
+    """A small manifest that is sent with an image, and its blobs."""
 
     manifest: Manifest
     blobs: tuple[tuple[Descriptor, bytes], ...]
@@ -95,7 +95,7 @@ def read_graph(place: StoreRepository, reference: str, *, referrers: bool = Fals
     reader = _GraphReader(place)
     root = reader.read(reference, depth=0)
     subjects = list(reader.manifests) if referrers else []
-    for subject in subjects:  # grows while it is walked: referrers have referrers
+    for subject in subjects:  # the list grows during the loop: referrers have referrers
         for referrer in place.store.referrers(place.repository, subject):
             if referrer.digest not in reader.manifests:
                 reader.read(referrer.digest, depth=1)
@@ -211,11 +211,11 @@ class PlatformRoot:
 
 
 def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
-    """Return what a pull for `platform` (`linux/amd64`) brings of a manifest or index.
+    """Return the root that a pull for `platform` (`linux/amd64`) brings of a manifest or index.
 
     Without a platform: the only image, or of several the one for linux/amd64. An index with images for only
-    this platform is pulled whole, attestations included, so its digest stays. Of other indexes only
-    the platform's manifest is pulled. Raises RegistryError if there is none.
+    this platform is pulled whole, attestations included, so its digest stays. Of other indexes only the
+    platform's manifest is pulled. Raises RegistryError if there is none.
     """
     digest = manifest.descriptor.digest
     if manifest.descriptor.media_type not in INDEX_TYPES:
@@ -234,7 +234,7 @@ def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
         )
     if len(matches) == len(images) == 1:
         return PlatformRoot(digest=digest, whole=True)
-    # amd64/v3 and the like need newer processors: the plain one runs everywhere.
+    # amd64/v3 and similar variants need newer processors: the plain one runs everywhere.
     matches.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
     return PlatformRoot(digest=str(matches[0]["digest"]), whole=False)
 
@@ -247,10 +247,10 @@ def lacks_platform(index: Manifest, digest: str) -> bool:
 
 
 def check_unambiguous(manifest: Manifest) -> None:
-    """Raise RegistryError for an index of which two tools may choose different images for one platform.
+    """Raise RegistryError for an index from which two tools may choose different images for one platform.
 
-    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on
-    images without a platform, and on images that claim to be attestations: BuildKit's have the platform
+    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on images
+    without a platform, and on images that claim to be attestations: BuildKit's have the platform
     unknown/unknown. So each platform may appear once, whatever its variant.
     """
     if manifest.descriptor.media_type not in INDEX_TYPES:
@@ -342,7 +342,7 @@ def artifact_of(
 
 
 WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPTY_BLOB,))
-"""Where a withdrawn tag points in a registry that cannot remove tags: no engine runs it."""
+"""The target of a withdrawn tag in a registry that cannot remove tags: no engine runs it."""
 
 
 def withdraw_tag(place: StoreRepository, tag: str) -> bool:
@@ -367,7 +367,7 @@ def put_artifact(place: StoreRepository, artifact: LocalArtifact) -> None:
 
 
 def put_files(place: StoreRepository, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
-    """Put an artifact whose layers are files on disk. Raises RegistryError as `put_artifact`."""
+    """Put an artifact whose layers are files on disk. Raises RegistryError like `put_artifact`."""
     put_bytes(place, EMPTY_BLOB, EMPTY)
     for blob, path in files.items():
         if not place.store.has(place.repository, blob):

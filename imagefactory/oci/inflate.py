@@ -1,7 +1,7 @@
-"""Packed bytes to plain ones, forward only and in bounded memory: what scans and their like read.
+"""Decompression of streams, forward only and in bounded memory, for scans and similar readers.
 
-isal is used where it is installed, and the standard library else; zstd needs zstandard. All of them let
-other threads work meanwhile.
+isal is used if it is installed, else the standard library; zstd needs zstandard. All of them let other
+threads work meanwhile.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from imagefactory.errors import StoreError, ToolError, extra_hint
 from imagefactory.oci.manifests import LAYER_CODECS
 
 PIECE = 1 << 18
-_WINDOW = 128 << 20  # bytes; the most that zstd itself uses without being told to (--long)
+_WINDOW = 128 << 20  # bytes; zstd's own limit without the option --long
 _GZIP_MEMBER = b"\x1f\x8b"
 _ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = b"\x2a\x4d\x18"  # behind a first byte of 50 to 5f: what zstd:chunked may begin with
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a first byte of 50 to 5f: a possible start of zstd:chunked
 RAW, GZIP = -zlib.MAX_WBITS, zlib.MAX_WBITS | 16
 
 
 class CorruptDataError(Exception):
-    """Packed bytes that are cut, or are not what they should be."""
+    """Compressed bytes that are truncated or invalid."""
 
 
 def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
@@ -38,7 +38,7 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
         data = chunk
         while True:
             if not begun and wbits == GZIP:
-                data = data.lstrip(b"\0")  # padding, which gzip itself allows behind the last member
+                data = data.lstrip(b"\0")  # padding, which gzip itself allows after the last member
             if not data:
                 break
             begun = True
@@ -55,7 +55,7 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
                     return
                 data = stream.unused_data
                 stream, begun = maker(wbits), False
-    while begun or wbits == RAW:  # what was taken in and not yet given out
+    while begun or wbits == RAW:  # input that is not yet in the output
         try:
             piece = stream.decompress(b"", PIECE)
         except faults as error:
@@ -75,7 +75,7 @@ def _check_no_rest(behind: object) -> None:
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return the class of inflating objects here, and their errors for corrupt data."""
+    """Return the class of decompressors, and its errors for corrupt data."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -85,10 +85,10 @@ def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
 
 
 def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The tar of a layer, in pieces of at most 256 KiB or as they came.
+    """Yield the tar of a layer, in pieces of at most 256 KiB or unchanged.
 
-    A zstd stream that is cut ends early without a word: who needs to know compares sizes or digests.
-    Raises CorruptDataError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
+    A truncated zstd stream silently ends early, so callers compare sizes or digests. Raises CorruptDataError,
+    StoreError for a type that no layer has, ToolError if zstandard is missing.
     """
     if media_type not in LAYER_CODECS:
         raise StoreError(
@@ -136,7 +136,7 @@ def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _ChunkReader:
-    """Chunks as a file that is read forwards."""
+    """Chunks as a file, read forward only."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

@@ -1,12 +1,12 @@
 """Layers: the same input gives the same bytes. Tar entries without clocks or owners, and the codecs.
 
-A layer is a row of *segments*, each a whole compressed frame (zstd) or member (gzip) holding some tar
-entries, and a last one with the end of the archive. Frames and members may be joined, so a segment is
-made once and copied into any layer that wants it.
+A layer is a row of *segments*, each a whole compressed frame (zstd) or member (gzip) with some tar entries,
+and a last one with the end of the archive. Frames and members may be joined, so a segment is compressed once
+and copied into every layer that needs it.
 
-A gzip member holds a raw DEFLATE stream, and so does a file in a zip. Such a stream is *spliced*: it
-becomes a member of its own as it is, between those with the tar headers before and behind it. The tar,
-and so the diff_id, is that of every codec.
+A gzip member has a raw DEFLATE stream, and so has a file in a zip. Such a stream is *spliced*: it becomes a
+member of its own unchanged, between those with the tar headers before and after it. The tar, and so the
+diff_id, is the same for every codec.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BLOCK = 512
 CHUNK = 1 << 20
 PIECE = 128 * 1024
 END_OF_ARCHIVE = bytes(2 * BLOCK)
-# Of a member (RFC 1952): DEFLATE, no flags, no time, unknown system.
+# The header of a member (RFC 1952): DEFLATE, no flags, no time, unknown system.
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-# Measured on PyTorch's 27 wheels: from 4 KiB there are 1,690 members more, from 64 KiB 98, and the size
+# Measured on PyTorch's 27 wheels: from 4 KiB there are 1,690 more members, from 64 KiB 98, and the size
 # differs by 0.1 %, the time not at all.
 SPLICE = 64 * 1024
-# The format of everything below. Another number makes every layer anew.
+# The format of everything below. Another number rebuilds every layer.
 LAYERS_VERSION = 2
 
 
@@ -75,12 +75,12 @@ def codec(name: str) -> LayerCodec:
 def _zstd() -> LayerCodec:
     import zstandard
 
-    # Level 1: measured on CUDA libraries it is the last level faster than isal inflates (690 MB/s a
-    # core against 570), and leaves 52 % of the bytes where level -1 leaves 65 %.
+    # Level 1: measured on CUDA libraries it is the last level faster than isal inflates (690 MB/s a core
+    # against 570), and leaves 52 % of the bytes where level -1 leaves 65 %.
     level = 1
 
     def read(path: Path) -> Iterator[bytes]:
-        # Its reads bound what they give out. A file that is cut ends early: readers compare its digest.
+        # Its reads limit its output. A truncated file ends early: readers compare its digest.
         decompressor = zstandard.ZstdDecompressor()
         try:
             with path.open("rb") as file, decompressor.stream_reader(file, read_across_frames=True) as plain:
@@ -110,11 +110,11 @@ def _gzip() -> LayerCodec:
                 yield from iter(partial(file.read, CHUNK), b"")
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
-                raise  # the disk's fault, not the data's
+                raise  # a disk error, not corrupt data
             raise _damaged(path, str(error)) from error
 
     def compressor() -> Compressor:
-        # wbits 31: a gzip member; its header carries no name and, in this call, no time.
+        # wbits 31: a gzip member; its header has no name and, in this call, no time.
         return _FixedChunks(isal_zlib.compressobj(level, isal_zlib.DEFLATED, 31))
 
     return LayerCodec(
@@ -136,7 +136,7 @@ def _damaged(path: Path, why: str) -> StoreError:
 
 
 class _FixedChunks:
-    """Hands on pieces of one size: isa-l's bytes depend on how its input is cut, zstd's do not."""
+    """A sink that passes on pieces of one size: isa-l's output depends on it, zstd's does not."""
 
     def __init__(self, inner: Compressor) -> None:
         self._inner = inner
@@ -158,7 +158,7 @@ CODECS: dict[str, Callable[[], LayerCodec]] = {"zstd": _zstd, "gzip": _gzip}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeflateStream:
-    """A file's raw DEFLATE stream of `size` bytes, which `chunks` reads; `crc` is of the plain bytes."""
+    """A file's raw DEFLATE stream of `size` bytes, read by `chunks`; `crc` is of the uncompressed bytes."""
 
     size: int
     crc: int
@@ -170,13 +170,13 @@ class ByteSink(Protocol):
 
 
 class TarSegment:
-    """Tar entries on their way through a codec into a sink; counts and hashes the plain bytes.
+    """A segment of tar entries, compressed into a sink; counts and hashes the plain bytes.
 
-    `folders` and `files` are the paths so far. No path may stand in a layer twice: docker's image store
-    refuses such a layer ("duplicates of file paths"). So a segment that shares its layer is made with
-    `bare`, without entries for folders, which the layer's first segment has for all; and it leaves the
-    files of `skip` out, which another has already. A path that nobody could unpack is a BuildError. `tree`
-    gets all entries as files, in the same pass.
+    `folders` and `files` are the paths so far. No path may be in a layer twice: docker's image store rejects
+    such a layer ("duplicates of file paths"). So a segment that shares its layer is `bare`, without entries
+    for directories, which the layer's first segment has for all; and it leaves out the files of `skip`, which
+    another segment has. A path that cannot be unpacked is a BuildError. `tree` gets all entries as files, in
+    the same pass.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class TarSegment:
         `deflated` is its DEFLATE stream, if any; `chunks` must have checked it when they end.
         """
         if path in self._skip:
-            for _ in chunks:  # whoever reads along counts on all of them
+            for _ in chunks:  # the caller relies on a full read
                 pass
             return
         self._parent(path)
@@ -277,7 +277,7 @@ class TarSegment:
         self._compressor = self._codec.compressor()
 
     def raw(self, data: bytes) -> None:
-        """Add finished tar bytes."""
+        """Add complete tar bytes."""
         self._put(data)
 
     def close(self) -> None:

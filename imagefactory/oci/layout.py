@@ -77,11 +77,11 @@ _CHUNK = 1 << 20
 _NOT_COLLECTED = {
     "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "ledger", "lost+found"
 }  # fmt: skip
-"""May exist before the store is made, as a collection removes nothing of it: keys, a ledger of CI, a disk."""
+"""May exist before the store, as a collection removes nothing of it: keys, a ledger of CI, a disk."""
 
 
 class BlobWriter:
-    """A blob on its way into the layout: hashed while written, visible only once committed."""
+    """A blob being written to the layout: hashed while written, visible only once committed."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -135,7 +135,7 @@ def reference(target: Target) -> str:
 
 
 class Layout:
-    """The store in `path`. It is made by the first write."""
+    """The store in `path`. The first write creates it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -176,12 +176,12 @@ class Layout:
         except FileNotFoundError:
             return False
         if digest != descriptor.digest:
-            with suppress(OSError):  # the store of another user, who alone can repair it
-                remove_inside(self.path, path)  # by its size it is whole, so it would never be made again
+            with suppress(OSError):  # the store of another user, and only that user can repair it
+                remove_inside(self.path, path)  # its size is right, so it would never be rebuilt
         return digest == descriptor.digest
 
     def damaged(self, digest: str) -> StoreError:
-        """Return the error for a blob that is not what its manifest says; one that changed is removed."""
+        """Return the error for a blob that does not match its manifest; one that changed is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
             return StoreError("store-corrupt", f"blob {digest} in {self.path} does not match its manifest")
         if self.blob_path(digest).exists():
@@ -267,7 +267,7 @@ class Layout:
     # --- tags
 
     def tags(self) -> dict[str, Descriptor]:
-        """Return each tag with its index or manifest, by name. Empty for a store not made yet."""
+        """Return each tag with its index or manifest, by name. Empty for a store that does not exist yet."""
         path = self.path / "index.json"
         try:
             with explain_full_disk(self.path):
@@ -387,7 +387,7 @@ class Layout:
     # --- records
 
     def record(self, kind: str, key: str, value: Mapping[str, object]) -> None:
-        """Record what was made from `key` (hex): a `layers` or `images` record."""
+        """Record the result for the key `key` (hex): a `layers` or `images` record."""
         with explain_full_disk(self.path):
             self.keep(self.path / kind / f"{key}.json", canonical_json(value))
 
@@ -396,7 +396,7 @@ class Layout:
         self.write_file(path, add_checksum(path, data))
 
     def recall(self, kind: str, key: str) -> dict[str, Any] | None:
-        """Return a record, or None. A record that cannot be read counts as none: it is only a cache."""
+        """Return a record, or None. An unreadable record counts as missing: it is only a cache."""
         try:
             value = json.loads(check_checksum(self.path / kind / f"{key}.json") or b"null")
         except ValueError:
@@ -408,7 +408,7 @@ class Layout:
         self.record("layers", key, value)
 
     def recall_layer(self, key: str) -> OciLayer | None:
-        """Return the layer made from `key`, if its blob is whole."""
+        """Return the layer recorded for `key`, if its blob is complete."""
         value = self.recall("layers", key)
         if value is None:
             return None
@@ -437,7 +437,7 @@ class Layout:
             yield
 
     def make(self) -> None:
-        """Make a new or empty directory a store, before anything else is written there.
+        """Create the store in a new or empty directory, before anything else is written there.
 
         Raises StoreError for a directory with other files, and writes nothing there.
         """
@@ -446,7 +446,7 @@ class Layout:
             self._make()
 
     def founded(self) -> bool:
-        """Return whether the store was made already. An empty directory is not a store yet.
+        """Return whether the store exists. An empty directory is not a store yet.
 
         Earlier releases wrote _NOT_COLLECTED first. Raises StoreError for a directory with other files: a
         collection would remove them.
@@ -456,7 +456,7 @@ class Layout:
             return True
         others = {entry.name for entry in entries_of(self.path)} - _NOT_COLLECTED
         if version.exists():
-            return True  # another process made it meanwhile
+            return True  # another process created it meanwhile
         if others:
             raise StoreError(
                 "store-invalid",
@@ -472,7 +472,7 @@ class Layout:
             empty: dict[str, object] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
             for name, value in (("index.json", empty), ("oci-layout", {"imageLayoutVersion": "1.0.0"})):
                 if not (self.path / name).exists():
-                    # Whole or not at all, with no unfinished file of others next to it.
+                    # Atomic, with no unfinished file of others next to it.
                     beside = self.path / "locks" / name
                     beside.write_bytes(canonical_json(value))
                     beside.replace(self.path / name)
@@ -531,7 +531,7 @@ class LayoutStore:
             raise self.layout.damaged(descriptor.digest)
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:  # noqa: ARG002
-        """As Store, always from `source(0)`: no partial blob is kept."""
+        """Write a blob as Store does, always from `source(0)`: no partial blob is stored."""
         if self._has(descriptor):
             return 0
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
@@ -568,7 +568,7 @@ class LayoutStore:
         return manifest
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """As Store. Of an index, one existing manifest is enough: others are for other platforms."""
+        """Put a manifest as Store does. For an index, one existing manifest is enough."""
         name = _name(repository, tag) if tag else ""
         try:
             value = json.loads(data)

@@ -1,6 +1,6 @@
-"""Whether a store is what it says: blobs by their digests, records by their sums, tags whole.
+"""Store checks: blobs by their digests, records by their checksums, tags by completeness.
 
-What is unpacked must be as it was when it was made.
+Unpacked layers must not have changed since they were unpacked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress, ProgressTask
 from imagefactory.trees import alone_in, folders_unheld
 
-# --- What the tags of a store need: manifests, their blobs, and their referrers as far as they are whole
+# --- The parts that tags need: manifests, their blobs, and their complete referrers
 
 
 class UnreadableError(StoreError):
@@ -40,7 +40,7 @@ class UnreadableError(StoreError):
 
 
 class ReachableDigests:
-    """Digests and diff ids of all that was reached: manifests, their blobs and their referrers.
+    """Digests and diff ids of all reachable parts: manifests, their blobs and their referrers.
 
     `bad` are digests of blobs that are known to be damaged.
     """
@@ -92,7 +92,7 @@ class ReachableDigests:
     def reach(self, root: Descriptor) -> None:
         """Add all that `root` needs, and complete referrers.
 
-        An image does not need a damaged referrer (a .sif whose file is lost): it is removed, and made again.
+        An image does not need a damaged referrer (a .sif whose file is lost): it is removed and rebuilt.
         """
         records = self._reach_below(root)
         while records:
@@ -108,7 +108,7 @@ class ReachableDigests:
     def _reach_below(self, root: Descriptor) -> list[Path]:
         """Add all that `root` itself needs; return the records of referrers of its manifests.
 
-        Of an index only the manifests that exist: other platforms may never have been pulled.
+        For an index only the existing manifests: other platforms may never have been pulled.
         """
         layout, waiting, records = self.layout, [root], []
         while waiting:
@@ -155,14 +155,14 @@ class ReachableDigests:
 
 
 CHECKSUMMED_DIRECTORIES = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
-"""Folders of records that carry their sum."""
+"""Directories of records that contain their checksum."""
 FIX_HINT = "run imagefactory image check --fix"
-_WORKERS = 4  # hashing happens outside the interpreter's lock
+_WORKERS = 4  # hashing releases the interpreter's lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFault:
-    """What is wrong with `place`, a path below the store or a tag. `mended`: it no longer is."""
+    """A fault of `place`, a path below the store or a tag. `mended`: it is repaired."""
 
     place: str
     error: StoreError
@@ -171,7 +171,7 @@ class StoreFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCheck:
-    """How much was checked (`bytes` are those of the blobs), and the faults."""
+    """The number of checked items (`bytes` are those of the blobs), and the faults."""
 
     blobs: int
     bytes: int
@@ -191,7 +191,7 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
     with layout.alone(progress) if mend else layout.in_use(progress):
         blobs = entries_of(layout.path / "blobs" / "sha256")
         records = [path for kind in CHECKSUMMED_DIRECTORIES for path in entries_of(layout.path / kind)]
-        sealed = [path for path in records if not path.name.startswith(".")]  # those are being written
+        sealed = [path for path in records if not path.name.startswith(".")]  # dot files are being written
         referring = [path for folder in entries_of(layout.path / "referrers") for path in entries_of(folder)]
         size = sum(path.lstat().st_size for path in blobs)
         with progress.task(f"check {len(blobs)} blobs", total=size) as task:
@@ -302,7 +302,7 @@ def _check_tags(
     try:
         ReachableDigests(layout, bad).reach(descriptor)
         if descriptor.media_type in INDEX_TYPES:
-            layout.load(name, descriptor)  # reaching an index takes what is here of it
+            layout.load(name, descriptor)  # loading an index finds its existing parts
     except StoreError as error:
         hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
         yield StoreFault(
@@ -310,14 +310,13 @@ def _check_tags(
         )
 
 
-# --- What of a store nothing needs any more, and its removal
-# Needed is what a tag reaches: manifests, their blobs, and their referrers as far as they are whole. A
-# record
-# that is about a digest stays as long as that does.
+# --- Unneeded parts of a store, and their removal
+# Tags need manifests, their blobs, and their complete referrers. A record about a digest stays as long as the
+# digest.
 
 
 _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
-"""Records whose names begin with the hex of what they are about."""
+"""Records whose names begin with the hex of their digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,11 +372,11 @@ def _remove_others(layout: Layout, needed: ReachableDigests, *, dry_run: bool) -
     folder = layout.path / "blobs" / "sha256"
     blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
     records = _records(layout, needed.digests)
-    # Records first: one that is interrupted leaves none of what is not here.
+    # Records first: an interrupted removal leaves no record of a missing part.
     records_gone, blobs_gone = (sum(map(removal.remove, paths)) for paths in (records, blobs))
     for path in entries_of(layout.tmp):
         removal.remove(path)
-    # Running images hold their scratch folders and their unpacked layers.
+    # Running images lock their scratch directories and their unpacked layers.
     if (scratch := layout.scratch).is_dir():
         with removal.going_on(scratch), alone_in(scratch):
             for dead in folders_unheld(scratch, lambda error: removal.keep(Path(error.filename), error)):

@@ -15,7 +15,7 @@ from imagefactory.gpu.capability import AMD64
 from imagefactory.model import ContainerStart
 from imagefactory.oci.layers import LAYERS_VERSION
 
-# --- The frozen values of what was made: descriptors, layers, images and .sif files
+# --- The frozen values of artifacts: descriptors, layers, images and .sif files
 # Digests are strings `sha256:<64 hex>`; sizes are bytes.
 
 
@@ -63,7 +63,7 @@ class SifArtifact:
     """A .sif file of the store, stored as an OCI artifact.
 
     `digest` is the artifact's manifest, `file` the descriptor of the .sif itself (its digest is the file's
-    sha256), `path` its place. `made_from` is the digest of the platform manifest that it was converted from,
+    sha256), `path` its path. `made_from` is the digest of the platform manifest that it was converted from,
     empty if apptainer built it from a definition.
     """
 
@@ -76,18 +76,18 @@ class SifArtifact:
 
     @property
     def config(self) -> str:
-        """Return the key of check results, as an image's config: here the sha256 of the file."""
+        """Return the key of check results, like an image's config: here the sha256 of the file."""
         return self.file.digest
 
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-# Ours first; docker's own are what many registries still hold.
+# OCI types first; many registries still have docker's own.
 INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
 CONFIG_TYPES = (CONFIG_TYPE, "application/vnd.docker.container.image.v1+json")
-MANIFEST_LIMIT = 4 << 20  # bytes; what registries take at most, by the distribution specification
+MANIFEST_LIMIT = 4 << 20  # bytes; the limit of registries in the distribution specification
 REF_NAME = "org.opencontainers.image.ref.name"
 TITLE = "org.opencontainers.image.title"
 
@@ -126,7 +126,7 @@ def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
 
 
 def read_json(data: bytes) -> Any:
-    """The value of a manifest's or config's bytes. Raises ValueError where another tool may read another one.
+    """Parse a manifest or config. Raises ValueError if other tools may read it differently.
 
     Docker, Podman and Apptainer match names without regard to case and take the last one (Go's
     encoding/json). So an object that spells one name in two ways is rejected, and so is a field of the
@@ -177,9 +177,9 @@ _FIELDS = {
         *("Env", "Entrypoint", "Cmd", "WorkingDir", "User", "Labels"),
     )
 }
-"""The fields that decide what we or other tools take, as image-spec spells them."""
+"""The fields that decide what we or other tools read, as image-spec spells them."""
 _MAPS = {"annotations", "labels", "exposedports", "volumes"}
-"""Fields of manifests and configs whose keys are a person's, not the specification's."""
+"""Fields of manifests and configs whose keys are the user's, not the specification's."""
 
 
 def media_type_of(value: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def artifact_type(value: Mapping[str, Any]) -> str:
 
 
 MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, OverflowError)
-"""What comes of reading JSON that somebody else wrote as if it were what it should be."""
+"""The errors of reading untrusted JSON with another structure than expected."""
 
 
 def malformed_reason(error: Exception) -> str:
@@ -222,8 +222,7 @@ def malformed_reason(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, the
-    architecture that it is for, how a container starts, its labels, and when it says that it was made."""
+    """The parts used of an image's config (image-spec); `diff_ids` are those of its layers."""
 
     diff_ids: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -234,7 +233,7 @@ class ImageConfig:
 
 
 def parse_config(data: bytes, layers: int) -> ImageConfig:
-    """Return the config of an image with so many layers. Raises one of MALFORMED."""
+    """Return the config of an image with this number of layers. Raises one of MALFORMED."""
     value = read_json(data)
     diff_ids, run = value["rootfs"]["diff_ids"], value.get("config") or {}
     variables, entrypoint, command = (run.get(key) or [] for key in ("Env", "Entrypoint", "Cmd"))
@@ -260,7 +259,7 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
 
 
 ATTESTATION = "vnd.docker.reference.type"
-"""The annotation of an entry of an index that speaks of an image beside it (BuildKit)."""
+"""The annotation of an index entry that is an attestation of another entry (BuildKit)."""
 
 
 def images_of(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -295,7 +294,7 @@ def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
     )
 
 
-# A layer's first bytes decide how it is packed: some tools and registries say gzip of what is not.
+# A layer's first bytes decide its compression: some tools and registries wrongly say gzip.
 LAYER_CODECS = {
     "application/vnd.oci.image.layer.v1.tar": "tar",
     "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",

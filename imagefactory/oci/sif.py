@@ -1,9 +1,9 @@
-"""A .sif file in the store: an OCI artifact, so that whatever moves images moves it too.
+"""A .sif file in the store: an OCI artifact, so every transfer of images can also transfer it.
 
-The manifest has the form that `apptainer pull oras://` takes (tried: by tag and by digest, with and
-without a subject): one layer, the file itself. Converted from an image, it names that image's platform
-manifest as its subject and needs no tag: `image prune` keeps it as long as the image. Built by apptainer
-from a definition it has no subject and the tag `<family>:<tag>.sif`.
+The manifest has the form that `apptainer pull oras://` accepts (tested: by tag and by digest, with and
+without a subject): one layer, the file itself. Converted from an image, it has that image's platform manifest
+as its subject and needs no tag: `image prune` keeps it as long as the image. Built by apptainer from a
+definition it has no subject and the tag `<family>:<tag>.sif`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from imagefactory.oci.manifests import (
 from imagefactory.progress import Progress
 
 SIF_TYPE = "application/vnd.sylabs.sif.layer.v1.sif"
-"""Media type of the file, and the artifact's type: what apptainer itself pushes and pulls."""
+"""Media type of the file, and the artifact's type: apptainer itself pushes and pulls this type."""
 SIF_CONFIG_TYPE = "application/vnd.sylabs.sif.config.v1+json"
 SIF_CONFIG = b"{}"
 COMPRESSION = "imagefactory.sif.compression"
@@ -44,9 +44,9 @@ TARGET = "imagefactory.target"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifOrigin:
-    """What a .sif is: of which target, how compressed, and the platform manifest it was converted from.
+    """The origin of a .sif: its target, compression, and the platform manifest it was converted from.
 
-    `subject` is None where apptainer built it from a definition.
+    `subject` is None if apptainer built it from a definition.
     """
 
     target: str
@@ -55,7 +55,7 @@ class SifOrigin:
 
 
 def sif_name(target: str, digest: str) -> str:
-    """Return `<target>-<12 hex of the file's sha256>.sif`: other bytes, other name, as caches use names."""
+    """Return `<target>-<12 hex of the file's sha256>.sif`, as caches compare only names."""
     return f"{target}-{digest.removeprefix('sha256:')[:12]}.sif"
 
 
@@ -213,9 +213,9 @@ def sifs_of(layout: Layout, manifest: str) -> tuple[SifArtifact, ...]:
     )
 
 
-# --- The container of a .sif file: where its root file system lies, and one made around another such
-# Format: sylabs/sif, `pkg/sif` (little endian): at 32 the magic, at 96 how many descriptors there are and
-# where; a descriptor of 585 bytes says what it is of and where that lies.
+# --- The container of a .sif file: the place of its root file system, and a new one for another such
+# Format: sylabs/sif, `pkg/sif` (little endian): at 32 the magic, at 96 the number of descriptors and their
+# offset; a descriptor of 585 bytes has the type and place of an object.
 
 
 MAGIC = b"SIF_MAGIC\0"
@@ -224,7 +224,7 @@ _DESCRIPTOR = struct.Struct("<i?III qqq qqqq 128s 384s".replace(" ", ""))
 _PARTITION = 0x4004
 _SQUASHFS, _SYSTEM = 1, 2  # file system; partition of the primary system
 MOST_DESCRIPTORS = 4096
-_PAGE = 4096  # where a partition begins
+_PAGE = 4096  # alignment of a partition
 _PROCESSORS = {"amd64": b"02\0", "arm64": b"04\0"}
 
 

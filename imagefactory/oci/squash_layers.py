@@ -3,8 +3,8 @@
 A row depends only on its layer and on SquashCompression, so an image's squashfs is the rows of its layers and
 tables. Threads compress pieces of about a megabyte; blocks are written in the order of the tar.
 
-No row is stored by itself: it is in a .sif of the store, and a record with a checksum says in which, where,
-with which sum and of which files. Without either, the layer is packed again, into the same bytes.
+No row is stored by itself: it is in a .sif of the store, and a record has its .sif, offset, checksum and
+files. Without either, the layer is compressed again, into the same bytes.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class SquashCompression:
 
     @property
     def identity(self) -> str:
-        """All that decides the packed bytes besides the plain ones."""
+        """Return all that decides the compressed bytes besides the plain ones."""
         import zstandard
 
         version = ".".join(map(str, zstandard.ZSTD_VERSION))
         return f"libzstd {version} level {self.level} blocks of {self.block}"
 
     def compressor(self) -> Callable[[bytes], bytes]:
-        """Return a function that packs one block, for one thread."""
+        """Return a function that compresses one block, for one thread."""
         import zstandard
 
         return zstandard.ZstdCompressor(level=self.level).compress
@@ -71,10 +71,10 @@ class SquashCompression:
 
 @dataclass(slots=True, kw_only=True)
 class LayerIndex:
-    """What a layer does to those below it: it hides paths, then puts `root` over them.
+    """The effect of a layer on those below it: it hides paths, then puts `root` over them.
 
-    `hidden` are paths, `opaque` directories whose lower entries go. `fragments` are starts and packed sizes;
-    these and the files' starts count from the start of the layer's row.
+    `hidden` are paths, `opaque` directories whose lower entries go. `fragments` are starts and compressed
+    sizes; these and the files' starts count from the start of the layer's row.
     """
 
     root: SquashDirectory = field(default_factory=SquashDirectory)
@@ -84,7 +84,7 @@ class LayerIndex:
 
 
 class PackerPool:
-    """Threads that pack blocks. `stopped` ends them within a piece, as the end of the `with` does."""
+    """Threads that compress blocks. `stopped` ends them within a piece, as the end of the `with` does."""
 
     def __init__(self, squeeze: SquashCompression, workers: int) -> None:
         self.squeeze = squeeze
@@ -100,7 +100,7 @@ class PackerPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def pack(self, piece: bytes) -> Future[list[bytes | None]]:
-        """Return the packed blocks of `piece`, None for one that is stored as it is."""
+        """Return the compressed blocks of `piece`, None for one that is stored uncompressed."""
         return self._pool.submit(self._pack, piece)
 
     def _pack(self, piece: bytes) -> list[bytes | None]:
@@ -330,7 +330,7 @@ def _attributes(row: list[int]) -> InodeAttributes:
 SQUASHED = "squashed"
 """The directory of the records."""
 VERSION = 1
-"""The format of rows and of what is made of them. Another number makes all again."""
+"""The format of rows and images. Another number rebuilds all."""
 _CHUNK = 1 << 20
 
 
@@ -354,13 +354,13 @@ class StoredSifChangedError(Exception):
 
 
 class SquashStore:
-    """Rows of layers of `layout`, packed by so many threads."""
+    """Rows of layers of `layout`, compressed by this number of threads."""
 
     def __init__(self, layout: Layout, squeeze: SquashCompression, workers: int) -> None:
         self.layout, self.squeeze, self.workers = layout, squeeze, workers
 
     def rows(self, layers: list[OciLayer], folder: Path, progress: Progress) -> list[SquashRow]:
-        """Return the layers' rows in their order; missing rows are packed into new files in `folder`.
+        """Return the layers' rows in their order; missing rows are written to new files in `folder`.
 
         Raises StoreError for a corrupt layer, ToolError for a missing codec.
         """
@@ -467,7 +467,7 @@ class SquashStore:
 
 
 class _PrefixChecksum:
-    """The digest of a file whose beginning is complete."""
+    """A running digest for a file whose beginning is complete."""
 
     def __init__(self, file: int) -> None:
         self._file, self._at, self._sha256 = file, 0, hashlib.sha256()
@@ -489,7 +489,7 @@ def _copy(row: SquashRow, file: int, start: int, task: ProgressTask) -> str:
     source = os.open(row.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if not row.digest:
-            row.path.unlink()  # a new row need not be on the disk twice
+            row.path.unlink()  # a new row is not needed on the disk twice
         copied = 0
         while copied < row.size:
             data = os.pread(source, min(_CHUNK, row.size - copied), row.offset + copied)
@@ -513,7 +513,7 @@ def _write_all(file: int, data: bytes, at: int) -> None:
 
 @contextmanager
 def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads whose queued work is dropped after a failure or an interrupt."""
+    """Yield threads whose queued work is dropped after a failure or an interrupt."""
     pool = ThreadPoolExecutor(max_workers=workers)
     try:
         yield pool
@@ -529,8 +529,8 @@ def format_image(
 ) -> tuple[bytes, bytes]:
     """Return the bytes before and after the rows of an image's layers: the superblock and the tables.
 
-    `rows` are indices and sizes of the layers in the file, the last is what apptainer adds; `order` are the
-    numbers of the image's layers, the lowest first: an image may have a layer twice.
+    `rows` are indexes and sizes of the layers in the file, apptainer's addition last; `order` are the numbers
+    of the image's layers, the lowest first: an image may have a layer twice.
     """
     tree, starts, at = SquashTree(), [], SUPERBLOCK
     for _, size in rows:
@@ -568,7 +568,7 @@ class SquashTree:
         self._take_fragments(layer, start)
 
     def dress(self, index: LayerIndex, start: int) -> None:
-        """Add what apptainer puts into an image.
+        """Add apptainer's files to an image.
 
         Directories of the image stay, and so do entries of another type than apptainer's.
         """

@@ -1,11 +1,11 @@
-"""The tables of a squashfs 4.0: a tree whose data lies elsewhere, as bytes. Pure.
+"""The tables of a squashfs 4.0, as bytes: a tree whose data is elsewhere. Pure.
 
 Format: Linux's fs/squashfs/squashfs_fs.h. A file system is a superblock, the data blocks, and tables of
-inodes, folders, fragments, inodes by number and owners. Tables are rows of blocks of 8 KiB, each packed by
-itself; what stands in one is named by where its block begins and by its place in the unpacked block.
+inodes, directories, fragments, inodes by number and owners. Tables are rows of blocks of 8 KiB, each
+compressed separately; a position is the start of its block and the offset in the uncompressed block.
 
-A file is a row of packed blocks of one size, the last one shorter. What is smaller than a block lies in a
-fragment, a block that many files share.
+A file is a row of compressed blocks of one size, the last one shorter. Less than a block is in a fragment, a
+block that many files share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 SUPERBLOCK = 96
 STORED = 1 << 24
-"""In the size of a block: its bytes are stored as they are."""
+"""The bit in the size of a block for uncompressed bytes."""
 NO_FRAGMENT = 0xFFFFFFFF
 _NONE = (1 << 64) - 1
 _TABLE_BLOCK = 8192
@@ -24,14 +24,14 @@ _STORED_TABLE = 1 << 15
 _ZSTD = 6
 _FLAGS = 0x80 | 0x200  # has the table of inodes by number (NFS, overlay's index); has no extended attributes
 _DIRECTORY_INODE, _FILE, _LINK, _LARGE_DIRECTORY_INODE, _LARGE_FILE = 1, 2, 3, 8, 9
-_RUN = 256  # entries of a folder behind one header
+_RUN = 256  # entries of a directory per header
 
 Compress = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InodeAttributes:
-    """What every inode has. `mode` are the permissions (12 bits), `mtime` seconds since 1970 (32 bits)."""
+    """Fields of every inode. `mode` are the permissions (12 bits), `mtime` seconds since 1970 (32 bits)."""
 
     mode: int
     uid: int
@@ -40,7 +40,7 @@ class InodeAttributes:
 
 
 IMPLIED = InodeAttributes(mode=0o755, uid=0, gid=0, mtime=0)
-"""Of a folder that no entry speaks of."""
+"""The attributes of a directory without an entry of its own."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -125,7 +125,7 @@ def format_tables(
 
 
 class _MetadataTable:
-    """Bytes in packed blocks of 8 KiB; `starts` says where in `packed` each begins."""
+    """Bytes in compressed blocks of 8 KiB; `starts` are the positions of the blocks in `packed`."""
 
     def __init__(self, compress: Compress) -> None:
         self._compress = compress
@@ -165,7 +165,7 @@ class _InodeTable:
         self.table, self.folders = _MetadataTable(compress), _MetadataTable(compress)
         self.owners: list[int] = []
         self._owner_places: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}  # by id(): the tree holds all of them
+        self._numbers: dict[int, int] = {}  # by id(): the tree references all of them
         self._names: dict[int, int] = {}
         self._places: dict[int, tuple[int, int]] = {}
         self._number(root)
@@ -206,7 +206,7 @@ class _InodeTable:
         self.folders.put(listed)
         self._begin(folder)
         names = 2 + sum(isinstance(node, SquashDirectory) for node in folder.entries.values())
-        size = len(listed) + 3  # the format counts `.` and `..`, which no list has
+        size = len(listed) + 3  # the format counts `.` and `..`, which are in no list
         owned = folder.owned or IMPLIED
         if size < 1 << 16:
             head = self._head(_DIRECTORY_INODE, number, owned)
@@ -278,7 +278,7 @@ class _InodeTable:
 
 
 def encode(name: str) -> bytes:
-    """A name or target as the tar had it."""
+    """Return the bytes of a name or target in the tar."""
     return name.encode("utf-8", "surrogateescape")
 
 

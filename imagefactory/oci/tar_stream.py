@@ -1,12 +1,12 @@
-"""A layer's tar, read forwards: the one walk that every reader of layers uses.
+"""A layer's tar, read forward: the one walk that every reader of layers uses.
 
-POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. No more is in memory than
-a chunk, a header, and the names of the layer. The walk says where each entry lies in the layer, by the rules
+POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. Only a chunk, a header,
+and the names of the layer are in memory. The walk reports the place of each entry in the layer, by the rules
 of docker, podman and skopeo (moby's pkg/archive/diff.go, Go's archive/tar):
 
-- `/a`, `./a` and `x/../a` are `a`; a name that leaves the root is refused.
-- A folder that the layer itself made a symbolic link is followed inside the layer, never on this machine.
-- A later entry of a name wins; what it takes the place of is reported first, as REMOVED.
+- `/a`, `./a` and `x/../a` are `a`; a name that leaves the root is rejected.
+- A directory that the layer itself made a link is followed inside the layer, never on this machine.
+- A later entry of a name wins; what it replaces is reported first, as REMOVED.
 - Device nodes and FIFOs are skipped, and counted in `TarStream.skipped`.
 """
 
@@ -23,7 +23,7 @@ from imagefactory.oci.inflate import CorruptDataError
 from imagefactory.oci.tree import DEEPEST, OPAQUE, WHITEOUT, entry_parts
 from imagefactory.trees import printable
 
-# --- How large a tar's extended header may be: one rule for every reader of a tar from a stranger
+# --- The size limit of a tar's extended header: one rule for every reader of an untrusted tar
 
 
 HEADER_LIMIT = 1 << 20  # bytes; the largest extended header of one entry
@@ -38,16 +38,16 @@ _HEADER_EXTENDED = (
 
 
 class CappedInfo(tarfile.TarInfo):
-    """tarfile reads a long name, a pax header and the map of a sparse file whole.
+    """A tar entry with limits: tarfile reads a long name, a pax header and the map of a sparse file whole.
 
-    A gigabyte of them packs into a few kilobytes.
+    A gigabyte of them compresses into a few kilobytes.
     """
 
     def _proc_member(self, archive: tarfile.TarFile) -> Self:
-        # The entry point that tarfile leaves to subclasses: the header is known, its bytes are not read yet.
+        # The hook that tarfile provides for subclasses: the header is parsed, its bytes are not read yet.
         if self.type in _HEADER_EXTENDED and self.size > HEADER_LIMIT:
             raise tarfile.ReadError(f"a header of {self.size} bytes (limit: {HEADER_LIMIT})")
-        if self.type == tarfile.GNUTYPE_SPARSE:  # its map goes on for as many blocks as it likes
+        if self.type == tarfile.GNUTYPE_SPARSE:  # its map may have any number of blocks
             raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
@@ -56,15 +56,15 @@ class CappedInfo(tarfile.TarInfo):
 
 
 BLOCK = 512
-NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
-SPARSE_LIMIT = 16 << 30  # bytes; what the sparse files of one layer may unpack to
-LINKS_LIMIT = 40  # symbolic links on the way to one entry, as Linux has it
-FOLLOWED_LIMIT = 64 << 20  # characters of the links on the way to the entries of one layer
-REPLACED_LIMIT = 1000  # folders and what takes their place, or the other way round, in one layer
-LONGEST_TARGET = 4095  # bytes of a symbolic link, as Linux has it
+NAMES_LIMIT = 64 << 20  # characters; the limit of all names of one layer
+SPARSE_LIMIT = 16 << 30  # bytes; the limit of the unpacked sparse files of one layer
+LINKS_LIMIT = 40  # symbolic links in the path of one entry, as on Linux
+FOLLOWED_LIMIT = 64 << 20  # characters of the followed links of one layer
+REPLACED_LIMIT = 1000  # directories replaced by other entries, or the reverse, in one layer
+LONGEST_TARGET = 4095  # bytes of a symbolic link, as on Linux
 LAST_OWNER = (1 << 32) - 2  # the largest number of a user or group
-LAST_TIME = (1 << 34) - 1  # seconds since 1970; the last time that ext4 has
-META = ".wh..wh."  # names that AUFS kept for itself, at the top of its layers
+LAST_TIME = (1 << 34) - 1  # seconds since 1970; the last time in ext4
+META = ".wh..wh."  # reserved names of AUFS, at the top of its layers
 
 DIRECTORY: Final = "folder"
 FILE: Final = "file"
@@ -72,7 +72,7 @@ SYMLINK: Final = "symlink"
 HARD_LINK: Final = "hard link"
 HIDDEN: Final = "whiteout"
 REMOVED: Final = "removed"
-"""What a later entry of the layer takes the place of: a file, or a folder with all that is in it."""
+"""A file, or a directory with all its contents, that a later entry of the layer replaces."""
 _SKIPPED: Final = "skipped"
 
 Parts = tuple[str, ...]
@@ -176,7 +176,7 @@ def entries(stream: TarStream) -> Iterator[TarEntry]:
         stream.skip(-header.size % BLOCK)
 
 
-# --- where entries lie -----------------------------------------------------------------------------
+# --- places of entries -----------------------------------------------------------------------------
 
 
 class _LayerSymlink(str):
@@ -186,7 +186,7 @@ class _LayerSymlink(str):
 
 
 class _OtherEntry:
-    """A file, or something that is skipped."""
+    """A file, or a skipped entry."""
 
     __slots__ = ("file",)
 
@@ -241,7 +241,7 @@ class _LayerNames:
             if self._replaced > REPLACED_LIMIT:
                 raise EntryError(f"it replaces more than {REPLACED_LIMIT} of its own entries")
             yield _at(entry, REMOVED, entry.parts)
-            if unseen:  # what was there hid the layers below; what comes instead would not
+            if unseen:  # the old entry hid the layers below, the new one would not
                 yield _at(entry, HIDDEN, (*above, WHITEOUT + name))
         here[name] = new
         yield entry
@@ -257,7 +257,7 @@ class _LayerNames:
         return _NOTHING if entry.kind == _SKIPPED else _FILE
 
     def _link(self, entry: TarEntry, parts: Parts) -> bool:
-        """Fills in where a hard link leads. False where it leads to itself, and so changes nothing."""
+        """Set the target of a hard link. Return False for a link to itself, which changes nothing."""
         names = f"'{printable(entry.name)}' links to '{printable(entry.linkname)}'"
         try:
             target = entry_parts(entry.linkname)
@@ -274,7 +274,7 @@ class _LayerNames:
             raise EntryError(f"{names}, which is not a file")
         if entry.target == parts:
             return False
-        if isinstance(node, _LayerSymlink):  # another name of a symbolic link is one too
+        if isinstance(node, _LayerSymlink):  # a hard link to a symbolic link is one too
             entry.kind, entry.linkname, entry.target = SYMLINK, str(node), ()
         elif not node.file:
             entry.kind, entry.target = _SKIPPED, ()
@@ -288,7 +288,7 @@ class _LayerNames:
         links = 0
         while todo:
             part = todo.pop()
-            if part == "..":  # of a link's target alone; the root is its own parent
+            if part == "..":  # only in a link's target; the root is its own parent
                 if above:
                     above.pop()
                     folders.pop()
@@ -335,7 +335,7 @@ def _owner(header: _TarHeader, number: int) -> int:
 
 @dataclass(slots=True)
 class _TarHeader:
-    """An entry as the archive has it. `size` are its bytes there, `sparse` says how they are spread."""
+    """An entry in the archive's form. `size` are its bytes there, `sparse` the map of its regions."""
 
     name: str
     kind: str
@@ -367,7 +367,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
     while True:
         block = stream.exactly(BLOCK)
         if not block or not any(block):
-            return  # the end of the archive is a block of zeros; some tools leave it out
+            return  # the end of the archive is a block of zeros; some tools omit it
         at = stream.position - BLOCK
         try:
             name, kind, length = _parse_header(block)
@@ -392,11 +392,11 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
             name = extended.get("GNU.sparse.name") or name
         what = _ENTRY_TYPES[kind]
         if kind == tarfile.AREGTYPE and name.endswith("/"):
-            what = DIRECTORY  # before POSIX a folder was a file whose name ends in a slash
+            what = DIRECTORY  # before POSIX a directory was a file whose name ends in a slash
         if size < 0:
             raise CorruptDataError(f"'{printable(name)}' has {size} bytes")
         mtime = min(max(mtime, 0), LAST_TIME) if math.isfinite(mtime) else 0
-        # Folders, links and devices have no bytes, whatever their header says.
+        # Directories, links and devices have no bytes, whatever their header says.
         yield _TarHeader(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
         extended = {}
 
@@ -409,7 +409,7 @@ def _parse_header(block: bytes) -> tuple[str, bytes, int]:
     checksum = _number(block[148:156])
     if checksum != 256 + sum(block[:148]) + sum(block[156:]):
         signed = sum(byte - 256 * (byte > 127) for byte in block[:148] + block[156:])
-        if checksum != 256 + signed:  # as some old systems had it
+        if checksum != 256 + signed:  # some old systems sum signed bytes
             raise ValueError("bad checksum")
     name, kind, size = block[:100].partition(b"\0")[0], block[156:157], _number(block[124:136])
     if size < 0:
@@ -439,7 +439,7 @@ def _read(text: str | bytes | bytearray, base: int = 10) -> int:
 
 
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
-_KEYS = (b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime")  # of all that such a header may say
+_KEYS = (b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime")  # the only fields used from such a header
 _SPARSE = b"GNU.sparse."
 _SPARSE_KEYS = (b"major", b"name", b"size", b"realsize", b"map")
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
@@ -563,12 +563,12 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 class TarStream:
-    """Chunks, taken in the portions of a tar. Large ones are not copied."""
+    """Chunks, read in the portions of a tar. Large ones are not copied."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._whole = b""
-        self._chunk = memoryview(b"")  # what is left of the whole one
+        self._chunk = memoryview(b"")  # the rest of the current chunk
         self.position = 0
         self.skipped: list[str] = []
         """Names of the device nodes and FIFOs that were skipped."""

@@ -1,4 +1,4 @@
-"""Moves what a manifest names from any store to any other: push, pull and copy.
+"""Transfers of a manifest and its parts from any store to any other: push, pull and copy.
 
 `send` writes blobs first, in parallel, then manifests children first, then tags. So a reader of the
 destination sees nothing or the whole image, and an interrupted transfer resumes: existing blobs are not sent.
@@ -40,7 +40,7 @@ def no_origins(_: Descriptor) -> Iterable[str]:
     return ()
 
 
-# --- what was pushed before: a hint, as a registry may have lost it since ---
+# --- earlier pushes: a hint, as a registry may have lost blobs since ---
 
 
 def origins_from(
@@ -152,7 +152,7 @@ class TransferRequest:
 
 
 class BlobArrival(StrEnum):
-    """How a blob came to be at the destination."""
+    """How a blob arrived at the destination."""
 
     SENT = "sent"
     MOUNTED = "mounted"
@@ -260,7 +260,7 @@ def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
             digests = resolve(below)
             return _candidate_exists(place, sending.candidate, root) and all(digests)
         if not _candidate_exists(place, sending.candidate, root) or above:
-            return False  # referrers come after it
+            return False  # referrers follow it
         has = functools.partial(place.store.has, place.repository)
         return all(resolve(graph.manifests)) and all(pool.map(has, graph.blobs))
 
@@ -325,7 +325,7 @@ def _resume_hint(hint: str) -> str:
 
 
 class _BlobTransfer:
-    """One blob on its way."""
+    """The transfer of one blob."""
 
     def __init__(
         self, source: StoreRepository, sending: TransferRequest, blob: Descriptor, task: ProgressTask
@@ -359,7 +359,7 @@ class _BlobTransfer:
         try:
             return store.has(self.sending.repository, self.blob)
         except RegistryError:
-            return False  # writing queries again, and handles an invalid response
+            return False  # `write` queries again, and handles an invalid response
 
     def _mount(self, store: Store, origin: str) -> bool:
         # The query comes first: a rejected mount leaves an upload session at the registry.

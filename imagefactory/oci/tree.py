@@ -1,4 +1,4 @@
-"""A layer's entries as files of a folder, out of which no link or name can lead."""
+"""A layer's entries as files of a directory that no link or name can leave."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from imagefactory.trees import remove_tree
 CHUNK = 1 << 20
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
-# Overlay reads user.* inside a user namespace (mount option userxattr), and the runner always makes one.
+# Overlay reads user.* inside a user namespace (mount option userxattr), and the runner always creates one.
 OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 DEEPEST = 60
-LONGEST = 255  # bytes of a name that Linux's file systems take
-MAX_OPEN_DIRECTORIES = 2 * DEEPEST + 8  # an entry and the target of its hard link, both as deep as may be
+LONGEST = 255  # bytes; the limit for a name on Linux file systems
+MAX_OPEN_DIRECTORIES = 2 * DEEPEST + 8  # an entry and the target of its hard link, both at the greatest depth
 
 
 def entry_parts(name: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def entry_parts(name: str) -> tuple[str, ...]:
     if len(parts) > DEEPEST:
         raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} directories deep")
     for part in parts:
-        # Few have to be counted, as a letter is 4 bytes at most. A whiteout is unpacked without its prefix.
+        # Counting is rarely needed: a letter has 4 bytes at most. A whiteout is unpacked without its prefix.
         if len(part) > LONGEST // 4:
             size = len(part.removeprefix(WHITEOUT).encode("utf-8", "surrogateescape"))
             if size > LONGEST:
@@ -67,7 +67,7 @@ def unpackable_parts(path: str) -> tuple[str, ...]:
 
 
 class TarMember(Protocol):
-    """What a tar says of an entry; a `tarfile.TarInfo` does too."""
+    """The fields of a tar entry; a `tarfile.TarInfo` has them too."""
 
     @property
     def name(self) -> str: ...
@@ -86,7 +86,7 @@ class TarMember(Protocol):
 
 
 class FileData(Protocol):
-    """A file's bytes: `read` returns so many, fewer only if the archive ends."""
+    """A file's bytes: `read` returns the requested number, fewer only at the archive's end."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -119,7 +119,7 @@ class LayerTree:
     def folder(self, parts: tuple[str, ...], member: TarMember) -> None:
         if parts:
             self._open(parts, make=True)
-        # Modes and times last: a folder that its owner may not write could not be filled.
+        # Modes and times last: a directory without write permission could not be filled.
         self.folders[parts] = member
 
     def file(self, parts: tuple[str, ...], member: TarMember, data: FileData) -> None:
@@ -127,7 +127,7 @@ class LayerTree:
             pass
 
     def passing(self, parts: tuple[str, ...], member: TarMember, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Writes a file's chunks and hands each on. The file is there when all were taken."""
+        """Write a file's chunks and yield each. The file exists after the last chunk."""
         parent, name = self._parent(parts)
         self._clear(parent, name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -179,7 +179,7 @@ class LayerTree:
         try:
             parent = self._open(parts[:-1], make=False)
         except FileNotFoundError:
-            return  # the walk knows of it, and nothing was written there
+            return  # the walk has reported it, and nothing was written there
         remove_tree(f"/proc/self/fd/{parent}/{parts[-1]}")
 
     def whiteout(self, parts: tuple[str, ...]) -> None:
@@ -192,7 +192,7 @@ class LayerTree:
             try:
                 os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
             except FileExistsError:
-                # The layer's own entry of that name is what is to be seen; a folder also hides the lower one.
+                # The layer's own entry of that name must be visible; a directory also hides the lower one.
                 if stat.S_ISDIR(os.stat(hidden, dir_fd=parent, follow_symlinks=False).st_mode):
                     self._set_opaque(self._open((*parts[:-1], hidden), make=False))
             except PermissionError as error:
@@ -214,7 +214,7 @@ class LayerTree:
             ) from error
 
     def _clear(self, parent: int, name: str) -> bool:
-        """Removes an earlier entry of that name, as later entries win. True if it was a whiteout."""
+        """Remove an earlier entry of that name, as later entries win. Return whether it was a whiteout."""
         try:
             state = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -228,7 +228,7 @@ class LayerTree:
         return self._open(parts[:-1], make=True), parts[-1]
 
     def _open(self, parts: tuple[str, ...], *, make: bool) -> int:
-        """Return the open directory `parts`, valid until a few dozen others were opened."""
+        """Return the open directory `parts`, valid until a few dozen others are opened."""
         if not parts:
             return self.root
         if parts in self.opened:
@@ -255,13 +255,13 @@ class LayerTree:
         if hides:
             self._set_opaque(fd)
         if len(self.opened) >= MAX_OPEN_DIRECTORIES:
-            # Never the ancestors of `parts`: they were used just now and stand at the end.
+            # Never the ancestors of `parts`: they are the most recent entries.
             os.close(self.opened.popitem(last=False)[1])
         self.opened[parts] = fd
         return fd
 
     def _finish_folders(self) -> None:
-        # Deepest first, so that no folder is closed to us before those inside it are done.
+        # Deepest first, so that no directory loses its permissions before its children are done.
         for parts, member in sorted(self.folders.items(), key=lambda item: -len(item[0])):
             fd = self._open(parts, make=False)
             if self.owners:

@@ -1,8 +1,8 @@
-"""Layers as folders: each layer of the store is unpacked once, verified, and shared by all images.
+"""Layers as directories: each layer of the store is unpacked once, verified, and shared by all images.
 
-`<store>/unpacked/<hex of diff_id>/` holds the content of one layer as overlay wants it: the whiteouts
-of the OCI image specification become overlay's own (character device 0/0, `user.overlay.opaque`).
-`<store>/unpacked/.sums/<hex>` says what it was like (below), and comes before it.
+`<store>/unpacked/<hex of diff_id>/` has the content of one layer in overlay's form: the whiteouts of the OCI
+image specification become overlay's own (character device 0/0, `user.overlay.opaque`).
+`<store>/unpacked/.sums/<hex>` is the record of its entries (below), and is written before it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from imagefactory.oci.tree import CHUNK, FileData, LayerTree, TarMember
 from imagefactory.progress import Progress, ProgressTask, format_bytes
 from imagefactory.trees import printable, remove_tree
 
-# --- One layer of the store, read entry by entry and proven to be its diff_id; and as files of a folder
-# A tar from a stranger can name anything, so every entry is written relative to an open folder,
-# never through a symbolic link, and only regular files, folders and links are made.
+# --- One layer of the store: read entry by entry, verified by its diff_id, written to a directory
+# A tar from a stranger can name anything, so every entry is written relative to an open directory, never
+# through a symbolic link, and only regular files, directories and links are created.
 
 
 class EntrySink(Protocol):
-    """Takes a layer's entries in order; a later entry of a name replaces the earlier one.
+    """A sink for a layer's entries in order; a later entry of a name replaces the earlier one.
 
     A path is its parts, () the root. Raises tarfile.TarError for an entry that no layer may have.
     """
@@ -118,7 +118,7 @@ def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task:
 
 
 def report_skipped(layer: OciLayer, skipped: list[str], progress: Progress) -> None:
-    """Print the skipped entries of a layer, except those below /dev, which every runner makes."""
+    """Print the skipped entries of a layer, except those below /dev, which every runner creates."""
     names = [printable(name) for name in skipped if not name.lstrip("./").startswith("dev/")]
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -128,7 +128,7 @@ def report_skipped(layer: OciLayer, skipped: list[str], progress: Progress) -> N
 
 
 def _packed(layer: OciLayer, blob: Path, task: ProgressTask) -> Iterator[bytes]:
-    """Yield the packed bytes, and advance the progress."""
+    """Yield the compressed bytes, and advance the progress."""
     try:
         file = blob.open("rb")
     except OSError as error:
@@ -142,7 +142,7 @@ def _packed(layer: OciLayer, blob: Path, task: ProgressTask) -> Iterator[bytes]:
 
 
 class _HashingReader:
-    """The plain bytes, hashed and counted as they are read."""
+    """The plain bytes, hashed and counted during reading."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self.size = chunks, 0
@@ -160,7 +160,7 @@ class _HashingReader:
 
 
 def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSError) -> StoreError:
-    """Reads the layer to its end, to say how many bytes it wants."""
+    """Return the error of a full disk; the layer is read to its end for its size."""
     stream.drain()
     free = shutil.disk_usage(folder).free
     return StoreError(
@@ -187,13 +187,10 @@ def _feed_entries(stream: TarStream, tree: EntrySink) -> None:
             tree.symlink(entry.parts, entry)
 
 
-# --- What an unpacked layer was like when it was made, and whether it still is
-# The record has every entry: what must hold (mode, owner, size, time), what tells that nobody wrote to it
-# since
-# (ctime, inode), and its content: a file's sha256, a link's target, overlay's marks. It finds what a
-# program, a
-# person or a disk changed; against whoever may write to the store it proves nothing, the record lies there
-# too.
+# --- The record of an unpacked layer's entries, and its comparison with the directory
+# For each entry it has mode, owner, size and time, which must match; ctime and inode, which show writes; and
+# its content: a file's sha256, a link's target, overlay's marks. It detects changes by programs, people and
+# disks, but not by an attacker who can write to the store, since the record is there too.
 
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -204,11 +201,11 @@ _TIME = _ANOTHER.format("time")
 _MARKS = "user.overlay."
 
 Rows = dict[str, list[Any]]
-"""Of a folder, by name: what `_HELD` names, ctime and inode, content. The root has its own as `.`."""
+"""The rows of a directory, by name: the fields of `_HELD`, ctime and inode, content. The root is `.`."""
 
 
 class _TreeChangedError(Exception):
-    """The message says what changed. Never leaves this file."""
+    """A change in a tree, named by the message. Only used in this file."""
 
 
 def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
@@ -246,7 +243,7 @@ def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str
         for name, row in rows.items():
             fault = _compare(opened, name, row, every_byte=every_byte)
             if fault == _TIME and stat.S_ISDIR(row[0]):
-                times.append(f"{path + name!r} {fault}")  # what changed inside says more
+                times.append(f"{path + name!r} {fault}")  # changes inside are more precise
             elif fault:
                 raise _TreeChangedError(f"{path + name!r} {fault}")
         return [name for name in rows if f"{path}{name}/" in known]
@@ -269,7 +266,7 @@ def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str
         if was != now:
             return _ANOTHER.format(word)
     untouched = _observed_fields(status) == row[6:8]
-    # What its mode hides from an ordinary user cannot be read; a mode changed for that would show inside.
+    # A file whose mode denies reading is skipped; a change of mode would be detected inside.
     if untouched and not (every_byte and _readable(status)):
         return ""
     return "" if _content(opened, name, status) == row[8] else _ANOTHER.format("content")
@@ -292,7 +289,9 @@ def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
 
 
 def _recorded_fields(status: os.stat_result) -> list[int]:
-    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # a folder's is its file system's affair
+    size = (
+        0 if stat.S_ISDIR(status.st_mode) else status.st_size
+    )  # the size of a directory depends on its file system
     return [status.st_mode, status.st_uid, status.st_gid, size, status.st_mtime_ns, status.st_rdev]
 
 
@@ -329,7 +328,7 @@ def _marks(opened: int, name: str) -> str:
 
 
 class UnpackedLayers:
-    """The unpacked layers under `folder` (usually `<store>/unpacked`), which is made with mode 0700."""
+    """The unpacked layers under `folder` (usually `<store>/unpacked`), which is created with mode 0700."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -365,7 +364,7 @@ class UnpackedLayers:
 
     @contextmanager
     def writing(self, diff_id: Callable[[], str]) -> Iterator[LayerTree]:
-        """Take the entries of a new layer; `diff_id` is called when all are written."""
+        """Yield a tree for a new layer's entries; `diff_id` is called when all are written."""
         self._prepare()
         with self._part("new") as part:
             with LayerTree(part, owners=os.geteuid() == 0) as tree:
@@ -392,7 +391,7 @@ class UnpackedLayers:
                 if removal.remove(entry, by_way_of="" if leftover else self._new_part(digest).name):
                     gone.append(entry.name)
         for sums in [] if removal.dry_run else entries_of(self.folder / ".sums"):
-            # One that begins with a dot was being written, of the layer that comes next in its name.
+            # A name with a dot is of an unfinished layer, whose name follows.
             digest = sums.name.removeprefix(".").partition(".")[0]
             with removal.going_on(sums), self._lock(digest, wait=False) as alone:
                 if alone and not (self.folder / sums.name).is_dir():
@@ -400,7 +399,7 @@ class UnpackedLayers:
         return tuple(gone)
 
     def drop_changed(self, layers: Sequence[OciLayer], progress: Progress) -> None:
-        """Remove those of `layers` that changed since they were unpacked, so that `unpack` makes them again.
+        """Remove those of `layers` that changed since they were unpacked; `unpack` then unpacks them again.
 
         Content counts as unchanged if size, times and inode are. Waits for sandboxes that use a removed
         layer.
@@ -428,7 +427,7 @@ class UnpackedLayers:
         if not tree.is_dir():
             return ""
         with self._lock(name, wait=True):
-            if not tree.is_dir():  # another process removed it while this one waited
+            if not tree.is_dir():  # another process removed it meanwhile
                 return ""
             recorded = check_checksum(self._sums(name))
             if recorded is None:
@@ -469,7 +468,7 @@ class UnpackedLayers:
         progress: Progress,
         workers: int,
     ) -> None:
-        # Threads are enough: decompression, hashing and writing all happen outside the interpreter's lock.
+        # Threads are enough: decompression, hashing and writing all release the interpreter's lock.
         pool = ThreadPoolExecutor(max_workers=max(1, min(workers, len(layers))))
         largest_first = sorted(layers, key=lambda layer: -layer.descriptor.size)
         try:
@@ -490,7 +489,7 @@ class UnpackedLayers:
                 task.advance(layer.descriptor.size)
                 return
             for leftover in self.folder.glob(f".{final.name}.*part"):
-                with suppress(OSError):  # what stays is in nobody's way, and `image prune` names it
+                with suppress(OSError):  # leftovers do no harm, and `image prune` lists them
                     remove_inside(self.folder.parent, leftover)
             with self._part(final.name) as part:
                 digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task, progress)
@@ -504,7 +503,7 @@ class UnpackedLayers:
 
     @contextmanager
     def _part(self, name: str) -> Iterator[Path]:
-        """A directory to fill; it is removed at the end unless it was renamed."""
+        """Yield a directory to fill; it is removed at the end unless it was renamed."""
         part = self._new_part(name)
         part.mkdir()
         part.chmod(0o755)  # the / of an image, whatever the umask
@@ -515,12 +514,12 @@ class UnpackedLayers:
                 remove_inside(self.folder.parent, part)
 
     def _new_part(self, name: str) -> Path:
-        """Return a unique path to make or remove a layer: an old one may not be removable."""
+        """Return a unique path to create or remove a layer: an old one may not be removable."""
         return self.folder / f".{name}.{secrets.token_hex(4)}.part"
 
     @contextmanager
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
-        """Yield whether this process alone may make or remove the layer `name`."""
+        """Yield whether only this process may create or remove the layer `name`."""
         locks = self.folder / ".locks"
         locks.mkdir(exist_ok=True)
         with open_lock(locks / name) as file:
@@ -532,12 +531,12 @@ class UnpackedLayers:
                 yield True
 
 
-# --- folders in use ------------------------------------------------------------------------------
+# --- directories in use ---------------------------------------------------------------------------
 
 
 @contextmanager
 def _unused(folder: Path, before_waiting: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Yield whether no sandbox holds the shared lock on this layer.
+    """Yield whether no sandbox has the shared lock on this layer.
 
     With `before_waiting`, call it and wait for the lock.
     """

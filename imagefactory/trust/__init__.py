@@ -1,3 +1,3 @@
-"""What is said of images, by whom, and what it is worth."""
+"""Verdicts, approvals, catalogs and keys: signed statements about images, and whether they count."""
 
 from __future__ import annotations

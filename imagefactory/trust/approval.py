@@ -35,12 +35,12 @@ from imagefactory.verify.report import VerifiedImage
 APPROVAL = "https://imagefactory.dev/approval/v1"
 FORMAT = 1
 LIFE = timedelta(days=14)
-"""How long one waits for the others."""
+"""How long an approval is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSubject:
-    """What is approved: that `tag` of the repository `place` (HOST/NAME) points to `subject.index`."""
+    """The subject of an approval: `tag` of the repository `place` (HOST/NAME) points to `subject.index`."""
 
     subject: VerifiedImage
     place: str
@@ -71,7 +71,7 @@ def format_approval(subject: ApprovalSubject, issued: datetime) -> bytes:
 
 
 def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetime]:
-    """Parse what is approved, and when. Raises StatementError for any other bytes."""
+    """Parse an approval's subject and its time. Raises StatementError for any other bytes."""
     row = dict(parse_predicate(payload, where, APPROVAL))
     row.pop("expires", None)
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
@@ -117,7 +117,7 @@ def verify_approvals(
 ) -> Approvals:
     """Return the approvals of `tag_subject` whose key was trusted when they were issued.
 
-    What a retired key signed counts if it was recorded on that day, as a verdict does.
+    Approvals by a retired key count if they were recorded when it retired, like its verdicts.
     """
     return Approvals(
         valid=tuple(
@@ -141,7 +141,7 @@ def read_approvals(
             continue
         try:
             subject, issued = parse_approval(opened.envelope.payload, "statement")
-        except StatementError:  # of another kind, or of another version
+        except StatementError:  # of another type or version
             continue
         key, digest = opened.key, digest_of(opened.envelope.payload)
         if out_of_period(key, issued, digest) or not_witnessed(key, digest, now) or issued - now > SKEW:
@@ -154,6 +154,6 @@ def read_approvals(
 
 
 def others(trust: TrustRules, names: Iterable[str], now: datetime) -> tuple[str, ...]:
-    """Return the keys that are trusted now and are not among `names`."""
+    """Return the currently trusted keys that are not among `names`."""
     valid = {key.name for key in trust.keys if key.since <= now < key.until}
     return tuple(sorted(valid - set(names)))

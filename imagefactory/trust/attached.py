@@ -1,12 +1,12 @@
-"""Signed statements attached to images: written, read, and never lost.
+"""Signed statements attached to images: writing, reading and repair.
 
 A statement is an OCI artifact: its one layer is the envelope, its subject the platform manifest. Registries
 without the referrers API keep a list of them that two writers at once can overwrite. So every statement is
 written to the store's journal before it is attached to a registry, only one process writes at a time, and
-`repair_referrers` adds again what a list has lost.
+`repair_referrers` restores entries that a list has lost.
 
-    <store>/journal/lock                            held by the process that attaches or moves tags
-    <store>/journal/<host>/<repository>.jsonl       one row per statement, appended before it is put
+    <store>/journal/lock                            locked by the process that attaches or moves tags
+    <store>/journal/<host>/<repository>.jsonl       one row per statement, appended before it is uploaded
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ from imagefactory.verify.report import VerifiedImage
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 
 MOST = 2000  # statements about one image
-MAX_REJECTED = 4  # puts in a row that fail before the others are left; each was tried again and again
+MAX_REJECTED = 4  # failed uploads in a row before the rest are skipped; each was retried
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedStatement:
-    """A signed statement on its way to a store.
+    """A signed statement to be attached.
 
-    `kind` is one of STATEMENT_TYPES, `subject` the manifest that it is about, `envelope` the DSSE envelope's
-    bytes. From `until` on no one needs it, None for never.
+    `kind` is one of STATEMENT_TYPES, `subject` the digest of its manifest, `envelope` the DSSE envelope's
+    bytes. From `until` on it is not needed; None means never.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class SignedStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedStatement:
-    """A statement as found in a store. `digest` is its artifact's; `fault` says why `envelope` is empty."""
+    """A statement in a store. `digest` is its artifact's; `fault` says why `envelope` is empty."""
 
     digest: str
     kind: str
@@ -101,21 +101,21 @@ class AttachedStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRows:
-    """The journal of a repository; `damaged` counts lines that a kill left half written."""
+    """The journal of a repository; `damaged` counts incomplete lines."""
 
     statements: tuple[SignedStatement, ...]
     damaged: int
 
 
 class AttachJournal:
-    """The journal of the store in `path`: statements attached to registries from here. Raises StoreError."""
+    """The journal of the store in `path`: statements that it attached to registries. Raises StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "journal"
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
-        """Wait for and hold the lock to attach or move tags; the kernel frees it when a process dies."""
+        """Wait for the lock to attach or move tags, and hold it; the kernel frees it when a process dies."""
         with explain_full_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -130,7 +130,7 @@ class AttachJournal:
             os.close(handle)
 
     def append(self, place: StoreRepository, *statements: SignedStatement) -> None:
-        """Add a row for each and flush them to the disk. The caller holds `alone`."""
+        """Add a row for each statement and flush them to the disk. The caller holds `alone`."""
         path = self._file(place)
         with explain_full_disk(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,15 +138,15 @@ class AttachJournal:
                 append_lines(file, map(format_row, statements))
 
     def read(self, place: StoreRepository) -> JournalRows:
-        """Return every statement that was attached to `place` from here, each once."""
+        """Return every statement that this store attached to `place`, each once."""
         return self._read(self._file(place))
 
     def read_all(self) -> tuple[SignedStatement, ...]:
-        """Return every statement that was attached to any registry from here."""
+        """Return every statement that this store attached to any registry."""
         return tuple(statement for path in self._files() for statement in self._read(path).statements)
 
     def damaged(self) -> tuple[tuple[Path, int], ...]:
-        """Return the files with lines that cannot be read, and how many."""
+        """Return the files with unreadable lines, and the number of such lines."""
         return tuple((path, count) for path in self._files() if (count := self._read(path).damaged))
 
     def _read(self, path: Path) -> JournalRows:
@@ -234,7 +234,7 @@ def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJo
 
 
 def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
-    """As `attach`, but the subject may be missing: a store may have statements about other images."""
+    """Attach a statement like `attach`, but its subject may be missing from the store."""
     artifact = statement.artifact
     for blob, data in artifact.blobs:
         place.store.write(place.repository, blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
@@ -251,9 +251,9 @@ def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
 def put_all(
     place: StoreRepository, statements: Sequence[SignedStatement], *, workers: int
 ) -> tuple[ImagefactoryError | None, ...]:
-    """As `put_statement`, for several, `workers` at a time. Return the error of each, or None.
+    """Attach several statements like `put_statement`, `workers` at a time. Return the error of each, or None.
 
-    After MAX_REJECTED errors in a row the others are not tried and have the last error.
+    After MAX_REJECTED errors in a row the rest are skipped and get the last error.
     """
     refused: list[ImagefactoryError] = []
 
@@ -275,7 +275,7 @@ def put_all(
     try:
         faults = tuple(pool.map(put, statements))
     except BaseException as error:
-        # A person who ends it does not wait for a registry that hangs inside a request.
+        # Ctrl-C does not wait for a registry that hangs inside a request.
         pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
         raise
     pool.shutdown()
@@ -285,8 +285,8 @@ def put_all(
 def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
     """Return the statements of one type about the manifest `subject`, by digest, not verified.
 
-    Of more verdicts than MOST the last of the list are read, the newest if a registry keeps the order; an
-    extra row says so. A revocation that is not read would not count, so more than MOST are a RegistryError.
+    Of more than MOST verdicts the last in the list are read (the newest, if a registry keeps the order); an
+    extra row says so. More than MOST revocations raise RegistryError: an unread one would have no effect.
     """
     referrers = place.store.referrers(place.repository, subject, kind)
     digests = tuple(dict.fromkeys(referrer.digest for referrer in referrers))
@@ -319,7 +319,7 @@ def read_revocations(place: StoreRepository, subject: str) -> tuple[AttachedStat
 def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedStatement | None:
     there = place.store.manifest(place.repository, digest)
     if there is None:
-        return None  # deleted meanwhile
+        return None  # deleted in the meantime
     try:
         value = json.loads(there[1])
         if artifact_type(value) != kind:
@@ -337,20 +337,20 @@ def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedS
     return AttachedStatement(digest=digest, kind=kind, envelope=data)
 
 
-# --- Repair: a registry lists again every statement about its images that is known here
-# Registries without the referrers API keep lists that two writers at once can overwrite: then the artifact is
-# there, but not listed. The journal, and the store on disk, know what was attached.
+# --- Repair: a registry lists again every statement about its images that this store knows
+# Registries without the referrers API keep lists that two writers at once can overwrite: the artifact then
+# exists but is not listed. The journal and the store on disk know what was attached.
 
 TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult:
-    """What a repair did with the statements known here.
+    """The result of a repair.
 
-    `listed` were listed there; `mended` are digests of artifacts that are listed again. `gone` counts those
-    whose image is no longer there and `expired` those that no one needs; both leave the journal. `damaged`
-    counts lines of the journal that could not be read.
+    `listed` counts statements that were listed; `mended` are digests of artifacts that are listed again.
+    `gone` counts those whose image was deleted and `expired` those no longer needed; both leave the journal.
+    `damaged` counts unreadable lines of the journal.
     """
 
     place: str
@@ -364,7 +364,7 @@ class RepairResult:
 def repair_referrers(
     place: StoreRepository, journal: AttachJournal, local: Sequence[SignedStatement], now: datetime
 ) -> RepairResult:
-    """Make a registry list every statement about its images that the journal or the store here has.
+    """Make a registry list every statement about its images that is in the journal or in `local`.
 
     `local` are the store's (`stored_statements`). The caller holds `alone`. Raises RegistryError if other
     writers keep overwriting the lists.
@@ -392,7 +392,7 @@ def repair_referrers(
 
 
 def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedStatement]) -> list[str]:
-    """Return the digests that were not listed and are now."""
+    """List missing artifacts again and return their digests."""
     first: list[str] = []
     for _ in range(TRIES):
         listed = {row.digest for row in place.store.referrers(place.repository, subject)}
@@ -435,15 +435,15 @@ def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement |
 def read_subject(place: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:
     """Return the subject of verdicts on an image: its manifest for `platform` and its config, or its .sif.
 
-    Without a platform the only one, of several linux/amd64. Raises RegistryError or StoreError if `place` has
-    no such image, NoImageError if it is not one, or an index from which other tools may take another image.
+    Without a platform: the only one, or linux/amd64. Raises RegistryError or StoreError if `place` has no
+    such image, NoImageError if it is not one, or an index in which other tools may choose another.
     """
     root = read_manifest(place, digest)
     with _an_image(root):
         check_unambiguous(root)
         chosen = choose_platform(root, platform).digest
     manifest = read_manifest(place, chosen)
-    if manifest.descriptor.media_type in INDEX_TYPES:  # one image and what is attested of it
+    if manifest.descriptor.media_type in INDEX_TYPES:  # one image and its attestations
         with _an_image(root):
             check_unambiguous(manifest)
             entries = json.loads(manifest.data)["manifests"]
@@ -459,7 +459,7 @@ def read_subject(place: StoreRepository, digest: str, platform: str = "") -> Ver
 
 @contextmanager
 def _an_image(root: Manifest) -> Iterator[None]:
-    """Turn errors into NoImageError: what is read here was fetched whole."""
+    """Turn errors into NoImageError: the data is complete."""
     try:
         yield
     except RegistryError as error:

@@ -1,8 +1,8 @@
-"""The audit log: what was signed, approved, promoted and so on. Lines are only added.
+"""The audit log: signatures, approvals, promotions and other events. Lines are only added.
 
     <store>/journal/audit.jsonl     {"time", "user", "host", "action", "what", "where", "key", "why"}
 
-It shows a site's own people who did what from this store. It proves nothing: the store's owner can edit it.
+It shows a site's own staff who did what from this store. It is not evidence: the store's owner can edit it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> N
 
 
 def append_lines(file: BinaryIO, lines: Iterable[bytes]) -> None:
-    """Add lines to a log, after the end of one that a kill cut, and flush them to the disk."""
+    """Add lines to a log, after the end of an incomplete one, and flush them to the disk."""
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
@@ -77,7 +77,7 @@ def append_lines(file: BinaryIO, lines: Iterable[bytes]) -> None:
 
 
 def read_audit(store: Path) -> Iterator[Mapping[str, str]]:
-    """Yield the entries, the oldest first. Lines that a kill left half written are skipped."""
+    """Yield the entries, the oldest first. Incomplete lines are skipped."""
     try:
         lines = (store / "journal" / NAME).read_bytes().splitlines()
     except FileNotFoundError:

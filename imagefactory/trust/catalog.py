@@ -1,11 +1,11 @@
-"""A catalogue as bytes: written, signed, and read again by people who have no factory.
+"""Catalogs as bytes: written, signed, and read by people without a project.
 
-    Catalogue -> format_catalogue() -> sign_catalogue() -> envelope
-    envelope + Trust + now -> open_catalogue() -> Catalogue
+    Catalog -> format_catalog() -> sign_catalog() -> envelope
+    envelope + TrustRules + now -> verify_catalog() -> Catalog
 
-One DSSE envelope with everything in it, the verdicts' own envelopes too. The parser takes exactly what the
-formatter gives. A catalogue is believed for LIFE, so whoever holds back a newer one, or a revocation in it,
-does so for that long at most.
+One DSSE envelope contains everything, the verdicts' own envelopes too. The parser accepts only the
+formatter's output. A catalog is valid for LIFE, so an attacker can hide a newer one, or its revocations, for
+that long at most.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import SKEW, RevokedCell, VerdictStatus, VerificationResult
 from imagefactory.verify.report import VerifiedImage
 
-# --- The frozen values of a catalogue: images by digest, what is predicted of them, and their verdicts
-# A catalogue says which image a target is and carries the verdicts' own envelopes, so a reader judges each
-# by
-# his own trust and clock. Digests are `sha256:<64 hex>`, sizes bytes, capabilities `8.0`. Envelopes come
-# with
-# the digest of the artifact that carries them.
+# --- The frozen values of a catalog: images by digest, their predictions and their verdicts
+# A catalog names the image of each target and contains the verdicts' own envelopes, so each reader verifies
+# them with their own trust and clock. Digests are `sha256:<64 hex>`, sizes bytes, capabilities `8.0`. Each
+# envelope has the digest of its artifact.
 
 
 Envelopes = tuple[tuple[str, bytes], ...]
@@ -60,7 +58,7 @@ Envelopes = tuple[tuple[str, bytes], ...]
 class CatalogSif:
     """A .sif of an image: `sha256` and `size` of the file, `reference` HOST/NAME@sha256:... or empty.
 
-    Empty: it is in the store of whoever made the catalogue alone. What was verified in it is its own.
+    Without a reference it is only in the store of the catalog's author. Its verdicts are its own.
     """
 
     sha256: str
@@ -73,17 +71,15 @@ class CatalogSif:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogImage:
-    """The image of a target. `reference` is HOST/NAME@sha256:... of its index, empty where none has it.
+    """The image of a target. `reference` is HOST/NAME@sha256:... of its index, empty if it is in no registry.
 
-    `framework` is the distribution (`torch`), `version` that of the lock (`2.3.1`). `size` is what is
-    transferred, `unpacked` what that becomes on a disk, 0 where whoever made the catalogue could not tell.
-    `cuda` is that of the target (`12.1`, `13`; `rocm7`; NO_CUDA: for CPUs alone), `runtime` the CUDA whose
-    libraries came. `driver` is the lowest on which its machine code runs, and `minor_compat` says that it is
-    the first of its CUDA's major (CUDA's minor-version compatibility). `required` are the capabilities that
-    its recipe requires.
-    `predicted` are the weightiest claims without a verdict, by capability, those that say no too. `envelopes`
-    are verdicts and `revocations` what takes some back. `revoked` says what was taken back of the target, of
-    other images too.
+    `framework` is the distribution (`torch`), `version` that of the lock (`2.3.1`). `size` is the transfer
+    size, `unpacked` the size on disk, 0 if unknown to the catalog's author. `cuda` is the target's (`12.1`,
+    `13`; `rocm7`; NO_CUDA: only for CPUs), `runtime` the CUDA version of its libraries. `driver` is the
+    lowest on which its machine code runs; `minor_compat` says that it is the first of its CUDA major (CUDA's
+    minor-version compatibility). `required` are the capabilities that its recipe requires. `predicted` are
+    the strongest claims without a verdict, by capability, negative ones too. `envelopes` are verdicts,
+    `revocations` withdraw some. `revoked` lists the target's revocations, of other images too.
     """
 
     target: str
@@ -108,23 +104,22 @@ class CatalogImage:
     revoked: tuple[RevokedCell, ...] = ()
 
     def revoked_of(self, subject: VerifiedImage) -> tuple[RevokedCell, ...]:
-        """What was taken back of this image, or of one of its .sif files."""
+        """Return the revocations of this image, or of one of its .sif files."""
         return tuple(row for row in self.revoked if row.subject.manifest == subject.manifest)
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for GPUs, not for CPUs alone."""
+        """Return whether it is for GPUs, not only for CPUs."""
         return self.cuda != NO_CUDA
 
     @property
     def only_sif(self) -> bool:
-        """Whether it is a .sif and no image that docker could run: apptainer built it of a definition."""
+        """Return whether it is only a .sif, built by apptainer from a definition: docker cannot run it."""
         return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
 class CatalogSource(StrEnum):
-    """Where a catalog came from: made here just now, the place of the settings, a mirror of it, or the copy
-    that this reader keeps."""
+    """The source of a catalog: created just now, the configured place, a mirror, or the local cache."""
 
     MADE = "made"
     PLACE = "place"
@@ -133,14 +128,14 @@ class CatalogSource(StrEnum):
 
 
 SOON = timedelta(days=7)
-"""So long before a catalog expires its readers are warned."""
+"""How long before a catalog expires its readers are warned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """What one registry offers at one time. `keyid` signed it; empty for one that was made here just now.
+    """The images of one registry at one time. `keyid` signed it; empty if this process created it.
 
-    `suites` are the digests of suites whose verdicts counted where it was made. `source` and `notes` are no
+    `suites` are the digests of suites whose verdicts counted for its author. `source` and `notes` are not
     part of it: they say how this reader got it, and what to print about that.
     """
 
@@ -158,7 +153,7 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifOffer:
-    """A .sif with its own verdicts judged: what was run is the file, not the image that it was made from."""
+    """A .sif with its own verdicts verified: the file was run, not the image that it was built from."""
 
     sif: CatalogSif
     judged: tuple[VerificationResult, ...]
@@ -166,7 +161,7 @@ class SifOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOffer:
-    """An image with its verdicts judged by whom the reader trusts, now; its .sif files with theirs."""
+    """An image, with its verdicts and those of its .sif files verified by the reader's current trust."""
 
     image: CatalogImage
     judged: tuple[VerificationResult, ...]
@@ -257,7 +252,7 @@ _CATALOG_SCHEMA = ObjectSchema(
 
 
 def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
-    """The envelope of a catalogue. Raises StatementError for one that nobody would read."""
+    """Return the envelope of a catalog. Raises StatementError for one that readers would reject."""
     payload = format_catalog(catalogue)
     parse_catalog(payload, "the catalog to sign", key.keyid)
     envelope = sign_envelope(payload, key, FORM)
@@ -271,9 +266,9 @@ def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
 
 
 def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "the catalog") -> Catalog:
-    """What a trusted key signed, where it still holds. `where` is what messages begin with.
+    """Return a catalog that a trusted key signed and that is still valid. Messages begin with `where`.
 
-    Raises StatementError with the word that says why not: unsigned, edited, wrong-key, key-retired, expired,
+    Raises StatementError with the label of the problem: unsigned, edited, wrong-key, key-retired, expired,
     not-yet, malformed.
     """
     opened = verify_envelope(data, trust, FORM)
@@ -283,7 +278,7 @@ def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "
         catalogue = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
     except StatementError as error:
         raise _rejection(where, VerdictStatus.MALFORMED, error.message) from error
-    # The key must be valid now, too: whoever has a retired key can date a catalogue back.
+    # The key must be valid now, too: the owner of a retired key can backdate a catalog.
     late = out_of_period(opened.key, catalogue.made) or out_of_period(opened.key, max(now, catalogue.made))
     if late:
         raise _rejection(where, *late)
@@ -325,7 +320,7 @@ def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
 
 
 def format_catalog(catalogue: Catalog) -> bytes:
-    """The payload's bytes; `keyid` is not part of them. Times are whole seconds."""
+    """Return the payload's bytes; `keyid` is not part of them. Times are whole seconds."""
     return format_json(
         {
             "format": FORMAT,
@@ -352,7 +347,7 @@ def _format_image(image: CatalogImage) -> dict[str, Any]:
 
 
 def _format_place(image: CatalogImage | CatalogSif) -> dict[str, Any]:
-    """Its subject without the target, which stands above."""
+    """Return its subject without the target, which its parent has."""
     return {
         "reference": image.reference,
         "subject": _format_subject(image.subject),
@@ -367,12 +362,12 @@ def _format_subject(subject: VerifiedImage) -> dict[str, str]:
 
 
 def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
-    """As JSON within JSON, which packs better than text: envelopes have one spelling."""
+    """Return JSON within JSON, which compresses better than text: envelopes have one spelling."""
     return {digest: parse_json(data, digest) for digest, data in envelopes}
 
 
 def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
-    """The catalogue of a payload. Raises StatementError for what `format_catalogue` does not write."""
+    """Parse a payload. Raises StatementError for anything but the output of `format_catalog`."""
     row = _CATALOG_SCHEMA.parse(parse_json(payload, where, LARGEST), where)
     catalogue = Catalog(
         made=row["made"],
@@ -440,7 +435,7 @@ def _parse_envelopes(value: tuple[tuple[str, object], ...], where: str) -> Envel
 
 
 def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
-    """HOST/NAME@sha256:..., the digest that of the subject; it reaches submit files."""
+    """Return HOST/NAME@sha256:... with the digest of the subject; it is written to submit files."""
     if value == "":
         return ""
     try:

@@ -1,10 +1,10 @@
-"""A catalogue as it lies in a registry: its place, its manifest, its bytes packed and unpacked. Pure.
+"""A catalog in a registry: its place, its manifest, and its compressed bytes. Pure.
 
     <registry>/catalogue:current                    the newest, a tag that moves
     <registry>/catalogue:<YYYYMMDD>-<12 hex>        each one, under a tag of its own
     <registry>/catalogue:invitation                 the invitation to it (invitation.py)
 
-Either is an OCI artifact of one layer, the envelope or the invitation packed by gzip.
+Either is an OCI artifact of one layer: the envelope or the invitation, compressed with gzip.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST_PACKED = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactFormat:
-    """A kind of artifact: what it is called, its manifest's type and its layer's."""
+    """A type of artifact: its name, its manifest's type and its layer's."""
 
     name: str
     artifact_type: str
@@ -50,9 +50,9 @@ _PIECE = 1 << 20
 
 
 def catalog_repository(text: str) -> ImageReference:
-    """`HOST[/PATH][:TAG]`, the place of a registry, as the catalogue's reference there.
+    """Return the catalog's reference in the registry `HOST[/PATH][:TAG]`.
 
-    A path that ends in `catalogue` already is taken as it is. Raises UsageError for an empty text.
+    A path that already ends in `catalogue` is unchanged. Raises UsageError for an empty text.
     """
     if not text:
         raise UsageError(
@@ -70,13 +70,12 @@ def catalog_repository(text: str) -> ImageReference:
 
 
 def pack_artifact(envelope: bytes) -> bytes:
-    """By gzip, the same bytes every time."""
+    """Compress with gzip, to the same bytes every time."""
     return gzip.compress(envelope, 9, mtime=0)
 
 
 def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> bytes:
-    """An envelope that may be packed. Raises StatementError for damage, and for more than `largest` bytes, or
-    LARGEST."""
+    """Decompress an envelope if needed. Raises StatementError for damage, or more than `largest` bytes."""
     most = LARGEST if largest is None else largest
     if not data.startswith(_MAGIC):
         return data
@@ -97,7 +96,7 @@ def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> byte
 
 
 def parse_layer(manifest: bytes, where: str, kind: ArtifactFormat = CATALOG_ARTIFACT) -> Descriptor:
-    """The layer of the manifest of that kind. Raises RegistryError for that of anything else."""
+    """Return the layer of a manifest of that type. Raises RegistryError for any other."""
     try:
         value = json.loads(manifest)
         if artifact_type(value) != kind.artifact_type:

@@ -18,13 +18,13 @@ from imagefactory.model import Outcome
 from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 
 SUITE = "suite"
-"""The rule of a claim that says yes."""
+"""The rule of a positive claim."""
 REFUSALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED)
 """The outcomes against an image. Each is the rule of its claim."""
 SOON = timedelta(days=14)
 """A verdict that expires within this time is reported."""
 RENEWED = 10
-"""In this part of its time a verdict is renewed: the last 9 of 90 days."""
+"""The part of its period in which a verdict is renewed: the last 9 of 90 days."""
 _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
 
 
@@ -33,8 +33,8 @@ def verified_claims(
 ) -> Mapping[Capability, CellClaim]:
     """Return the claim on each capability of one image, for `driver` (empty: any).
 
-    It is about whole GPUs, or with `part` about such slices (MIG). Of several verdicts that with the newest
-    driver up to `driver` counts, then the newest; without a driver the newest.
+    It is about whole GPUs, or with `part` about such slices (MIG). The verdict with the newest driver up to
+    `driver` counts, then the newest; without a driver the newest.
     """
     by_capability: dict[Capability, Verdict] = {}
     for judgement in judged:
@@ -111,7 +111,7 @@ def _life(verdict: Verdict) -> timedelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictAges:
-    """When the oldest valid verdict was issued, None for none, and how many expire SOON."""
+    """The time of the oldest valid verdict, None for none, and the number that expire SOON."""
 
     oldest: datetime | None
     lapsing: int
@@ -135,7 +135,7 @@ def _covers_driver(verdict: Verdict, driver: str) -> bool:
         if report.outcome is Outcome.DRIVER_TOO_OLD:
             return bool(driver) and not older(report.hardware.driver, driver)
         return not driver or not older(driver, report.hardware.driver)
-    except ValueError:  # no version that can be compared: it holds for nothing that is asked about
+    except ValueError:  # not a version that can be compared: it covers no driver
         return False
 
 

@@ -1,7 +1,7 @@
-"""Signed bytes: one spelling of JSON, in a DSSE envelope with one Ed25519 signature.
+"""Signed bytes: canonical JSON in a DSSE envelope with one Ed25519 signature.
 
-Bytes that this module would not have written are refused, so nothing is left to the opinions of two readers:
-a key that stands there twice, another spelling of a number, base64 with bits left over, a second signature.
+Bytes that this module would not write are rejected, so two readers never disagree about them: a duplicate
+key, another spelling of a number, base64 with trailing bits, a second signature.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from imagefactory.trust.keys import SigningKey
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 LARGEST = 1 << 20
 MOST_VALUES = 4_000_000
-"""Of one JSON text. A catalogue of 5,000 images has 1.4 million marks between values."""
-_HEAD = b'{"payload":"'  # the first field of an envelope, in the one spelling
+"""The limit for one JSON text. A catalog of 5,000 images has 1.4 million separators between values."""
+_HEAD = b'{"payload":"'  # the first field of a canonical envelope
 _LARGEST_REST = 1 << 16  # of an envelope without its payload
 
-# Order of Ed25519's base point (RFC 8032, 5.1): a signature whose S is not below it is another's spelling.
+# Order of Ed25519's base point (RFC 8032, 5.1). S of a signature must be smaller, or it has two spellings.
 _ORDER = (1 << 252) + 27742317777372353535851937790883648493
 
 
@@ -31,7 +31,7 @@ _SIGNATURE = ObjectSchema(keyid=object, sig=object)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvelopeForm:
-    """What is signed: its type, which the signature covers, and how many bytes an envelope has at most."""
+    """The form of an envelope: its type, which the signature covers, and its largest size in bytes."""
 
     payload_type: str
     largest: int
@@ -42,7 +42,7 @@ IN_TOTO = EnvelopeForm(payload_type=PAYLOAD_TYPE, largest=LARGEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A DSSE envelope, not checked against any key yet. `signature` is 64 bytes, none where nobody signed."""
+    """A DSSE envelope whose signature is not verified. `signature` is 64 bytes, empty if unsigned."""
 
     payload: bytes
     payload_type: str
@@ -51,9 +51,9 @@ class Envelope:
 
 
 def sign_envelope(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO) -> bytes:
-    """An in-toto statement's bytes, or those of another form, as a signed envelope.
+    """Return a signed envelope of the bytes of an in-toto statement, or of another form.
 
-    Raises ToolError for a signing program that does not give its signature.
+    Raises ToolError for a signing program that returns no signature.
     """
     from securesystemslib.dsse import Envelope as Dsse
     from securesystemslib.signer import Signature
@@ -64,15 +64,15 @@ def sign_envelope(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO)
 
 
 def format_json(value: object) -> bytes:
-    """The one spelling: keys sorted, no spaces, ASCII."""
+    """Return canonical JSON: keys sorted, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
-    """Raises StatementError for what `format_json` would have written in another way, or not at all."""
+    """Parse canonical JSON. Raises StatementError for bytes that `format_json` would not write."""
     if len(data) > largest:
         raise invalid_value_error(where, f"it has more than {largest} bytes")
-    if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:  # a value takes far more than its text
+    if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:  # values need far more than their text
         raise invalid_value_error(where, f"it has more than {MOST_VALUES} values")
     try:
         value = json.loads(data)
@@ -85,9 +85,9 @@ def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
 
 
 def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Envelope:
-    """Raises StatementError for anything but one envelope of that form with one signature.
+    """Parse one envelope of that form with one signature. Raises StatementError for anything else.
 
-    Nobody has signed these bytes yet: only what is around the payload is read as JSON.
+    These bytes are not verified yet: only what is around the payload is parsed as JSON.
     """
     if len(data) > form.largest:
         raise invalid_value_error(where, f"it has more than {form.largest} bytes")
@@ -120,7 +120,7 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
 
 
 def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:
-    """Whether this key made the signature, over the payload and its type. `public` is the raw 32 bytes."""
+    """Return whether this key signed the payload and its type. `public` is the raw 32 bytes."""
     from securesystemslib.dsse import Envelope as Dsse
     from securesystemslib.exceptions import VerificationError
     from securesystemslib.signer import Signature, SSlibKey
@@ -135,7 +135,7 @@ def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:
 
 
 def _decode(value: object, where: str) -> bytes:
-    """Standard base64 in its one spelling: padding there, no bits left over, no line breaks."""
+    """Decode standard base64 in its one spelling: with padding, no trailing bits, no line breaks."""
     if isinstance(value, str):
         value = value.encode("ascii", "replace")
     if not isinstance(value, bytes | memoryview):
@@ -144,7 +144,7 @@ def _decode(value: object, where: str) -> bytes:
         data = binascii.a2b_base64(value, strict_mode=True)
     except (binascii.Error, ValueError) as error:
         raise invalid_value_error(where, "it is not base64") from error
-    last = len(data) % 3 or 3  # only the last bytes can be spelt in several ways
+    last = len(data) % 3 or 3  # only the last bytes have several spellings
     if base64.b64encode(data[len(data) - last :]) != bytes(value[-4:]):
         raise invalid_value_error(where, "it is not canonical base64")
     return data

@@ -1,17 +1,17 @@
-"""A site's invitation: all that a reader's settings need to use its catalogue, in one small file. Pure.
+"""A site's invitation: the settings that a reader needs to use its catalog, in one small file. Pure.
 
     format = "imagefactory.invitation/1"
     catalogue = "registry.example.org/gpu"      # or the path of a file that the site's machines share
-    catalogue-mirrors = "mirror.example.org/gpu"    # where the site has any
-    center = "chtc"                             # what the site calls itself, where it does
+    catalogue-mirrors = "mirror.example.org/gpu"    # optional
+    center = "chtc"                             # the site's name for itself, optional
     site = "chtc"
-    sif-folder = "/shared/gpu/images"           # where the site has one
+    sif-folder = "/shared/gpu/images"           # optional
 
-    [[trust]]                                   # whom to believe, as imagefactory.toml has it
+    [[trust]]                                   # trusted keys, as in imagefactory.toml
     ...
 
-In a registry it lies beside the catalogue, under the tag `invitation`. Nobody signed it: it says which keys
-to believe in the first place, so a person compares a key's fingerprint with what the site tells elsewhere.
+In a registry it is next to the catalog, under the tag `invitation`. It is not signed, since it lists the
+first keys to trust: so people compare a key's fingerprint with one that the site publishes elsewhere.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _HEADER = re.compile(r"\s*\[")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """`catalogue` is `HOST[/PATH][:TAG]` or a file's absolute path, `mirrors` are such with commas; these,
-    `sif_folder` and `center`, its name, may be empty."""
+    """`catalogue` is `HOST[/PATH][:TAG]` or a file's path, `mirrors` several. These, `sif_folder` and
+    `center` (the site's name) may be empty.
+    """
 
     catalogue: str
     site: str
@@ -63,21 +64,21 @@ class Invitation:
 
     @property
     def settings(self) -> dict[str, str]:
-        """By their names in imagefactory.toml, those that are set."""
+        """Return the settings that have values, by their names in imagefactory.toml."""
         values = (self.catalogue, self.center, self.site, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 
 def invitation_place(text: str) -> ImageReference:
-    """Where the invitation to a catalogue lies (`HOST[/PATH]`). Raises UsageError for what is no place."""
+    """Return the reference of a catalog's invitation. Raises UsageError for an invalid place."""
     return replace(catalog_repository(text), tag=TAG)
 
 
 def create_invitation(trust: TrustRules, now: datetime) -> tuple[TrustGrant, ...]:
-    """The keys that a site's readers should believe, each in its time; none if no key is trusted now.
+    """Return the keys that a site's readers should trust, with their periods; none if no key is trusted now.
 
-    Retired keys are among them: what they signed in their time still counts, and who joined before learns
-    that they sign no more.
+    Retired keys are included: their earlier statements still count, and earlier readers learn that they have
+    retired.
     """
     return tuple(map(_grant, trust.keys)) if any(key.since <= now < key.until for key in trust.keys) else ()
 
@@ -93,18 +94,18 @@ def _grant(key: TrustedKey) -> TrustGrant:
 
 
 def _date(moment: datetime) -> date:
-    """A date where it is its first moment in UTC, as TOML writes either."""
+    """Return a date if `moment` is its first in UTC; TOML can write both."""
     utc = moment.astimezone(UTC)
     return utc.date() if utc.time() == datetime.min.time() else utc
 
 
 def fingerprint(keyid: str) -> str:
-    """For two people to compare: 64 hex digits in eights."""
+    """Return the 64 hex digits in groups of eight, for two people to compare."""
     return " ".join(keyid[start : start + 8] for start in range(0, len(keyid), 8))
 
 
 def format_invitation(invitation: Invitation) -> str:
-    """The file's text. Raises UsageError for what no reader would take."""
+    """Return the file's text. Raises UsageError if readers would reject it."""
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in invitation.settings.items())
     rows = "\n".join(format_row(grant) for grant in invitation.keys)
     text = f'format = "{FORMAT}"\n{settings}\n{rows}'
@@ -113,7 +114,7 @@ def format_invitation(invitation: Invitation) -> str:
 
 
 def parse_invitation(data: bytes, where: str) -> Invitation:
-    """What `format_invitation` wrote. Raises UsageError that names what is wrong with anything else."""
+    """Parse the output of `format_invitation`. Raises UsageError that names the problem."""
     hint = "ask your center for a new one; imagefactory site invite writes it"
     try:
         document = tomllib.loads(data.decode("utf-8"))
@@ -168,11 +169,10 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationSettings:
-    """What accepting an invitation writes: `text` is the whole file, `changes` its changes, a line each.
+    """The result of accepting an invitation: `text` is the whole file, `changes` its changes, a line each.
 
-    `fresh` are keys that nobody believed here so far. `before` are those (name, id) that were believed in
-    their stead: under the same name, or for the same catalogue and no longer now. Where both are there its
-    key is another.
+    `fresh` are newly trusted keys. `before` are the keys (name, id) that they replace: under the same name,
+    or expired ones for the same catalog. If both exist, the key has changed.
     """
 
     text: str
@@ -194,11 +194,11 @@ def join_center(
     *,
     moved: bool = False,
 ) -> InvitationSettings:
-    """The settings file of a person with what is missing in it; all else stays as he wrote it.
+    """Return a person's settings file with the missing settings added; the rest is unchanged.
 
-    `others` are the documents of files that count too (the site's): what they say is not written again.
-    `moved`: the person says that it is of the center that he joined, wherever its catalogue is now.
-    Raises UsageError, with what to write, where that cannot be written there.
+    `others` are the documents of other files that count (the site's): their settings are not repeated.
+    `moved`: the person confirms that the center is the one joined before, wherever its catalog is now. Raises
+    UsageError, with the text to write, if it cannot be written there.
     """
     own = tomllib.loads(text)
     known: dict[str, Any] = {key: value for other in reversed((own, *others)) for key, value in other.items()}
@@ -250,7 +250,7 @@ def join_center(
 def _existing_text(
     rows: Sequence[Mapping[str, Any]], invitation: Invitation, *, same_place: bool
 ) -> list[tuple[str, str]]:
-    """The keys that are believed in the stead of those of an invitation."""
+    """Return the trusted keys that the keys of an invitation would replace."""
     believed = {row["keyid"] for row in rows}
     ends = {grant.key.keyid: first_moment(grant.until) for grant in invitation.keys}
     names = {grant.key.name for grant in invitation.keys if grant.key.keyid not in believed}
@@ -263,7 +263,7 @@ def _existing_text(
 def check_not_retired(
     rows: Iterable[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
 ) -> None:
-    """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
+    """Raise UsageError for a retired key: invitations are unsigned and cannot make it valid again."""
     for row in rows:
         grant = next(
             (candidate for candidate in invitation.keys if candidate.key.keyid == row["keyid"]), None
@@ -288,7 +288,7 @@ def _load_invitation(text: str) -> dict[str, Any] | None:
 
 
 class _TomlText:
-    """A TOML text whose plain `key = value` lines are changed in place; `join` sees what became of others."""
+    """A TOML text whose plain `key = value` lines are changed in place; `join` checks the other lines."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
@@ -298,14 +298,14 @@ class _TomlText:
         return "\n".join(self.lines) + "\n" if self.lines else ""
 
     def put(self, name: str, value: str) -> None:
-        """Above all tables: in the place of the line that has it, else below the last one there."""
+        """Replace the line of this key above all tables, or add one below the last line there."""
         end = next((n for n, line in enumerate(self.lines) if _HEADER.match(line)), len(self.lines))
         if not self._put(range(end), name, value):
             numbers = (n for n in range(end) if self.lines[n].strip() and not self.lines[n].startswith("#"))
             self.lines.insert(max(numbers, default=-1) + 1, f"{name} = {value}")
 
     def put_row(self, number: int, values: Mapping[str, str]) -> None:
-        """In that row of [[trust]]."""
+        """Replace or add lines in that row of [[trust]]."""
         heads = [n for n, line in enumerate(self.lines) if re.match(r"\s*\[\[\s*trust\s*\]\]", line)]
         if number >= len(heads):
             return

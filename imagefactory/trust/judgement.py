@@ -56,8 +56,8 @@ from imagefactory.verify.report import VerifiedImage
 class VerificationPolicy:
     """The rules for verdicts: trusted keys, the current suite's digest, revocations, and the time.
 
-    `vouched`: a key that is trusted now signed the list of these verdicts, so those of a retired key are from
-    its time.
+    `vouched`: a key that is trusted now signed the list of these verdicts, so verdicts of a retired key are
+    from its period.
     """
 
     trust: TrustRules
@@ -103,7 +103,7 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
 def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
     """Return why a key is not trusted for what it issued then; None if it is.
 
-    Times have whole seconds: a payload that it signed in the second in which it was retired counts if its
+    Times have whole seconds: a payload signed in the second in which the key was retired counts if its
     `digest` was recorded then.
     """
     if issued < key.since:
@@ -114,7 +114,7 @@ def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[
 
 
 def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
-    """Return why a statement of a retired key is not trusted though its date fits; None if it is.
+    """Return why a statement of a retired key is not trusted although its date fits; None if it is.
 
     The owner of the key writes that date. `digest` is the payload's.
     """
@@ -128,7 +128,7 @@ def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictS
 def verify_verdict(
     data: bytes, digest: str, subject: VerifiedImage, court: VerificationPolicy
 ) -> VerificationResult:
-    """Verify one envelope. `digest` is that of the artifact that carries it, and decides nothing.
+    """Verify one envelope. `digest` is its artifact's and does not affect the result.
 
     The first failure decides: envelope, key, signature, statement, the key's period, subject, suite,
     evidence, revocation, time. Only `verify_verdicts` finds `replayed` ones.
@@ -156,8 +156,8 @@ def verify_verdicts(
 ) -> tuple[VerificationResult, ...]:
     """Verify all envelopes of a subject, by the digest of their artifact, the earliest issued first.
 
-    A nonce is spent once: of two statements with the same nonce, the later is `replayed`. A verdict that
-    several artifacts carry is one row.
+    A nonce is spent once: of two statements with the same nonce, the later is `replayed`. A verdict in
+    several artifacts is one row.
     """
     judged = [verify_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
     judged.sort(key=_order)
@@ -178,7 +178,7 @@ def verify_verdicts(
 
 
 def expires(verdict: Verdict, trust: TrustRules) -> datetime:
-    """Return when a verdict stops to count here: by itself or by this project's policy, the earlier one."""
+    """Return when a verdict expires here: by its own date or this project's policy, the earlier one."""
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
@@ -203,7 +203,7 @@ def _verify(
     if late:
         return late
     report = verdict.report
-    # The manifest alone: podman and apptainer unpack layers that do not match the config's diff IDs.
+    # Only the manifest: podman and apptainer unpack layers that do not match the config's diff IDs.
     if report.subject.manifest != subject.manifest:
         return VerdictStatus.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
     if report.suite not in court.suites:
@@ -245,7 +245,7 @@ MOST_VERDICTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevocationRequest:
-    """What to revoke, and why (one line): verdicts of `subject` by the digests of their signed payloads.
+    """A request to revoke verdicts of `subject`, by the digests of their signed payloads. `why` is one line.
 
     Without `verdicts` all that were signed until now, on one `capability` or, if that is empty, on any.
     """
@@ -270,7 +270,7 @@ def format_revocation(withdrawal: RevocationRequest, now: datetime) -> bytes:
 
 
 def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
-    """Parse the bytes of `format_revocation`. Raises StatementError for any others."""
+    """Parse the output of `format_revocation`. Raises StatementError for other bytes."""
     row = dict(parse_predicate(payload, where, REVOCATION))
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
     withdrawal = parse_document(row, RevocationRequest, FORMAT, where)
@@ -301,7 +301,7 @@ class SubjectRevocations:
 def verify_revocations(
     envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
 ) -> SubjectRevocations:
-    """Verify the envelopes about `subject`, by the digest of the artifact: their keys were trusted then.
+    """Verify the envelopes about `subject`, by the digest of the artifact.
 
     A revocation never expires. Any trusted key may revoke what another signed; a retired key only what was
     issued in its time.
@@ -317,7 +317,7 @@ def verify_revocations(
         except StatementError as error:
             ignored.append(f"revocation {digest}: malformed, {error.message}")
             continue
-        # Nobody records revocations. One of the second in which its key was retired takes trust away only.
+        # Revocations are not recorded. One from the second in which its key was retired only removes trust.
         last = opened.key.since < revocation.before == opened.key.until
         late = None if last else out_of_period(opened.key, revocation.before)
         if late is None and revocation.before > court.now + SKEW:
@@ -335,7 +335,7 @@ def verify_revocations(
 # --- Revoked verdicts as rows: who revoked them, when, why, and of which image
 
 MOST = 200
-"""Rows of one target; older ones are skipped."""
+"""The most rows of one target; older ones are skipped."""
 
 
 def cell_of(
@@ -356,7 +356,7 @@ def cell_of(
 def revoked_cells(
     judged: Iterable[VerificationResult], subject: VerifiedImage, trust: TrustRules
 ) -> tuple[RevokedCell, ...]:
-    """Return the rows of revoked verdicts on one image, each GPU's capability once."""
+    """Return the rows of revoked verdicts on one image, each capability once."""
     rows = (
         cell_of(
             judgement.revocation,
@@ -371,7 +371,7 @@ def revoked_cells(
 
 
 def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
-    """Return the rows of several sources, the newest first; one of any GPU only if no row has its GPUs."""
+    """Return the rows of several sources, the newest first; one for any GPU only if no row has its GPUs."""
     rows = list(dict.fromkeys(row for source in sources for row in source))
     exact = {(row.subject.manifest, row.keyid, row.when) for row in rows if row.capability}
     rows = [row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact]
@@ -381,10 +381,10 @@ def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictSet:
-    """The verdicts about one image, verified. `ignored` says which revocations do not count, and why.
+    """The verified verdicts about one image. `ignored` lists revocations that do not count, and why.
 
     `tags` are those of the target that point to it, if requested. `envelopes` and `revocations` are by the
-    digests of the artifacts. `revoked` says who revoked what.
+    digests of the artifacts. `revoked` lists what was revoked, and by which key.
     """
 
     place: str

@@ -1,4 +1,4 @@
-"""The user's Ed25519 keys: created, found, read. Only the owner can read a private one (PKCS8 PEM).
+"""The user's Ed25519 keys: creation, lookup, reading. Only the owner can read a private key (PKCS8 PEM).
 
 `$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` next to it the public one.
 Instead of NAME.pem there may be NAME.command: the program that signs (below). Creating a key and signing need
@@ -44,14 +44,14 @@ from imagefactory.serialize import printable_line, printable_value
 # only read from the user's own folder of keys, never from a setting or a project.
 
 SECONDS = 60.0
-"""For one signature: a person may have to enter a PIN or touch a token."""
+"""The limit for one signature: a person may have to enter a PIN or touch a token."""
 LARGEST_OUTPUT = 1024
 _LARGEST_STDERR = 1 << 16
 _SIGNATURE_BYTES = 64
 _TICK = 0.05
 _OUTPUT = "it must print 64 bytes, or those in base64, and nothing else"
 CHECK = b"imagefactory checks this signing program"
-"""What `key create --command` has signed. It is not a DSSE encoding, so it is a signature of nothing."""
+"""The bytes that `key create --command` signs: not a DSSE encoding, so the signature is of no statement."""
 
 
 def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class SigningProgram:
         self._fault: ToolError | None = None
 
     def sign(self, data: bytes, *, seconds: float = SECONDS) -> bytes:
-        """Return the signature of `data`. Raises ToolError for a program that does not give it."""
+        """Return the signature of `data`. Raises ToolError if the program fails."""
         with self._lock:
             if self._fault is None:
                 try:
@@ -151,7 +151,7 @@ class SigningProgram:
     def _run(self, data: bytes, end: float, seconds: float) -> tuple[int, bytes, bytes]:
         """Start the program; return its exit code, what it printed, and the beginning of its stderr."""
         try:
-            with tempfile.TemporaryFile() as stdin:  # no pipe that it may leave unread
+            with tempfile.TemporaryFile() as stdin:  # not a pipe, which it might leave unread
                 stdin.write(data)
                 stdin.seek(0)
                 process = subprocess.Popen(
@@ -166,7 +166,7 @@ class SigningProgram:
         except subprocess.TimeoutExpired:
             raise self._late(seconds) from None
         finally:
-            process.kill()  # it alone: in a session of its own it could not ask for a PIN
+            process.kill()  # only this process: in its own session it could not prompt for a PIN
             process.wait()
             for pipe in (process.stdout, process.stderr):
                 if pipe:
@@ -182,7 +182,7 @@ class SigningProgram:
             while selector.get_map():
                 ended = process.poll() is not None
                 ready = selector.select(_TICK)
-                if ended and not ready:  # something that it started holds a pipe
+                if ended and not ready:  # a child process has a pipe open
                     break
                 if monotonic() > end:
                     raise self._late(seconds)
@@ -227,14 +227,14 @@ def _read_signature(output: bytes) -> bytes:
 
 
 FILE, PROGRAM = ".pem", ".command"
-"""What signs with the key NAME: the file NAME.pem has it, or NAME.command names a program."""
+"""The two ways to sign with the key NAME: the file NAME.pem, or a program named in NAME.command."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 LARGEST_FILE = 1 << 16
 PUBLIC_BYTES = 32
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 Period = tuple[datetime, datetime]
-"""From when a key is trusted, and until when."""
+"""The period of trust of a key: from when, until when."""
 
 # RFC 8410: SubjectPublicKeyInfo of an Ed25519 key is these bytes and then the key's 32.
 _DER = bytes.fromhex("302a300506032b6570032100")
@@ -249,7 +249,7 @@ _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----EN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKey:
-    """`name` is the file's; `raw` the 32 bytes."""
+    """A public key. `name` is the file's; `raw` the 32 bytes."""
 
     name: str
     raw: bytes
@@ -261,7 +261,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningKey:
-    """A private key, ready to sign: of a file, or of a program. It is never printed.
+    """A private key, ready to sign: from a file, or through a program. It is never printed.
 
     `sign` returns the 64 bytes of a signature. Raises ToolError if a program fails.
     """
@@ -316,9 +316,9 @@ def make_key(folder: Path, name: str) -> PublicKey:
 def record_program(
     folder: Path, name: str, command: str, public: PublicKey, environ: Mapping[str, str]
 ) -> PublicKey:
-    """Write NAME.command (0600) and NAME.pub, after the program has signed for that public key.
+    """Check that the program signs for this public key, then write NAME.command (0600) and NAME.pub.
 
-    Raises UsageError as `make_key` and for an invalid command, ToolError for a wrong signature.
+    Raises UsageError like `make_key` and for an invalid command, ToolError for a wrong signature.
     """
     path = folder / f"{check_name(name)}{PROGRAM}"
     _check_unique(path)
@@ -339,7 +339,7 @@ def _write_key(path: Path, data: bytes, raw: bytes) -> PublicKey:
             if not created:
                 raise _name_exists_error(path)
     except OSError:
-        if created:  # one without its public half is of no use, and nobody has seen it
+        if created:  # a private key without its public half is useless, and no one has seen it
             path.unlink()
         raise
     return PublicKey(name=path.stem, raw=raw)
@@ -360,12 +360,12 @@ def _name_exists_error(path: Path) -> UsageError:
 def find_key(
     setting: str, environ: Mapping[str, str], times: Mapping[str, Period] | None = None, now: datetime = NEVER
 ) -> Path | None:
-    """Return the file that signs, of a private key or a program; None if there is none.
+    """Return the file of the signing key or program; None if there is none.
 
-    `setting` is the value of `signing-key`: a path, or a name in the folder of keys. A path is never a
-    program's, since a project may set it. Without the setting, the newest key of that folder that is trusted
-    `now` signs; `times` are the periods of trusted keys by their ids. A single key is returned even if it is
-    not trusted. Raises UsageError if several keys could sign.
+    `setting` is the value of `signing-key`: a path, or a name in the keys directory. A path is never a
+    program's, since a project may set it. Without the setting, the newest key of that directory that is
+    trusted `now` signs; `times` are the periods of trusted keys by their ids. A single key is returned even
+    if it is not trusted. Raises UsageError if several keys could sign.
     """
     folder = keys_directory(environ)
     if setting:
@@ -409,7 +409,7 @@ def find_key(
 
 
 def _signers(folder: Path) -> dict[str, Path]:
-    """Return the files that sign in this folder, by the keys' names. Raises UsageError for a duplicate."""
+    """Return the files that sign in this directory, by the keys' names. Raises UsageError for a duplicate."""
     paths: dict[str, Path] = {}
     for path in sorted(path for suffix in (FILE, PROGRAM) for path in folder.glob(f"*{suffix}")):
         if path.stem in paths:
@@ -458,7 +458,7 @@ def _read_program(path: Path) -> SigningKey:
 
 
 def _read_private(path: Path, *, program: bool = False) -> bytes:
-    """Raises StatementError if others may read the file, or own one that names a program."""
+    """Read a key or program file. Raises StatementError if others may read it, or own a program's."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -525,7 +525,7 @@ def parse_public(data: bytes, name: str) -> PublicKey:
 
 
 def read_public(text: str, folder: Path) -> PublicKey:
-    """Return the public key of a file, or of a name in the folder of keys. Raises UsageError."""
+    """Return the public key of a file, or of a name in the keys directory. Raises UsageError."""
     known = folder / f"{text}.pub"
     path = known if NAME.fullmatch(text) and known.is_file() else Path(text)
     try:

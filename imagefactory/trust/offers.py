@@ -52,13 +52,13 @@ def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) 
 
 
 def find_image(catalogue: Catalog, name: str) -> CatalogImage:
-    """Raises NothingSelectedError if the catalog has no such target, UsageError if it has several."""
+    """Return a target's image. Raises NothingSelectedError for none, UsageError for several."""
     target = choose_name(name, _find_catalog_image(catalogue), LACKING)
     return next(image for image in catalogue.images if image.target == target)
 
 
 def select_images(catalogue: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
-    """Return the images of the targets that `names` select; all when empty. Raises as `find_image`."""
+    """Return the images of the targets that `names` select, all if empty. Raises like `find_image`."""
     chosen = choose_names(names, _find_catalog_image(catalogue), LACKING)
     return tuple(image for image in catalogue.images if image.target in chosen)
 
@@ -106,7 +106,7 @@ def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now
 
 
 def verdict_ages_of(offers: Iterable[ImageOffer], now: datetime) -> VerdictAges:
-    """Return how old the valid verdicts of images and .sif files are."""
+    """Return the ages of the valid verdicts of images and .sif files."""
     forms = [form for offer in offers for form in (offer.judged, *(sif.judged for sif in offer.sifs))]
     proofs = (proof for judged in forms for proof in last_verdicts(judged).values())
     return verdict_ages(proofs, now)

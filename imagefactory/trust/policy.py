@@ -14,14 +14,14 @@
     suites = ["sha256:..."]    # digests of older suites that still count; the current one always does
     promotion-signatures = 2   # keys that must approve before a tag of a registry moves (approval.py)
 
-The rows of all files count: the user's, the site's, and the project's where the user trusts it
-(settings/files.py). Where two of them have the same key or name, the nearest file's row does, until the
-earliest end that any of them names; of policies the nearest counts alone.
+The rows of all files count: the user's, the site's, and the project's if the user trusts it
+(settings/files.py). If two files have the same key or name, the nearest file's row counts, until the earliest
+end in any of them. Only the nearest policy counts.
 
-Who holds a key also writes the dates of what it signs. So after `until` a date alone proves nothing: only the
-statements count that were seen before. `record` is the sha256 of the file `retired-keys/NAME.txt` beside
+The owner of a key also writes the dates of what it signs. So after `until` a date is not enough: only
+statements that were seen before count. `record` is the sha256 of the file `retired-keys/NAME.txt` next to
 imagefactory.toml, which lists them by the digests of their payloads. `key retire` and `key rotate` write
-both. Without that file nothing of a retired key counts, except in a catalogue that a valid key signed.
+both. Without that file nothing of a retired key counts, except in a catalog that a valid key signed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEFAULT_DAYS = 90
 MOST_DAYS = 366
 MOST_SIGNATURES = 8
 RECORDS = "retired-keys"
-"""The folder next to imagefactory.toml with a file for each retired key: what it had signed in its time."""
+"""The directory next to imagefactory.toml with a file for each retired key: its recorded signatures."""
 LARGEST_RECORD = 32 << 20
 
 
@@ -57,7 +57,7 @@ LARGEST_RECORD = 32 << 20
 class TrustedKey:
     """A key, trusted for what it issued in [`since`, `until`) with evidence of these types.
 
-    From `until` on only `signed` counts: the digests of payloads that were recorded in its time.
+    From `until` on only `signed` counts: the digests of payloads that were recorded before.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TrustedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePolicy:
-    """A verdict is valid for at most `days`; `suites` are digests of other suites that count.
+    """The policy. A verdict is valid for at most `days`; `suites` are digests of other suites that count.
 
     `signatures` is how many keys must approve a promotion, 0 for none.
     """
@@ -84,7 +84,7 @@ class AcceptancePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRules:
-    """Without keys nothing is trusted."""
+    """The trusted keys and the policy. Without keys nothing is trusted."""
 
     keys: tuple[TrustedKey, ...] = ()
     policy: AcceptancePolicy = AcceptancePolicy()
@@ -94,14 +94,14 @@ class TrustRules:
 
     @property
     def periods(self) -> Mapping[str, Period]:
-        """Return from when and until when each key is trusted, by its id."""
+        """Return the period of trust of each key, by its id."""
         return {key.keyid: (key.since, key.until) for key in self.keys}
 
 
 def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules:
-    """Return the rules of these files (`Settings.files`), the nearest first; without files no one is trusted.
+    """Return the rules of these files (`Settings.files`), the nearest first; without files no key is trusted.
 
-    `limits` are files whose policy comes after theirs, and which end keys but add none.
+    The policies of `limits` come last; these files can end keys but not add any.
     """
     documents = [(read_document(path), str(path)) for path in files]
     others = [(read_document(path), str(path)) for path in limits]
@@ -303,7 +303,7 @@ def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, An
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")  # its very bytes: the user may trust a file by them
+        return path.read_bytes().decode("utf-8")  # the exact bytes: the user may trust a file by their digest
     except OSError as error:
         raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
     except UnicodeDecodeError as error:
@@ -314,7 +314,7 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustGrant:
-    """What `key trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
+    """The row that `key trust` writes: the period of a key, and its evidence types (empty: the policy's)."""
 
     key: PublicKey
     since: date
@@ -323,7 +323,7 @@ class TrustGrant:
 
 
 def add_key(text: str, grant: TrustGrant, where: str) -> str:
-    """Return imagefactory.toml with one more [[trust]] row; everything else stays as a person wrote it.
+    """Return imagefactory.toml with one more [[trust]] row; the rest is unchanged.
 
     Raises UsageError if that name or key is already trusted.
     """
@@ -340,7 +340,7 @@ def add_key(text: str, grant: TrustGrant, where: str) -> str:
 
 
 def format_row(grant: TrustGrant) -> str:
-    """Return a [[trust]] row. Raises UsageError for a name that cannot be a key's."""
+    """Return a [[trust]] row. Raises UsageError for an invalid name."""
     lines = ["[[trust]]", f'name = "{check_name(grant.key.name)}"']
     return "\n".join([*lines, *(f"{key} = {value}" for key, value in row_values(grant).items())]) + "\n"
 
@@ -381,7 +381,7 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
     document = tomlkit.parse(text)
     rows: Any = document["trust"]
     row = next(row for row in rows if row["name"] == key.name)
-    # What was not seen in its time must never enter a record later.
+    # Statements that were not seen before the key ended must never enter a record later.
     if key.until <= moment and (not record or "record" in row):
         raise UsageError(
             "key-already-retired",

@@ -1,4 +1,4 @@
-"""Which image the tags of a target point to, by the verdicts that count. Pure.
+"""Image tags of a target, decided by the verdicts that count. Pure.
 
     2.3-cu121-sm80   the newest candidate that is verified for 8.0
     2.3-cu121        the newest candidate that is verified for every capability that the recipe requires
@@ -22,17 +22,17 @@ from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResul
 from imagefactory.verify.report import MULTI_GPU_LEVELS
 
 DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
-"""Outcomes that speak against the image itself, not against the machine that ran it."""
+"""Outcomes that are negative for the image itself, not for the machine that ran it."""
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagCandidate:
-    """An image that tags may point to. `digest` is what they would point to, an index or a manifest.
+    """An image that tags may point to. `digest` is the tag's target, an index or a manifest.
 
-    `name` is what a person calls it (its candidate's tag), `pushed` when it came, None where nobody knows:
-    then it counts as older than all others. Of two of one time the one for more `platforms` is the newer.
-    `own`: this store pushed it, or its record has the MAC of the ledger's key.
+    `name` is the candidate's tag, `pushed` its time, None if unknown: then it counts as older than all
+    others. Of two with one time the one with more `platforms` is newer. `own`: this store pushed it, or its
+    record has the MAC of the nonce store's key.
     """
 
     name: str
@@ -47,9 +47,9 @@ class TagCandidate:
 class PromotionRule:
     """The rule of a target: its plain tag, and the capabilities on which that must be verified.
 
-    Where none is required, as of an image for CPUs, the newest of our `own` candidates has the plain tag: no
-    verdict speaks of it, and what was built to be pushed has passed its smoke test. With `pointers_only` the
-    plain tag stays as it is: in the store on this machine a build sets it.
+    If none is required (an image for CPUs), the newest of our `own` candidates has the plain tag: no verdict
+    is about it, and a pushed image has passed its smoke test. With `pointers_only` the plain tag stays as it
+    is: in the store on this machine a build sets it.
     """
 
     plain: str
@@ -68,11 +68,11 @@ class CapabilityStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagDecision:
-    """What becomes of a tag. `before` and `after` are digests, empty for none; `why` is one line.
+    """The decision about a tag. `before` and `after` are digests, empty for none; `why` is one line.
 
-    `proven` says whether what it points to afterwards fulfils the tag's rule. `withdrawn`: what it points to
-    now may not keep it. Where a policy requires approvals, `approved` are the keys of those that count,
-    `missing` is how many more are needed for `wanted`, the digest that it would point to.
+    `proven` says whether the new image fulfils the tag's rule. `withdrawn`: the current image must lose the
+    tag. If a policy requires approvals, `approved` are the keys of those that count, `missing` is how many
+    more are needed for `wanted`, the digest that it would point to.
     """
 
     tag: str
@@ -102,9 +102,9 @@ def capability_of(verdict: Verdict) -> str:
 
 
 def capability_status(judged: Sequence[VerificationResult], capability: str) -> tuple[CapabilityStatus, str]:
-    """Return the status of one image on a capability by its verdicts, and why in a few words.
+    """Return the status of one image on a capability by its verdicts, and a short reason.
 
-    A `verified` verdict is valid until a later one, on that driver or a newer one, says no. A verdict of
+    A `verified` verdict is valid until a later negative one, on that driver or a newer one. A verdict of
     several GPUs does not count for one.
     """
     about = [
@@ -142,7 +142,7 @@ def _denies(denial: Verdict, verdict: Verdict) -> bool:
     theirs, ours = (row.report.hardware.driver if row.report.hardware else "" for row in (denial, verdict))
     try:
         on_older = older(theirs, ours)
-    except ValueError:  # a driver that no rule can compare: what was seen last counts
+    except ValueError:  # a driver that no rule can compare: the last result counts
         on_older = False
     return _ended(denial) > _ended(verdict) and not on_older
 
@@ -152,7 +152,7 @@ def decide_tags(
 ) -> tuple[TagDecision, ...]:
     """Decide about the target's tags, those of single capabilities first.
 
-    `tags` are what the target's tags point to now, by tag; what they point to should be among `candidates`.
+    `tags` are the current digests by tag; these should be among `candidates`.
     """
     newest = _newest_first(candidates)
     spoken = {
@@ -193,7 +193,7 @@ def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: 
 
 
 def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
-    """Return the candidates' digests, those of an unknown time last."""
+    """Return the candidates' digests, newest first, those of an unknown time last."""
     return tuple(candidate.digest for candidate in _newest_first(candidates))
 
 
@@ -206,7 +206,7 @@ def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
 
 
 def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagDecision:
-    if not needs:  # no verdict tells ours from those of others
+    if not needs:  # no verdict distinguishes ours from others
         newest = [candidate for candidate in newest if candidate.own] or newest
     at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
     withdrawal = "" if at is None else _withdrawal_reason(newest[at], needs)
@@ -234,7 +234,7 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
 
 
 def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
-    """Return why a candidate may not keep a tag, or an empty text."""
+    """Return why a candidate must lose a tag, or an empty text."""
     for need in needs:
         how, word = capability_status(candidate.judged, need)
         if how in (CapabilityStatus.DENIED, CapabilityStatus.REVOKED):

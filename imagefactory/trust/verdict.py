@@ -32,9 +32,9 @@ from imagefactory.verify.report import (
 class Verdict:
     """A signed report of one run, with any outcome.
 
-    `keyid` is of the key that signed it, `digest` of the signed payload: it is the same in every artifact
-    that carries it, and empty before the verdict is signed. It is valid from `issued` until `expires`,
-    for its GPU's capability and for its driver and newer ones.
+    `keyid` is the key that signed it, `digest` the signed payload's: it is the same in every artifact with
+    this verdict, and empty before signing. It is valid from `issued` until `expires`, for its GPU's
+    capability and for its driver and newer ones.
     """
 
     report: GpuReport
@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """A statement, signed by the key `keyid`, that verdicts of a subject are no longer valid.
+    """A signed statement that verdicts of a subject are no longer valid. `keyid` is its key.
 
     It is about verdicts of the manifest `subject`: those in `verdicts` (as Verdict.digest) or, if empty, all
     issued up to `before`; on one `capability`, or all if empty. It does not cover what was issued from `end`
@@ -63,7 +63,7 @@ class Revocation:
     about: VerifiedImage | None = None
 
     def covers(self, verdict: Verdict) -> bool:
-        """Return whether it revokes this verdict. Reading it checks who signed it."""
+        """Return whether it revokes this verdict. The reader has already verified the signature."""
         report = verdict.report
         capability = report.device.capability if report.device else ""
         return (
@@ -90,7 +90,7 @@ class RevokedCell:
 
     @property
     def summary(self) -> str:
-        """Return who revoked it, when and why."""
+        """Return the key, the time and the reason."""
         return f"revoked by {self.by} on {self.when:%Y-%m-%d}: {self.why}"
 
     @property
@@ -100,7 +100,7 @@ class RevokedCell:
 
 
 class VerdictStatus(StrEnum):
-    """Whether a verdict counts, and if not, why."""
+    """The status of a verdict: it counts, or why not."""
 
     GOOD = "good"
     UNSIGNED = "unsigned"
@@ -121,8 +121,8 @@ class VerdictStatus(StrEnum):
 class VerificationResult:
     """A verdict in a store, None if it cannot be read, and whether it counts.
 
-    `digest` is of the artifact that carries it. Anyone who may push can attach it with another one, so
-    people refer to a verdict by `name`. `revocation` is set if it is REVOKED.
+    `digest` is of the artifact with the verdict. Anyone who may push can attach it in another one, so people
+    refer to a verdict by `name`. `revocation` is set if it is REVOKED.
     """
 
     digest: str
@@ -148,7 +148,7 @@ class VerificationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageProgress:
-    """The status of a target's image by the store; `verified` on these capabilities."""
+    """The status of a target's image in the store; `verified` on these capabilities."""
 
     built: bool = False
     pushed: bool = False
@@ -177,7 +177,7 @@ SIGNABLE = (
     Outcome.LOAD_FAILED,
     Outcome.TIMEOUT,
 )
-"""The outcomes of a run on a GPU about an image; others are about the machine, or there was no run."""
+"""The outcomes of a run on a GPU that are about an image. Others are about the machine, or no run."""
 SIGNABLE_MULTI_GPU = (Outcome.TOGETHER, Outcome.APART)
 """The outcomes of the level `several`: other names, so that they are not claims about one GPU."""
 PASSES = (Outcome.VERIFIED, Outcome.TOGETHER)
@@ -224,7 +224,7 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     issued = now.replace(microsecond=0)
     verdict = Verdict(report=report, issued=issued, expires=issued + timedelta(days=days), keyid=key.keyid)
     payload = format_verdict(verdict)
-    # What readers would reject is not signed.
+    # Reports that readers would reject are not signed.
     verdict = parse_verdict(payload, "the statement to sign", key.keyid)
     envelope, test_result = sign_envelope(payload, key), sign_envelope(format_test_result(verdict), key)
     for data in (envelope, test_result):
@@ -260,7 +260,7 @@ def contradiction(report: GpuReport) -> str:
 
 
 def _miscounted(report: GpuReport) -> str:
-    """Return why its number of GPUs does not fit the host's, or that it waives one of their checks."""
+    """Return why its number of GPUs does not match the host's, or that it waives one of their checks."""
     device, hardware = report.device, report.hardware
     there = hardware.count_of(device.capability) if hardware and device else 0
     least = 2 if report.outcome is Outcome.TOGETHER else 0
@@ -344,7 +344,7 @@ def format_test_result(verdict: Verdict) -> bytes:
 
 
 def format_statement(subject: VerifiedImage, kind: str, predicate: Mapping[str, Any]) -> bytes:
-    """Return an in-toto Statement v1 about the manifest of `subject`, which decides what tools unpack."""
+    """Return an in-toto Statement v1 about the manifest of `subject`: tools unpack by that manifest."""
     digest = {"sha256": subject.manifest.removeprefix("sha256:")}
     about = [{"name": f"{subject.target or 'image'}/manifest", "digest": digest}]
     return format_json({"_type": STATEMENT, "subject": about, "predicateType": kind, "predicate": predicate})
@@ -353,7 +353,7 @@ def format_statement(subject: VerifiedImage, kind: str, predicate: Mapping[str, 
 def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     """Parse a statement's bytes. Raises StatementError if they are not a verdict's.
 
-    An invalid period is an error too, and a run that ended after it was signed.
+    A run that ended after it was signed, or an invalid period, is also an error.
     """
     predicate = parse_predicate(payload, where, VERDICT)
     own = ("issued", "expires")

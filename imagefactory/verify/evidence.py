@@ -1,6 +1,6 @@
 """The identity of GPUs, read on the host, outside of any image: on this machine, or by a kit.
 
-kit/hardware.py reads NVIDIA GPUs, since it travels in kits; here its result becomes a frozen value.
+kit/hardware.py reads NVIDIA GPUs, since kits contain it; here its result becomes a frozen value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RELEASE = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdPlaces:
-    """Where a machine describes its GPUs. `release` is the kernel's, empty for this machine's."""
+    """The sources of a machine's GPU data. `release` is the kernel's, empty for this machine's."""
 
     dev: Path = Path("/dev")
     proc: Path = Path("/proc")
@@ -108,7 +108,9 @@ def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) ->
         )
     processor = processor_of(properties["gfx_target_version"])
     name = clean(_text(device / "product_name")) or f"AMD {processor}"
-    memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory
+    memory = _memory(folder) or read_memory(
+        str(places.proc)
+    )  # integrated graphics share the machine's memory
     return GpuIdentity(name=name, capability=processor, uuid=uuid, memory=memory), f"/dev/dri/{node.name}"
 
 
@@ -153,13 +155,13 @@ _EVIDENCE = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEvidence:
-    """The NVIDIA GPUs of this machine, else its AMD GPUs."""
+    """The reader of this machine's GPUs: NVIDIA, else AMD."""
 
     places: Places = MACHINE
     amd: AmdPlaces = LOCAL_AMD_PLACES
 
     def read(self) -> Hardware:
-        """Raises NoGpuError if there is none, StatementError for values that no driver reports."""
+        """Return the GPUs. Raises NoGpuError for none, StatementError for invalid values."""
         try:
             hardware = read_hardware(self.places)
         except NoGpu as error:

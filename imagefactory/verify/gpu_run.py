@@ -1,4 +1,4 @@
-"""The GPU suite seen from the host: the expectations for an image, and the run inside it.
+"""The GPU suite on the host's side: the expectations for an image, and the run inside it.
 
 A report is not signed; `trust` does that. Without a GPU on the host nothing is started inside, and nothing
 falls back to the CPU.
@@ -77,7 +77,7 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTrial:
-    """One run: `made` is the image, `runner` the name of what starts it.
+    """One run: `made` is the image, `runner` the name of the program that starts it.
 
     `hardware` is the host's GPUs, None only in a rehearsal.
     """
@@ -91,7 +91,7 @@ class GpuTrial:
 
 
 def check_level(definition: BuildSpec, level: str) -> None:
-    """Raises UsageError if the level requires several GPUs and the suite has no such checks for the image."""
+    """Raise UsageError if the level requires several GPUs and the suite has no such checks for the image."""
     target = definition.target
     framework = frameworks.FRAMEWORKS.get(target.framework, frameworks.OTHER)
     locked = {package.name: package.version for package in definition.lock.packages}
@@ -105,7 +105,7 @@ def check_level(definition: BuildSpec, level: str) -> None:
 
 
 def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
-    """Return the expectations that the suite reads. Pure. Raises UsageError as the smoke test's do."""
+    """Return the expectations that the suite reads. Pure. Raises UsageError like the smoke test's."""
     check_level(definition, ask.level)
     common = expectations(definition)
     return {
@@ -123,12 +123,12 @@ def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
 
 
 def timeout_of(level: str) -> float:
-    """Return the seconds after which the whole run is stopped; each part has its own limit before."""
+    """Return the time limit of the whole run in seconds; each part has a shorter limit of its own."""
     return table.SECONDS[level] * len(table.LEVELS[level]) + 60.0
 
 
 def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *, scratch: Path) -> GpuReport:
-    """Run the suite in the image on a GPU of this machine. Every way it can end is a report.
+    """Run the suite in the image on a GPU of this machine. Every outcome is a report.
 
     The image writes its own below `scratch`. Nothing is started without the requested GPUs; a runner that
     could not start it is `infrastructure`.
@@ -194,7 +194,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
 def assigned_gpus(
     hardware: Hardware, environ: Mapping[str, str], *, amd: bool = False
 ) -> tuple[GpuIdentity, ...] | None:
-    """Return the job's GPUs by the batch system, all without one, None if it assigned none."""
+    """Return the batch system's GPUs for the job, all without a batch system, None if it assigned none."""
     assigned = _assigned_by_scheduler(hardware, environ, amd=amd)
     if assigned is None:
         return hardware.gpus
@@ -220,7 +220,7 @@ def _of_maker(gpus: Sequence[GpuIdentity], *, amd: bool) -> list[GpuIdentity]:
 def choose_gpus(
     seen: Sequence[GpuIdentity], capability: str, *, amd: bool = False, several: bool = False
 ) -> tuple[GpuIdentity, ...]:
-    """Return the maker's GPUs that run the suite, as `hardware.choose` has it; empty if there are none."""
+    """Return the maker's GPUs that run the suite, chosen by `hardware.choose`; empty if there are none."""
     gpus = _of_maker(seen, amd=amd)
     return tuple(
         gpus[index] for index in choose([gpu.capability for gpu in gpus], capability, several=several)
@@ -230,7 +230,7 @@ def choose_gpus(
 def visible_gpus(
     hardware: Hardware, gpus: tuple[GpuIdentity, ...], environ: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the variable of the image that selects GPUs: as the batch system set it, else `gpus` of more."""
+    """Return the image's variables that select GPUs: the batch system's value, else `gpus` out of more."""
     amd, notes = gpus[0].capability.startswith("gfx"), dict(hardware.notes)
     name = VISIBLE_AMD if amd else VISIBLE
     if assigned := _assigned_by_scheduler(hardware, environ, amd=amd):
@@ -241,20 +241,20 @@ def visible_gpus(
 
 
 def unusable_gpus_note(hardware: Hardware) -> str:
-    """Return what to add to a message about GPUs: those that cannot be used."""
+    """Return a note about unusable GPUs, to add to a message."""
     return clean(lost_note(dict(hardware.notes)))
 
 
-# --- What the coverage checks should find, by a scan of the image. Pure
+# --- Expectations of the coverage checks, from a scan of the image. Pure
 # `native` and `ptx` are about the libraries that the framework must load: the checks run it first without the
-# driver's compiler, then without machine code. A framework without code of its own compiles where it runs.
+# driver's compiler, then without machine code. A framework without code of its own compiles at run time.
 
 
 RUNS = (Compatibility.YES, Compatibility.PTX, Compatibility.PARTLY)
 
 
 def predict_coverage(contents: ScanResult, more: Iterable[Capability] = ()) -> dict[str, Predicted]:
-    """Return the predictions by capability (`8.0`): all that are known, and `more`."""
+    """Return the predictions by capability (`8.0`): all known ones, and `more`."""
     every = sorted({*capabilities(), *more})
     return {str(capability): _predict_capability(contents, capability) for capability in every}
 
@@ -274,7 +274,7 @@ def _predict_capability(contents: ScanResult, capability: Capability) -> Predict
 
 
 def _compiles(library: GpuLibrary, capability: Capability) -> bool:
-    """Return whether the driver could compile a library: each module that counts has PTX for it."""
+    """Return whether the driver could compile a library: each generic module has PTX for the capability."""
     modules = generic_modules(library)
     return bool(modules) and all(
         any(runs(code, capability) is SupportLevel.PTX for code in module.codes) for module in modules

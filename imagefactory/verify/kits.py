@@ -1,8 +1,8 @@
-"""Kits: writes one, and checks what it brought back by the rules of a run on this machine.
+"""Kits: writes them, and checks their results by the rules of a run on this machine.
 
-The folder was elsewhere. Its request is trusted because the nonce store has its digest, under the nonce. Its
-result is trusted as far as a key's owner signs for whoever ran the kit: the verdict says `kit`, or `actions`
-if the same run of GitHub Actions ran the kit and collects it.
+The directory was elsewhere. Its request is trusted because the nonce store has its digest, under the nonce.
+Its result is trusted only through the signature of a key's owner: the verdict says `kit`, or `actions` if the
+same run of GitHub Actions ran the kit and collects it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MOST_FILES = 500
 SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 LONGEST_RUN = 86400.0
 STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
-"""Outcomes of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
+"""Outcomes of a kit that started nothing inside: they cannot be signed, and the nonce is not spent."""
 
 _ACTIONS = (*CI_RUN, "GITHUB_JOB", "RUNNER_NAME")
 _RUN = ObjectSchema(
@@ -81,7 +81,7 @@ _RUN = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnedKit:
-    """The bytes of a kit that came back. `evidence` and `report` are None if missing."""
+    """The bytes of a returned kit. `evidence` and `report` are None if missing."""
 
     kit: bytes
     expectations: bytes
@@ -93,7 +93,7 @@ class ReturnedKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitReport:
-    """A kit's run. `run` is what its nonce is spent on, `reference` where the image can be pulled."""
+    """A kit's run. The nonce is spent on `run`; `reference` is where the image can be pulled."""
 
     report: GpuReport
     run: NonceSubject
@@ -108,14 +108,14 @@ def collect_kit(
     *,
     again: bool = False,
 ) -> KitReport:
-    """Check what the kit in `folder` brought back. Signs and spends nothing.
+    """Check the result in the kit in `folder`. Signs and spends nothing.
 
     `environ` names the run of GitHub Actions whose artifacts these are. With `again` the nonce may be spent
     or expired.
 
-    Raises UsageError for a folder that is not a kit, or has no result; NonceError for a nonce that cannot be
-    spent on it (unknown, replayed, expired, another suite, a changed kit); NoGpuError and CheckFailedError if
-    nothing was started inside; StatementError for a result that no kit writes.
+    Raises UsageError for a directory that is not a kit, or has no result; NonceError for a nonce that cannot
+    be spent on it (unknown, replayed, expired, another suite, a changed kit); NoGpuError and CheckFailedError
+    if nothing was started inside; StatementError for a result that kits do not write.
     """
     files, where = read_returned_kit(folder), str(folder)
     nonce = read_nonce(folder)
@@ -140,7 +140,7 @@ def collect_kit(
 
 
 def read_nonce(folder: Path) -> str:
-    """Return the nonce that kit.json names; nothing of it is trusted yet."""
+    """Return the nonce in kit.json; the kit is not trusted yet."""
     data = _read(folder, KIT)
     if data is None:
         raise _not_a_kit(folder)
@@ -157,9 +157,9 @@ def _not_a_kit(folder: Path, why: str = "") -> UsageError:
 
 
 def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
-    """Return the report of a result of `kit`, which is trusted, with evidence of `kind`. Pure.
+    """Return the report of a result of the trusted `kit`, with evidence of type `kind`. Pure.
 
-    Raises as `collect_kit`.
+    Raises like `collect_kit`.
     """
     at = f"{where}/{RESULT}/{RUN}"
     facts = parse_run(files.run, at)
@@ -184,7 +184,7 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
         asked=expectations,
         waive=tuple(kit["waive"]),
         runner=facts["runner"],
-        # the job of GitHub Actions that ran the kit, by its own account
+        # the job of GitHub Actions that ran the kit, by its own statement
         hardware=replace(evidence, notes=(*evidence.notes, *sorted((facts["actions"] or {}).items()))),
         started=facts["started"],
         ended=facts["ended"],
@@ -247,7 +247,7 @@ def _suite(folder: Path) -> str:
 
 
 def _read(folder: Path, path: str) -> bytes | None:
-    """Return a file's bytes, None where there is none. Raises UsageError for a link, a FIFO, a large file."""
+    """Return a file's bytes, None if missing. Raises UsageError for a link, a FIFO, a large file."""
     try:
         return read_file(folder, path, LARGEST)
     except FileNotFoundError:
@@ -270,10 +270,10 @@ def _json(data: bytes, where: str) -> object:
 
 # --- Writing a kit
 # DIR/run.py               python3 run.py [--runner docker|apptainer] [--image IMAGE] [--keep]
-# DIR/kit/*.py             what run.py loads: only the standard library
-# DIR/suite/**.py          the suite, as its digest knows it
-# DIR/expectations.json    what the suite reads, with the nonce
-# DIR/kit.json             which image, by digest; how to start the suite, and until when
+# DIR/kit/*.py             modules of run.py: only the standard library
+# DIR/suite/**.py          the suite's files, the same as in its digest
+# DIR/expectations.json    the suite's input, with the nonce
+# DIR/kit.json             the image's digest, the command that starts the suite, and the expiry
 
 
 KIT_PROGRAMS = Path(__file__).parent / "kit"
@@ -283,12 +283,12 @@ CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitRequest:
-    """A kit to write. `asked` is what the suite will read, with its nonce; `argv` the command in the image.
+    """A kit to write. `asked` is the suite's input with its nonce; `argv` the command in the image.
 
-    `made` is what `subject` names, `waive` the checks that need not run, `timeout` seconds for the whole run.
-    `reference` is where the image can be pulled (HOST/NAME@sha256:...), empty if it is in no registry, and
-    `plain_http` says that this registry has no TLS. `sifs` are the digests of .sif files that this project
-    built from the image; they may replace it where there is no network.
+    `made` is the artifact of `subject`, `waive` the checks that need not run, `timeout` seconds for the whole
+    run. `reference` is where the image can be pulled (HOST/NAME@sha256:...), empty if it is in no registry,
+    and `plain_http` says that this registry has no TLS. `sifs` are the digests of .sif files that this
+    project built from the image; they may replace it if there is no network.
     """
 
     subject: VerifiedImage
@@ -305,7 +305,7 @@ class KitRequest:
 def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime) -> IssuedNonce:
     """Issue the nonce of `order.asked` and write the kit into `folder`, new or empty, in one step.
 
-    Raises UsageError if the folder has files.
+    Raises UsageError if the directory has files.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("kit-exists", f"{folder} already exists", hint="pass a new directory: --kit DIR")
@@ -327,7 +327,7 @@ def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime)
 
 
 def program_files() -> dict[str, bytes]:
-    """Return the files that every kit of this imagefactory has, by their paths in it."""
+    """Return the program files of this imagefactory's kits, by their paths in a kit."""
     return {
         PROGRAM: (KIT_PROGRAMS / PROGRAM).read_bytes(),
         **{f"kit/{name}": (KIT_PROGRAMS / name).read_bytes() for name in CARRIED},
@@ -336,16 +336,16 @@ def program_files() -> dict[str, bytes]:
 
 
 def program_checksum() -> str:
-    """Return the sha256 of the lines that `sha256sum` prints of a kit's program files, sorted by path.
+    """Return the sha256 of the `sha256sum` output for a kit's program files, sorted by path.
 
-    A machine that knows it runs no other program, whoever could write to the kit on its way.
+    A machine that knows it runs no other program, even if others could write to the kit in transit.
     """
     lines = (f"{sha256(data).hexdigest()}  ./{path}\n" for path, data in sorted(program_files().items()))
     return sha256("".join(lines).encode()).hexdigest()
 
 
 def format_kit(order: KitRequest, suite: str, expires: datetime) -> dict[str, Any]:
-    """kit.json. Pure."""
+    """Return kit.json. Pure."""
     image = order.made if isinstance(order.made, Image) else None
     return {
         "format": FORMAT,

@@ -1,14 +1,14 @@
-"""Nonces: who signs issues them, and spends each once, so that an old run is never signed as a new one.
+"""Nonces: the signing project issues them and spends each once, so an old run is never signed as a new one.
 
-    <ledger>/<nonce>.json           issued: for which image, suite and kit, until when
-    <ledger>/spent/<nonce>.json     spent: that, when, and on which result
+    <ledger>/<nonce>.json           issued: the image, suite and kit, and the expiry
+    <ledger>/spent/<nonce>.json     spent: the same, the time, and the result's digest
 
-A nonce is spent by creating its file in `spent/`, which succeeds for one process alone. What was signed is
-in that file too, behind the entry, until it has arrived where it belongs. Spent ones are kept long after they
-have expired. A ledger is the store's folder `nonces`, or one that is named: CI jobs pass it from the job that
-makes kits to the one that signs. What others could have written on its way is told by a key that both hold:
-every entry carries an HMAC-SHA256 of itself. It also names the attempt of the CI run that issued it, and is
-rejected in any other: everybody can read, and upload again, the ledgers of a public repository.
+A nonce is spent by creating its file in `spent/`, which succeeds for only one process. Signed data is in that
+file too, after the entry, until it has been delivered. Spent nonces are stored long after they have expired.
+A ledger is the store's directory `nonces`, or a named one: CI jobs pass it from the job that creates kits to
+the one that signs. A shared key detects changes by others in transit: every entry has an HMAC-SHA256 of
+itself. It also names the attempt of the CI run that issued it, and is rejected in any other: everyone can
+read, and upload again, the ledgers of a public repository.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 NONCE_BYTES = 16
 LIFETIME = timedelta(days=14)
 RETENTION = timedelta(days=180)
-"""How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
+"""How long the ledger stores a nonce after it expired; then it is unknown, and still rejected."""
 CI_RUN = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")
 """The variables that name one attempt of one run of GitHub Actions."""
 GITLAB_PIPELINE = ("CI_PROJECT_URL", "CI_PIPELINE_ID")
 """The variables that name one pipeline of GitLab, whose jobs may be run again."""
 SPENT_DIRECTORY, TEMPORARY_PREFIX = "spent", ".nonce-"
 _END = b"\n}\n"
-"""How an entry ends, and what was signed begins; no line within an entry is its brace alone."""
+"""The end of an entry, before signed data; no line within an entry is only a brace."""
 
 
 class NonceError(CheckFailedError):
@@ -52,10 +52,10 @@ class NonceError(CheckFailedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceSubject:
-    """What a nonce is for: an image, a suite by its digest, a level; `kit` is the digest of what is asked.
+    """The subject of a nonce: an image, a suite by its digest, a level; `kit` is the digest of the request.
 
-    `kit` is empty where the machine that issues also runs, and nothing travels. `pool` is the row of POOLS
-    whose jobs may answer, empty where no pool does: its evidence is not a kit's to claim.
+    `kit` is empty if the issuing machine also runs it, and nothing is sent. `pool` is the row of POOLS whose
+    jobs may answer, empty without a pool: a kit must not claim a pool's evidence.
     """
 
     subject: VerifiedImage
@@ -67,9 +67,9 @@ class NonceSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedNonce:
-    """A nonce and its times. `spent` is None until it is; `result` is the digest of what it was spent on.
+    """A nonce and its times. `spent` is None until it is; `result` is the digest of the result.
 
-    `ci_run` is the CI run that issued it, as `ci_run_of` has it.
+    `ci_run` is the CI run that issued it, from `ci_run_of`.
     """
 
     nonce: str
@@ -83,7 +83,7 @@ class IssuedNonce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceUse:
-    """A nonce to spend on a run: `result` and `signed` as `Ledger.spend` has them."""
+    """A nonce to spend on a run: `result` and `signed` as in `NonceStore.spend`."""
 
     nonce: str
     run: NonceSubject
@@ -92,7 +92,7 @@ class NonceUse:
 
 
 def format_nonce(random: bytes) -> str:
-    """The nonce of NONCE_BYTES random bytes: 32 hex digits."""
+    """Format NONCE_BYTES random bytes as 32 hex digits."""
     assert len(random) == NONCE_BYTES
     return random.hex()
 
@@ -116,22 +116,22 @@ def ci_run_of(environ: Mapping[str, str]) -> str:
 
 
 class NonceStore:
-    """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written.
+    """The nonces in `folder`. Every method may raise StoreError for a directory that cannot be written.
 
-    With a `key`, what was not written with it is refused; without one, what was written with one. So is what
-    was issued in another `ci_run`.
+    With a `key`, entries without its MAC are rejected; without one, entries with a MAC. Entries from another
+    `ci_run` are rejected too.
     """
 
     def __init__(self, folder: Path, key: str = "", *, ci_run: str = "") -> None:
         self.folder, self.key, self.ci_run = folder, key.encode(), ci_run
 
     def issue(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
-        """Remembers a fresh nonce. Raises StoreError where it is known already."""
+        """Store a new nonce. Raises StoreError for a known one."""
         (issued,) = self.issue_all({nonce: run}, now)
         return issued
 
     def issue_all(self, runs: Mapping[str, NonceSubject], now: datetime) -> tuple[IssuedNonce, ...]:
-        """As `issue`, for many: what expired long ago is looked for once, and the disk is waited for once."""
+        """Issue many nonces like `issue`, with one search for expired ones and one flush to the disk."""
         nonces = [
             IssuedNonce(nonce=nonce, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
             for nonce, run in runs.items()
@@ -143,7 +143,7 @@ class NonceStore:
                 nonce, data = issued.nonce, _format(issued, self.key)
                 put = (
                     _create if len(nonces) == 1 else _put_new
-                )  # of many, nobody knows the nonces before all are
+                )  # of many, none is known before all are written
                 if self._spent(nonce).exists() or not put(self._path(nonce), data):
                     raise StoreError(
                         "nonce-exists", f"the nonce {nonce} was already issued", hint="run it again"
@@ -153,14 +153,14 @@ class NonceStore:
         return tuple(nonces)
 
     def look(self, nonce: str) -> IssuedNonce:
-        """What is known of a nonce. Raises NonceError (unknown) for one that was not issued here."""
+        """Return the entry of a nonce. Raises NonceError (unknown) if this ledger did not issue it."""
         return self._look(nonce)[0]
 
     def _look(self, nonce: str) -> tuple[IssuedNonce, bytes]:
-        """As `look`, with what was signed and has not arrived."""
+        """Return the entry like `look`, with signed data that was not delivered."""
         if not NONCE.fullmatch(nonce):
             raise NonceError("nonce-unknown", f"{nonce[:80]!r} is not a nonce")
-        # Spent last once more: another process may have moved it between two looks.
+        # Spent last once more: another process may have moved it between two checks.
         for path in (self._spent(nonce), self._path(nonce), self._spent(nonce)):
             with contextlib.suppress(FileNotFoundError):
                 known, signed = _parse(path, nonce, self.key)
@@ -174,7 +174,7 @@ class NonceStore:
         )
 
     def check(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
-        """What is known of a nonce that may be spent on `run`; raises NonceError saying why not.
+        """Return a nonce's entry. Raises NonceError with the reason if it cannot be spent on `run`.
 
         Nothing is changed.
         """
@@ -186,15 +186,15 @@ class NonceStore:
     def spend(
         self, nonce: str, run: NonceSubject, *, result: str, now: datetime, signed: bytes = b""
     ) -> IssuedNonce:
-        """Spends a nonce on `run`, once for all processes; raises NonceError as `check` does.
+        """Spend a nonce on `run`, once for all processes. Raises NonceError like `check`.
 
-        `result` is the digest of what came of the run. The nonce is spent when this returns, whatever
-        becomes of the caller; `signed` is kept for the next call, until `settle`.
+        `result` is the digest of the run's result. The nonce is spent when this returns, even if the caller
+        then fails; `signed` is stored for the next call, until `settle`.
         """
         return self._spend(NonceUse(nonce=nonce, run=run, result=result, signed=signed), now, flush=True)
 
     def spend_all(self, spending: Iterable[NonceUse], now: datetime) -> Mapping[str, NonceError]:
-        """As `spend`, for many: the disk is waited for once. Gives what was refused, by nonce.
+        """Spend many nonces like `spend`, with one flush to the disk. Return the rejected ones, by nonce.
 
         Nothing is spent for certain before this returns, so nothing is attached before.
         """
@@ -215,20 +215,20 @@ class NonceStore:
                 self._spent(spending.nonce), _format(spent, self.key, spending.signed), flush=flush
             ):
                 raise _replayed(spending.nonce, self.look(spending.nonce).spent)
-            if flush:  # else `settle_all` removes it: a file system may be slow to create after it removed
+            if flush:  # else `settle_all` removes it: some file systems create slowly after a removal
                 self._path(spending.nonce).unlink(missing_ok=True)
         return spent
 
     def unsettled(self, nonce: str) -> bytes:
-        """What was signed when the nonce was spent and has not arrived; empty where all has."""
+        """Return the signed data of a spent nonce that was not delivered; empty if all was."""
         return self._look(nonce)[1]
 
     def settle(self, nonce: str) -> None:
-        """What was signed has arrived."""
+        """Record that the signed data was delivered."""
         self.settle_all({nonce})
 
     def settle_all(self, nonces: Set[str]) -> None:
-        """As `settle`, for many. One that is not spent stays as it is."""
+        """Record the delivery for many nonces like `settle`. Unspent ones stay as they are."""
         with _nonce_error(self.folder):
             for nonce in filter(NONCE.fullmatch, nonces):
                 with contextlib.suppress(FileNotFoundError):
@@ -245,7 +245,7 @@ class NonceStore:
         return self.folder / SPENT_DIRECTORY / f"{nonce}.json"
 
     def _forget(self, now: datetime) -> None:
-        """Removes what expired long ago, and what a kill left. By the files' times: reading takes longer."""
+        """Remove long expired and incomplete files, by their times: reading them takes longer."""
         before = (now - LIFETIME - RETENTION).timestamp()
         for folder in (self.folder, self.folder / SPENT_DIRECTORY):
             for path in folder.iterdir():
@@ -256,7 +256,7 @@ class NonceStore:
 
 
 def check_open(known: IssuedNonce, now: datetime) -> None:
-    """Raises NonceError (replayed, expired) for one that cannot be spent any more, on whatever."""
+    """Raise NonceError (replayed, expired) for a nonce that can no longer be spent on anything."""
     if known.spent is not None:
         raise _replayed(known.nonce, known.spent)
     if now >= known.expires:
@@ -268,7 +268,7 @@ def check_open(known: IssuedNonce, now: datetime) -> None:
 
 
 def check_run(known: IssuedNonce, run: NonceSubject) -> None:
-    """Raises NonceError for a nonce that is not for `run`: its image, suite, pool or kit."""
+    """Raise NonceError if a nonce is not for `run`: its image, suite, pool or kit."""
     images = [(image.index, image.manifest, image.config) for image in (run.subject, known.run.subject)]
     if images[0] != images[1]:
         raise NonceError(
@@ -327,7 +327,7 @@ def _nonce_error(folder: Path) -> Iterator[None]:
 
 
 def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
-    """Writes the whole file or nothing; False where there is one. A link cannot replace what is there.
+    """Write the whole file or nothing; return False if it exists. A link cannot replace a file.
 
     `flush` waits for the disk; without it the caller does.
     """
@@ -348,7 +348,7 @@ def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
 
 
 def _put_new(path: Path, data: bytes) -> bool:
-    """Writes a file; False where there is one. A kill may leave a part of it."""
+    """Write a file; return False if it exists. If the process is killed, a part may remain."""
     try:
         with path.open("xb") as file:
             file.write(data)
@@ -380,7 +380,7 @@ def _format(issued: IssuedNonce, key: bytes, signed: bytes = b"") -> bytes:
 
 
 def _mac(value: Mapping[str, object], key: bytes) -> str:
-    """Over all of an entry but the MAC itself."""
+    """Return the MAC of an entry without its MAC field."""
     rest = {name: part for name, part in value.items() if name != "mac"}
     return hmac.new(key, json.dumps(rest, sort_keys=True).encode(), "sha256").hexdigest()
 
@@ -402,9 +402,9 @@ def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
 
 
 def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
-    """An entry, and what was signed, where that is whole: another process may be settling it.
+    """Return an entry, and its signed data if complete: another process may be settling it.
 
-    The ledger is this person's own; a file that was damaged is refused, never guessed.
+    The ledger is the user's own; a damaged file is rejected, never guessed.
     """
     try:
         entry, end, signed = path.read_bytes().partition(_END)
@@ -428,7 +428,7 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
             expires=_time(data["expires"]),
             spent=_time(data["spent"]) if data["spent"] else None,
             result=data["result"],
-            ci_run=printable_value(data.get("ci_run", "")),  # a store may have older entries, without either
+            ci_run=printable_value(data.get("ci_run", "")),  # older entries have neither field
         )
     except FileNotFoundError:
         raise

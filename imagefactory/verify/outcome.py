@@ -1,6 +1,6 @@
-"""What one makes of a run of the GPU suite: the strict parser of its report, and the one word for it. Pure.
+"""The outcome of a run of the GPU suite: the strict parser of its report, and its label. Pure.
 
-The same rules hold for a run on this machine and for what a kit brought back.
+The same rules apply to a run on this machine and to a kit's result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from imagefactory.verify.report import (
     digits_of,
 )
 
-# --- Reading what an image wrote: bytes of a stranger, taken by a strict parser and shown without surprises
+# --- Untrusted bytes that an image wrote: a strict parser, and printable texts
 
 
 LARGEST_REPORT = 1 << 20
@@ -52,12 +52,12 @@ LONGEST_DETAIL = 2000
 
 
 class InvalidReportError(Exception):
-    """A report that cannot be believed; the message says why."""
+    """A report that is rejected; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteCheck:
-    """A row of the suite's report: the result and the word it gave for a failure."""
+    """A row of the suite's report: the result and its label for a failure."""
 
     result: CheckResult
     outcome: str
@@ -76,9 +76,7 @@ def read_report(path: Path) -> bytes:
 
 
 def parse_fields(data: bytes, fields: ObjectSchema) -> dict[str, Any]:
-    """Return the one JSON object that a report is. Raises InvalidReportError unless it has exactly these
-    fields.
-    """
+    """Return the JSON object of a report. Raises InvalidReportError unless it has exactly these fields."""
     try:
         return fields.parse(parse_json(data), "its report")
     except ValueError as error:
@@ -119,7 +117,7 @@ def clean_check(row: Mapping[str, Any]) -> SuiteCheck:
 
 
 def exit_summary(completed: CommandResult) -> str:
-    """One line: exit code or signal, and the last line on stderr."""
+    """Return one line: exit code or signal, and the last line on stderr."""
     code = completed.returncode
     ended = f"it ended by signal {code - 128}" if 128 < code < 192 else f"its exit code was {code}"
     lines = [line for line in (completed.stderr or completed.stdout).splitlines() if line.strip()]
@@ -127,7 +125,7 @@ def exit_summary(completed: CommandResult) -> str:
 
 
 def clean(text: str) -> str:
-    """One printable line: no control characters of a stranger reach a terminal."""
+    """Return one printable line: untrusted control characters must not reach a terminal."""
     line = text[: 4 * LONGEST_DETAIL]
     if not line.isprintable():
         line = "".join(letter if letter.isprintable() else " " for letter in line)
@@ -137,7 +135,7 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeReport:
-    """What the suite wrote. `running` names the check it was in when it last wrote, empty at the end."""
+    """The suite's report. `running` is the check that was running at the last write, empty at the end."""
 
     running: str
     rows: tuple[SuiteCheck, ...]
@@ -154,7 +152,7 @@ _FIELDS = ObjectSchema(
 
 
 def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
-    """Raises InvalidReportError for anything but a report of this suite's format with this nonce."""
+    """Parse a report of this suite's format with this nonce. Raises InvalidReportError for anything else."""
     report = parse_fields(data, _FIELDS)
     if report["nonce"] != nonce:
         raise InvalidReportError("its report does not bring back the nonce of this run")
@@ -166,9 +164,9 @@ MEASURED = (
     *("vector-add", "matmul", "reduction", "convolution", "transfers"),
     *("profile", "peer-to-peer", "all-reduce", "data-parallel"),
 )
-"""Checks that measure: one that passed without a number did nothing."""
+"""Checks that measure: a pass without a number is not one."""
 CONTRADICTION = "contradiction"
-"""The number by which a coverage check says that it found what was not predicted."""
+"""The number of a coverage check that shows a contradiction to the prediction."""
 
 MULTI_GPU_OUTCOMES = {
     Outcome.VERIFIED: Outcome.TOGETHER,
@@ -176,7 +174,7 @@ MULTI_GPU_OUTCOMES = {
         (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED), Outcome.APART
     ),
 }
-"""The words for several GPUs: none of those that tables take for a claim about one."""
+"""The labels for several GPUs: none of them is a claim about one GPU in the tables."""
 
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _DEVICE = ObjectSchema(
@@ -186,9 +184,9 @@ _DEVICE = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRun:
-    """A run as the host knows it. `asked` is what stood in the expectations, `suite` its files' digest.
+    """A run as the host knows it. `asked` are its expectations, `suite` its files' digest.
 
-    `waive` are checks that need not run, by the recipe. `hardware` is None where the host saw no GPU.
+    `waive` are checks that need not run, by the recipe. `hardware` is None if the host saw no GPU.
     """
 
     subject: VerifiedImage
@@ -203,9 +201,9 @@ class GpuRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawResult:
-    """What came out of the image. `report` is what it wrote; `fault` says why there is none to be read.
+    """The raw result of an image. `report` is its file; `fault` says why it cannot be read.
 
-    `parsed` is the same report, where somebody took it apart before.
+    `parsed` is the same report, if it was parsed before.
     """
 
     report: bytes
@@ -216,7 +214,7 @@ class RawResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSuiteReport:
-    """The suite's report. `running` names the check it was in when it last wrote, empty at the end."""
+    """The suite's report. `running` is the check that was running at the last write, empty at the end."""
 
     cuda: str
     device: GpuIdentity | None
@@ -257,15 +255,15 @@ def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuite
 
 
 def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:
-    """The report of a run of which nothing was started inside."""
+    """Return the report of a run that started nothing inside."""
     return _complete(run, _all(run, CheckState.NOT_RUN, reason), outcome, reason)
 
 
 def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
-    """Every check of the level, once and in order, and the one word for the run as a whole.
+    """Return the report: every check of the level, once and in order, and the label of the whole run.
 
-    VERIFIED only where all that applies passed, measured something, on a GPU that the host knows by itself,
-    in a process that ended well. A rehearsal is never more than `not-tested`.
+    VERIFIED only if all that applies passed, measured something, on a GPU that the host knows by itself, in a
+    process that ended well. A rehearsal is never more than `not-tested`.
     """
     completed = brought.completed
     try:
@@ -300,7 +298,7 @@ def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
 def _check_outcome(
     name: str, row: SuiteCheck | None, suite_report: GpuSuiteReport, run: GpuRun
 ) -> tuple[CheckResult, Outcome | None]:
-    """The check as it counts, and the word where it stands in the way; None for the rest of it."""
+    """Return the check as it counts, and the label if it prevents VERIFIED, else None."""
     if row is None:
         missing = (
             f"'{suite_report.running}' came first and did not end"
@@ -343,7 +341,7 @@ def _failed(check: CheckResult, detail: str) -> CheckResult:
 def _fail_running_check(
     pair: tuple[CheckResult, Outcome | None], completed: CommandResult, suite_report: GpuSuiteReport
 ) -> tuple[CheckResult, Outcome | None]:
-    """The check that was running when the whole suite went down has failed."""
+    """Return the check as failed if it was running when the whole suite crashed."""
     check, _ = pair
     if check.name != suite_report.running or check.state is not CheckState.NOT_RUN:
         return pair
@@ -353,7 +351,7 @@ def _fail_running_check(
 
 
 def _waived(check: CheckResult, run: GpuRun) -> bool:
-    """What is said of several GPUs is said whole."""
+    """Return whether the recipe waives the check; never on several GPUs."""
     named = check.name in run.waive and run.asked["level"] != MULTI_GPU_LEVELS
     return check.state is CheckState.NOT_RUN and named
 
@@ -364,7 +362,7 @@ def _outcome(
     judged: Sequence[tuple[CheckResult, Outcome | None]],
     completed: CommandResult,
 ) -> tuple[Outcome, str]:
-    """The first that holds: another GPU than the host's, than was asked for; a failure; what is missing."""
+    """Return the first that applies: not the host's or the requested GPU; a failure; a missing check."""
     rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
     if stranger := _stranger(suite_report, run):
         return Outcome.INFRASTRUCTURE, stranger
@@ -400,7 +398,7 @@ def _gpus(suite_report: GpuSuiteReport) -> float:
 
 
 def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
-    """Why a GPU that the suite met is none that the host knows; empty where all are."""
+    """Return why a GPU that the suite saw is unknown to the host; empty if all are known."""
     device = suite_report.device
     if device is None:
         return ""
@@ -420,9 +418,9 @@ def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
 
 
 def _with_host_name(device: GpuIdentity | None, hardware: Hardware | None) -> GpuIdentity | None:
-    """A GPU that the host knows has the host's name for it, whatever the image calls it.
+    """Return the device with the host's name for it, whatever the image calls it.
 
-    libcuda tells bytes alone; whether they name a GPU or an instance of one (MIG), the host knows too.
+    libcuda reports only bytes; the host knows whether they are a GPU's or a MIG instance's.
     """
     if device is None or hardware is None:
         return device
@@ -435,9 +433,9 @@ def _with_host_name(device: GpuIdentity | None, hardware: Hardware | None) -> Gp
 def _contradictions(
     run: GpuRun, suite_report: GpuSuiteReport, judged: Sequence[tuple[CheckResult, Outcome | None]]
 ) -> tuple[str, ...]:
-    """Where the coverage checks and the scan of the image differ, either way.
+    """Return where the coverage checks and the scan of the image differ, either way.
 
-    A check that failed for another reason than missing code says nothing of what was predicted.
+    A check that failed for another reason than missing code says nothing about the prediction.
     """
     predicted = run.asked["predicted"].get(suite_report.device.capability, {}) if suite_report.device else {}
     claims = {"native-code": predicted.get("native"), "ptx-code": predicted.get("ptx")}

@@ -1,7 +1,7 @@
-"""A GPU report as JSON and back: what `verify` writes, what a kit's result becomes, what a verdict signs.
+"""A GPU report, parsed and formatted as JSON: written by `verify`, read from kits, signed as a verdict.
 
-The parser takes exactly what the formatter gives, and refuses what the report's own fields contradict. The
-shapes stand in verdict.schema.json too.
+The parser accepts only the formatter's output, and rejects reports whose fields contradict each other. The
+shapes are also in verdict.schema.json.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from imagefactory.serialize import (
 )
 from imagefactory.settings.choices import POOLS
 
-# --- The frozen values of verification: what was asked, what the host saw, what the suite said
-#     Subject + Ask -> (a run on a GPU) -> GpuReport -> Verdict
-# A report is unsigned and proves nothing; a verdict (verdicts/) is one that somebody signed who saw the GPU.
-# Times are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
+# --- The frozen values of verification: the request, the host's evidence, the suite's results
+#     VerifiedImage + request -> (a run on a GPU) -> GpuReport -> Verdict
+# A report is unsigned and proves nothing; a verdict is a signed report. Times
+# are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
 
 
 QUICK, FULL, MULTI_GPU_LEVELS = "quick", "full", "several"
 LEVELS = (QUICK, FULL, MULTI_GPU_LEVELS)
 GPUS = "gpus"
-"""The check of the level `several` that counts, and its number."""
+"""The check that counts GPUs on the level `several`, and the name of its number."""
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
-"""NVIDIA's, or the `unique_id` of one of AMD's."""
+"""NVIDIA's UUID, or an AMD GPU's `unique_id`."""
 Uuid = Annotated[str, Pattern(UUID)]
 DeviceNode = Annotated[str, Pattern(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
 Version = Annotated[str, Pattern(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
 EvidenceKind = Annotated[str, Pattern(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
-"""Who read the GPU's identity, and where: on this machine, by a kit, in a CI job, or a row of POOLS."""
+"""How the GPU's identity was read: on this machine, by a kit, in a CI job, or by a pool in POOLS."""
 EVIDENCE_LOCAL, EVIDENCE_KIT, EVIDENCE_ACTIONS = "local", "kit", "actions"
 Nonce = Annotated[str, Pattern(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedImage:
-    """What is verified: the platform manifest `manifest`, or the artifact's own of a .sif.
+    """The image that is verified: the platform manifest `manifest`, or a .sif's own artifact.
 
-    The other fields describe it and decide nothing: `config` is the digest of its config, or the sha256 of a
-    .sif file; `index` is what tags point to, the same as `manifest` where there is none above; `target` is
-    its name, empty where nobody knows it. Equal configs say nothing of equal content.
+    The other fields only describe it: `config` is the digest of its config, or the sha256 of a .sif file;
+    `index` is the digest of its tags, the same as `manifest` if there is no index; `target` is its name,
+    empty if unknown. Images with equal configs may differ in content.
     """
 
     target: Annotated[str, Pattern(NAME, empty=True)]
@@ -71,7 +71,7 @@ class VerifiedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuIdentity:
-    """A GPU as the driver tells it. `uuid` is `GPU-...`, `memory` bytes."""
+    """A GPU as the driver reports it. `uuid` is `GPU-...`, `memory` bytes."""
 
     name: str
     capability: Capability
@@ -80,7 +80,7 @@ class GpuIdentity:
 
     @property
     def part(self) -> str:
-        """The profile of a slice (MIG), `mig` where its name tells none; empty for a whole GPU."""
+        """Return the profile of a slice (MIG), `mig` if its name has none; empty for a whole GPU."""
         return slice_of(self.name) or ("mig" if self.uuid.startswith("MIG-") else "")
 
     @property
@@ -90,11 +90,11 @@ class GpuIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What the host says of its GPUs, outside of the image.
+    """The host's own data on its GPUs, read outside of the image.
 
-    `gpus` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
-    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. Of
-    AMD's the kernel tells all of it (evidence.py).
+    `gpus` are from NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
+    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. For AMD
+    GPUs the kernel provides all of it (evidence.py).
     """
 
     kind: EvidenceKind
@@ -105,46 +105,46 @@ class Hardware:
     notes: tuple[Annotated[tuple[str, str], TupleAsObject(("name", "text"))], ...] = ()
 
     def gpu_of(self, uuid: str) -> GpuIdentity | None:
-        """The GPU that libcuda calls `uuid`; of an instance of one (MIG) that the notes name, the whole GPU.
+        """Return the GPU that libcuda calls `uuid`; for a MIG instance in the notes, the whole GPU.
 
-        libcuda tells bytes without a prefix, so an instance may be called `GPU-...` inside: digits decide.
+        libcuda reports bytes without a prefix, so an instance may be `GPU-...` inside: digits are compared.
         """
         part_of = {digits_of(name): text for name, text in self.notes if name.startswith("MIG-")}
         whole = digits_of(part_of.get(digits_of(uuid), uuid))
         return next((gpu for gpu in self.gpus if digits_of(gpu.uuid) == whole), None)
 
     def count_of(self, capability: str) -> int:
-        """How many GPUs of it NVML and the driver itself both tell."""
+        """Return the number of GPUs with this capability that both NVML and the driver report."""
         return sum(gpu.capability == capability and gpu.uuid in self.known for gpu in self.gpus)
 
 
 def evidence_types() -> tuple[str, ...]:
-    """All that this imagefactory knows."""
+    """Return all evidence types that this imagefactory supports."""
     return (EVIDENCE_LOCAL, EVIDENCE_KIT, *POOLS, EVIDENCE_ACTIONS)
 
 
 def digits_of(uuid: str) -> str:
-    """The digits of `GPU-...` or `MIG-...`."""
+    """Return the digits of `GPU-...` or `MIG-...`."""
     return uuid.partition("-")[2]
 
 
 class Evidence(Protocol):
-    """How the identity of GPUs is read on the host."""
+    """A reader of the identity of the host's GPUs."""
 
     def read(self) -> Hardware:
-        """Raises NoGpuError where there is none to be seen."""
+        """Return the host's GPUs. Raises NoGpuError if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReport:
-    """What one run of the GPU suite said of one image on one GPU. Unsigned.
+    """The report of one run of the GPU suite for one image on one GPU. Unsigned.
 
-    `suite` is the suite's digest, `level` quick, full or several. `device` is the GPU that the suite met
-    inside, None where it met none, and `cuda` the newest CUDA that its driver takes, as libcuda tells it
-    (`12.4`). `hardware` is what the host saw, None where it saw none. `outcome` is VERIFIED only where every
-    check that applies passed on a GPU, TOGETHER on several; `reason` is one line. `waived` are checks that
-    did not run and that the recipe waives. `contradictions` say where the run and the prediction differ,
-    either way. A `rehearsal` ran on the CPU for the project's own tests: nothing can be signed of it.
+    `suite` is the suite's digest, `level` quick, full or several. `device` is the GPU seen by the suite
+    inside, None without one, and `cuda` the newest CUDA that its driver supports, from libcuda (`12.4`).
+    `hardware` is the host's data, None without GPUs. `outcome` is VERIFIED only if every check that applies
+    passed on a GPU, TOGETHER on several; `reason` is one line. `waived` are checks that did not run and that
+    the recipe waives. `contradictions` are differences between the run and the prediction. A `rehearsal` ran
+    on the CPU for the project's own tests: it cannot be signed.
     """
 
     subject: VerifiedImage
@@ -166,7 +166,7 @@ class GpuReport:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it speaks of: one, and of the level `several` as many as its check counted."""
+        """Return the number of GPUs: one, or on the level `several` as many as its check counted."""
         counted = (dict(check.numbers) for check in self.checks if check.name == GPUS)
         return 1 if self.level != MULTI_GPU_LEVELS else int(next(counted, {}).get(GPUS, 0))
 
@@ -176,10 +176,10 @@ TIMEOUT_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeTest:
-    """One smoke test to do. `nonce` is fresh random text that the report must bring back.
+    """One smoke test to run. `nonce` is new random text that the report must contain.
 
-    `runner` is its name: a pass with one says nothing of another. `timeout` is seconds for each of the
-    two runs.
+    `runner` is its name: a pass with one does not apply to another. `timeout` is seconds for each of the two
+    runs.
     """
 
     image: Image | SifArtifact
@@ -193,15 +193,15 @@ FORMAT = 1
 
 
 def format_gpu_report(report: GpuReport) -> dict[str, Any]:
-    """The report as JSON; `format` is its version. Tuples are lists, numbers of a check a flat object."""
+    """Return the report as JSON; `format` is its version. Tuples are lists, numbers of a check an object."""
     return format_document(report, FORMAT)
 
 
 def parse_gpu_report(value: object, where: str) -> GpuReport:
-    """The report that `format_gpu_report` made this of. `where` is what messages begin with.
+    """Parse the output of `format_gpu_report`. Messages begin with `where`.
 
-    Raises StatementError for anything else: a missing or further field, a value of another kind, a text with
-    characters that steer a terminal, a check twice, an end before its start.
+    Raises StatementError for anything else: a missing or further field, a value of another type, a text with
+    control characters, a duplicate check, an end before its start.
     """
     report = parse_document(value, GpuReport, FORMAT, where)
     assert isinstance(report, GpuReport)
@@ -214,7 +214,7 @@ def parse_gpu_report(value: object, where: str) -> GpuReport:
 
 
 def end_of(longest: float) -> Mapping[str, Any]:
-    """The fields of run.json that say how a suite's process ended, within `longest` seconds."""
+    """Return the fields of run.json for the end of a suite's process, within `longest` seconds."""
     return {
         "returncode": Annotated[int, NumberRange(0, 255)],
         "timed_out": bool,
@@ -224,7 +224,7 @@ def end_of(longest: float) -> Mapping[str, Any]:
 
 
 def completed_of(row: Mapping[str, Any]) -> CommandResult:
-    """How the process ended, of such fields: its code, its seconds, its last lines."""
+    """Return the process's code, seconds and last lines from such fields."""
     return CommandResult(
         returncode=row["returncode"],
         stdout="\n".join(row["said"]),

@@ -1,7 +1,7 @@
 """The CPU-level smoke test: runs the suite inside an image, checks its report and records a pass.
 
 The report is untrusted: a strict parser reads it, and it must have the nonce of this run and every required
-check. That guards against images that do no work by mistake, but not against an image that lies on purpose.
+check. That detects images that do no work by mistake, but not an image that lies on purpose.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
 
 
 def write_record(path: Path, report: Report) -> None:
-    """Write a record. One that cannot be written is not an error: the next call runs the test again."""
+    """Write a record. Errors are ignored: the next call then runs the test again."""
     document = {"format": RECORD_FORMAT, "report": format_report(report)}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def write_record(path: Path, report: Report) -> None:
 
 
 def format_report(report: Report) -> dict[str, Any]:
-    """The report as JSON; `format` is its version."""
+    """Return the report as JSON; `format` is its version."""
     return {
         "format": REPORT_FORMAT,
         "target": report.target,
@@ -109,7 +109,7 @@ def format_report(report: Report) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeOutcome:
-    """The checks of one run of the suite and, if one failed, the label for why."""
+    """The checks of one run of the suite and, if one failed, the label of the reason."""
 
     checks: tuple[CheckResult, ...]
     failure: Outcome | None
@@ -118,9 +118,9 @@ class SmokeOutcome:
 def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path, scratch: Path) -> Report:
     """Run the CPU-level checks in the image. A pass is recorded in `records` for `get_smoke_report`.
 
-    The image writes its report below `scratch`. A check that fails, a time-out, an image that breaks the
-    rules and a runner that could not start it are all results. Raises UsageError for a recipe whose checks
-    the suite does not have.
+    The image writes its report below `scratch`. A failed check, a time-out, an image that breaks the rules
+    and a runner that could not start it are all results. Raises UsageError for a recipe with checks that the
+    suite does not have.
     """
     files, request = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
@@ -245,7 +245,7 @@ def smoke_outcome(
         results.append(result)
         failure = failure or word
     if failure is None and (completed.timed_out or completed.returncode != 0 or report.running):
-        # A pass is the whole run's: a process that hangs or dies on its way out is none.
+        # A pass applies to the whole run: a process that hangs or crashes at exit has failed.
         reason = "it did not end in time" if completed.timed_out else exit_summary(completed)
         reason = f"all checks say they passed, but {reason}"
         results[-1] = replace(results[-1], state=CheckState.FAILED, detail=reason)

@@ -1,4 +1,4 @@
-"""What to write in a recipe so that a smoke test which failed passes, as far as tables know it. Pure."""
+"""Hints for a failed smoke test: what to add to the recipe, as far as tables know it. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _table() -> dict[str, Any]:
 
 
 def find_hint(definition: BuildSpec, checks: Iterable[CheckResult]) -> str:
-    """Return what to write in the recipe, empty where nothing is known of what the failed checks say."""
+    """Return what to add to the recipe, empty if no hint fits the failed checks."""
     details = " ".join(check.detail for check in checks if check.state is CheckState.FAILED)
     system = find_system(details)
     packages = [text for text in find_packages(details) if may_add(text, definition)]
@@ -48,7 +48,7 @@ def find_hint(definition: BuildSpec, checks: Iterable[CheckResult]) -> str:
 
 
 def find_system(details: str) -> list[str]:
-    """Return the packages of Debian that have what a text says is missing."""
+    """Return the Debian packages with the files that a text reports as missing."""
     names = (name for name in _LIBRARY.findall(details) if name not in DRIVER_LIBRARIES)
     packages = [package_of_library(name) for name in names]
     packages += [row["system"] for row in _table()["message"] if row["text"] in details]
@@ -56,14 +56,14 @@ def find_system(details: str) -> list[str]:
 
 
 def find_packages(details: str) -> list[str]:
-    """Return requirements that bring the modules which a text says are missing."""
+    """Return requirements for the modules that a text reports as missing."""
     rows = _module_rows()
     missing = {module for name in _MODULE.findall(details) for module in (name, name.partition(".")[0])}
     return sorted({rows[name] for name in missing if name in rows})
 
 
 def find_unknown_modules(details: str) -> list[str]:
-    """Return missing top-level modules that no table knows. A module within a package is not one to add."""
+    """Return missing top-level modules that no table has. A module within a package is not one to add."""
     return sorted(
         {name for name in _MODULE.findall(details) if "." not in name and name not in _module_rows()}
     )
@@ -74,7 +74,7 @@ def _module_rows() -> dict[str, str]:
 
 
 def may_add(requirement: str, definition: BuildSpec) -> bool:
-    """Return whether the recipe's own bounds, and what is locked below, allow a requirement."""
+    """Return whether the recipe's own bounds, and the parent's lock, allow a requirement."""
     name = package_of(requirement)
     if any(package.name == name for lock in definition.under for package in lock.packages):
         return False

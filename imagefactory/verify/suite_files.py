@@ -1,4 +1,4 @@
-"""The suite as it goes into an image: its files, their digest, where they are mounted, the expectations."""
+"""The suite in an image: its files, their digest, where they are mounted, the expectations."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 
 
 def suite_digest() -> str:
-    """Return the digest by which a result names its suite."""
+    """Return the digest of the suite in results."""
     return digest_of(read_suite())
 
 
 def expectations(definition: BuildSpec) -> dict[str, Any]:
-    """Return what the image must have, for the suite, without nonce and user. Pure.
+    """Return the requirements of the image for the suite, without nonce and user. Pure.
 
     Raises UsageError for a check that the suite does not have, or not for this framework: for an unknown one
     there are only the checks for every package.
@@ -109,7 +109,7 @@ def suite_mounts(suite: Path, folder: Path, request: Mapping[str, Any]) -> tuple
     )
     report = folder / "report"
     report.mkdir()
-    # The image's user writes here, whatever its number on the host; the folder above is closed to others.
+    # The image's user writes here, with any uid on the host; the parent directory is closed to others.
     report.chmod(0o777)
     return (
         Mount(source=suite, target=SUITE_MOUNT, bind=True),

@@ -45,7 +45,7 @@ def _format_center(shelf: CenterImages, width: int | None) -> str:
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
-    """Return what the catalog says of one image, each form with its own verdicts."""
+    """Return the catalog's entry of one image, each form with its own verdicts."""
     (offer,) = shelf.offers
     image = offer.image
     built_for = f"CUDA {image.runtime}" if image.runtime else f"for {platform_of(image.cuda)}"
@@ -252,7 +252,7 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 
 
 def _sources(finding: FindResult) -> Iterator[str]:
-    """Return who answers, first: without a catalog nothing is tested."""
+    """Return the source of the answer, which comes first: without a catalog nothing is tested."""
     if finding.catalogue is None:
         what = f"nothing is built in {finding.place}" if finding.factory else "no catalogue is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"

@@ -31,7 +31,7 @@ MAX_SPOKEN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMeasure:
-    """One number to be drawn: `note` is what is said of it beside the number, `bad` whether its check failed.
+    """One number to draw: `note` is text next to the number, `bad` whether its check failed.
 
     `upper` is a second number of the same unit that is at least as large (a p95 to a p50), 0 for none.
     """
@@ -46,7 +46,7 @@ class ChartMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBar:
-    """`reach` is the length of the upper number, `end` where the longer of both ends."""
+    """A bar. `reach` is the length of the upper number, `end` the end of the longer of both."""
 
     measure: ChartMeasure
     x: float
@@ -60,7 +60,7 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Bars of one title; `says` tells all of it to those who do not see it."""
+    """Bars with one title; `says` describes them for readers who do not see the chart."""
 
     title: str
     bars: tuple[ChartBar, ...]
@@ -69,7 +69,7 @@ class BarChart:
     says: str
 
     def path(self, *, bad: bool) -> str:
-        """All bars of checks that failed, or of the others, as one outline."""
+        """Return one outline of all bars of checks that failed, or of the others."""
         return "".join(
             f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
             for bar in self.bars
@@ -78,7 +78,7 @@ class BarChart:
 
 
 def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Bars from left to right, a row each, on one scale from 0."""
+    """Return bars from left to right, one in each row, on one scale from 0."""
     room = WIDTH - LABEL - VALUE
     most = _most(measures)
     bars = tuple(
@@ -104,7 +104,7 @@ def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Bars from the bottom up, a column each: the same thing in one version after the other."""
+    """Return bars from the bottom up, one in each column: one measure in several versions."""
     most = _most(measures)
     step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
@@ -129,7 +129,7 @@ def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def format_number(value: float) -> str:
-    """Four digits that count, without a tail of zeros; `1.2e-07` where it is that small."""
+    """Return four significant digits without zeros at the end; `1.2e-07` for small numbers."""
     if not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e15:
@@ -138,12 +138,12 @@ def format_number(value: float) -> str:
 
 
 def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
-    """A line each."""
+    """Return one line for each number."""
     return "\n".join(f"{name} {format_number(number)}" for name, number in numbers)
 
 
 def _most(measures: Iterable[ChartMeasure]) -> float:
-    """The end of the scale; never 0."""
+    """Return the end of the scale; never 0."""
     return max((max(one.value, one.upper) for one in measures), default=0.0) or 1.0
 
 
@@ -157,7 +157,7 @@ def _spoken_text(title: str, bars: Sequence[ChartBar]) -> str:
     return f"{title}: {some}" + ("; and more" if len(bars) > MAX_SPOKEN else "")
 
 
-# --- The templates of reports: every value that they show is escaped, none is ever markup
+# --- The templates of reports: every value is escaped, none is ever markup
 
 
 SHARED = Path(__file__).parent / "templates"
@@ -185,7 +185,7 @@ def fill(templates: Path, template: str, **values: object) -> str:
 
 
 def policy(script: Path | None = None) -> str:
-    """Return what a page may load: its own style, and the one script that it includes, by its hash."""
+    """Return what a page may load: its own style, and the one script in it, by its hash."""
     allowed = "'none'"
     if script:
         text = script.read_text("utf-8").removesuffix("\n")

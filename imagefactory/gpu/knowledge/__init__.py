@@ -1,16 +1,16 @@
-"""What is known about the world, as data with sources: tables that decisions look things up in.
+"""Facts about GPUs, drivers and packages, as tables with sources.
 
     gpus.py       gpus, data_sheets, amd                GPUs by name, their speed, AMD processors and ROCm
-    packages.py   pypi_cuda, companions, bounds,        CUDA that wheels come with, what goes with them,
+    packages.py   pypi_cuda, companions, bounds,        wheels' CUDA, their companions,
                   conda_pypi, documented, releases,     what projects document, other indexes,
                   indexes, scanned, source_builds       scans of wheels, builds from source
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
 
-The other tables here are read by the modules of the folder above that have their names.
+Modules of the parent directory read the other tables, which have their names.
 
 A row is *documented* or measured from a package's own bytes, and names its source; it never says that an
-image works. What a table does not hold is not known, which is not the same as false.
+image works. A missing row means unknown, not false.
 """
 
 from __future__ import annotations

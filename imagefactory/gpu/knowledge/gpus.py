@@ -1,8 +1,8 @@
-"""GPUs by name: which compute capability each has (`gpus.toml`), and what people and drivers call them.
+"""GPUs by name: the compute capability of each (`gpus.toml`), and the names that people and drivers use.
 
-A name comes as a person types it ("v100", "rtx5090") or as a driver reports it ("Tesla V100-SXM2-32GB",
-"NVIDIA A100-SXM4-40GB MIG 1g.5gb"). Brand, socket, memory and MIG slice do not decide the capability and
-are left out of the comparison; "Quadro", "Ada" and "Blackwell" decide it and are not.
+A name is user input ("v100", "rtx5090") or reported by a driver ("Tesla V100-SXM2-32GB", "NVIDIA
+A100-SXM4-40GB MIG 1g.5gb"). Brand, socket, memory and MIG slice do not decide the capability and are not
+compared; "Quadro", "Ada" and "Blackwell" decide it and are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.values import PROFILE
 
-# --- GPUs of AMD's: their processors, the names they are sold by, and which ROCm is known
+# --- AMD GPUs: their processors, their product names, and the known ROCm versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class AmdGpuModel:
 
 @cache
 def amd_gpus() -> tuple[AmdGpuModel, ...]:
-    """All known GPUs of AMD's, in the order of amd.toml: the newest first."""
+    """Return all known AMD GPUs, in the order of amd.toml: the newest first."""
     return tuple(
         AmdGpuModel(name=name, processor=parse_capability(row["processor"]), source=row["source"])
         for row in read_table("amd")["sold"]
@@ -42,24 +42,24 @@ def amd_gpus() -> tuple[AmdGpuModel, ...]:
 
 @cache
 def processors() -> tuple[Capability, ...]:
-    """The processors of GPUs that AMD sells, in the order of their numbers."""
+    """Return the processors of GPUs that AMD sells, in the order of their numbers."""
     return tuple(sorted({gpu.processor for gpu in amd_gpus()}))
 
 
 @cache
 def all_processors() -> frozenset[str]:
-    """The names of all processors that a table here knows, sold by a name or not."""
+    """Return the names of all processors in the tables, with or without a product name."""
     return frozenset({*map(str, processors())}.union(*generic_processors().values()))
 
 
 @cache
 def generic_processors() -> dict[str, frozenset[str]]:
-    """The processors that run the code of each generic one: `gfx11-generic` -> gfx1100, gfx1101, ..."""
+    """Return the processors that run each generic one's code: `gfx11-generic` -> gfx1100, gfx1101, ..."""
     return {row["name"]: frozenset(row["processors"]) for row in read_table("amd")["generic"]}
 
 
 def find_amd(words: Sequence[str]) -> AmdGpuModel | None:
-    """The GPU all of whose name is among `words` (`("amd", "mi250x")`); of several the longest name's."""
+    """Return the GPU whose whole name is in `words` (`("amd", "mi250x")`); of several, the longest name."""
     typed = set(words)
     fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= typed]
     return max(fitting, key=lambda gpu: len(_amd_words(gpu.name)), default=None)
@@ -71,12 +71,12 @@ def _amd_words(name: str) -> frozenset[str]:
 
 
 def newest_rocm() -> int:
-    """The newest major version of ROCm that is known."""
+    """Return the newest known major version of ROCm."""
     return int(read_table("amd")["rocm"]["newest_major"])
 
 
 _MAX_SUGGESTIONS = 6
-# Words that say how a board is built, sold or shared: "with Max-Q Design", "Server Edition", "480GB".
+# Words for a board's design, market or sharing: "with Max-Q Design", "Server Edition", "480GB".
 _IGNORED_WORDS = re.compile(
     r"nvidia|geforce|tesla|grid|gpus?|graphics|cards?|device|laptop|notebook|mobile|generation|edition|design"
     r"|workstation|server|embedded|with|max|q|sxm[0-9]?|pci|pcie|nvl|hgx|dgxs|fhhl|lhr|ls|d|ac|mig|me|collectors"
@@ -88,9 +88,9 @@ _GLUED = re.compile(r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """A GPU as NVIDIA or AMD sells it. `memory` are the sizes in GB in which it comes; empty: no source says.
+    """A GPU as NVIDIA or AMD sells it. `memory` are the sizes in GB in which it is sold; empty if unknown.
 
-    `host` is the architecture of its machine's processor (`arm64`), empty where it comes with several.
+    `host` is the architecture of its machine's processor (`arm64`), empty if there are several.
     """
 
     name: str
@@ -102,7 +102,7 @@ class GpuModel:
 
 @cache
 def gpus() -> tuple[GpuModel, ...]:
-    """All known GPUs, the newest capability first."""
+    """Return all known GPUs, the newest capability first."""
     return tuple(
         GpuModel(
             name=name,
@@ -118,16 +118,16 @@ def gpus() -> tuple[GpuModel, ...]:
 
 @cache
 def capabilities() -> tuple[Capability, ...]:
-    """The capabilities that known GPUs have, the oldest first."""
+    """Return the capabilities of known GPUs, the oldest first."""
     return tuple(sorted({gpu.capability for gpu in gpus()}))
 
 
 def find_gpu(name: str) -> GpuModel:
-    """The GPU that `name` means.
+    """Return the GPU that `name` means.
 
-    Part of a name is enough where all GPUs of which it is a part have one capability; the one with the
-    shortest name stands for them. Raises UsageError for a name that several capabilities share, with those
-    GPUs, and for an unknown one, with the nearest spellings. A processor of AMD's (`gfx90a`) is a name too.
+    Part of a name is enough if all GPUs with that part have one capability; the one with the shortest name is
+    returned. Raises UsageError for a name that several capabilities share, with those GPUs, and for an
+    unknown one, with the nearest spellings. An AMD processor (`gfx90a`) is a name too.
     """
     if found_amd := _of_amd(name):
         return found_amd
@@ -189,7 +189,7 @@ def _known_names() -> Mapping[tuple[str, ...], GpuModel]:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """What of a name tells GPUs apart: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
+    """Return the words that distinguish GPUs: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
     text = _GLUED.sub(lambda match: f"{match[0]} ", PROFILE.sub(" ", name[:200].lower()))
     words = re.findall(r"[a-z0-9]+", text)
     return tuple(word for word in words if not _IGNORED_WORDS.fullmatch(word))
@@ -197,13 +197,13 @@ def _words(name: str) -> tuple[str, ...]:
 
 def _nearest(words: tuple[str, ...], known: Mapping[tuple[str, ...], GpuModel]) -> list[str]:
     names = {" ".join(key): gpu.name for key, gpu in known.items()}
-    # People leave out what distinguishes nothing to them, so each name is also tried without its first word.
+    # People omit words that seem redundant, so each name is also compared without its first word.
     names |= {" ".join(key[1:]): gpu.name for key, gpu in known.items() if len(key) > 1}
     close = difflib.get_close_matches(" ".join(words), names, n=6, cutoff=0.75)
     return list(dict.fromkeys(names[spelling] for spelling in close))[:3]
 
 
-# --- What data sheets say of GPUs (`data_sheets.toml`): how fast each could be, and how much memory is seen
+# --- Data sheets of GPUs (`data_sheets.toml`): their peak speed, and the memory that programs see
 
 
 GIB = 1 << 30
@@ -211,9 +211,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
-    """One GPU as it is sold. `memory` are bytes that a program sees, `flops` operations a second by type of
-    number (fp64, fp32, tf32, fp16, bf16); bytes a second of its memory (`bandwidth`), from the host (`link`)
-    and to another GPU of the machine (`peer`).
+    """A GPU model. `memory` are bytes that a program sees, `flops` operations a second by number type (fp64,
+    fp32, tf32, fp16, bf16); `bandwidth` is bytes a second of its memory, `link` from the host, and `peer` to
+    another GPU of the machine.
     """
 
     name: str
@@ -231,7 +231,7 @@ class DataSheet:
 
 @cache
 def data_sheets() -> tuple[DataSheet, ...]:
-    """All rows of data_sheets.toml, in its order."""
+    """Return all rows of data_sheets.toml, in its order."""
     known = {gpu.name: gpu.capability for gpu in gpus()}
     return tuple(
         DataSheet(
@@ -252,10 +252,10 @@ def data_sheets() -> tuple[DataSheet, ...]:
 
 
 def find_data_sheet(name: str) -> tuple[DataSheet, tuple[DataSheet, ...]]:
-    """The one that a name means, and others that it could mean too: `A100`, `a100-80gb`, `Tesla T4`.
+    """Return the data sheet that a name means, and other possible ones: `A100`, `a100-80gb`, `Tesla T4`.
 
-    Of several the first in the table whose name has all of the asked words. Raises UsageError for an unknown
-    one."""
+    The first in the table whose name has all words is returned. Raises UsageError for an unknown name.
+    """
     words = set(re.findall(r"[a-z0-9]+", name[:100].lower())) - {"nvidia", "tesla", "geforce"}
     sheets = data_sheets()
     whole = [sheet for sheet in sheets if name.lower() in (sheet.name.lower(), sheet.device.lower())]

@@ -1,4 +1,4 @@
-"""Wheels on PyPI: the CUDA they come with, what goes with them, what conda's packages are called there."""
+"""Wheels on PyPI: their CUDA, their companions, and the PyPI names of conda packages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaWheel:
-    """One way in which PyPI offers a framework version: `package[extras]` comes with CUDA `cuda`.
+    """A PyPI offer of a framework version: `package[extras]` comes with CUDA `cuda`.
 
-    `version` is a prefix by whole components (`2.3` covers 2.3.1). `python` is the lowest Python that
-    the wheels need, empty where every base has it.
+    `version` is a prefix by whole components (`2.3` covers 2.3.1). `python` is the lowest Python that the
+    wheels need, empty if every base has it.
     """
 
     package: str
@@ -38,7 +38,7 @@ class CudaWheel:
 
 @cache
 def cuda_wheels() -> tuple[CudaWheel, ...]:
-    """All rows of pypi_cuda.toml, in its order."""
+    """Return all rows of pypi_cuda.toml, in its order."""
     return tuple(
         CudaWheel(
             package=row["package"],
@@ -54,9 +54,9 @@ def cuda_wheels() -> tuple[CudaWheel, ...]:
 
 
 def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
-    """What PyPI offers of a framework version; empty when the table does not know that version.
+    """Return PyPI's offers of a framework version; empty if the table does not have that version.
 
-    The longest row that covers `version` speaks; without one, all rows inside `version` do.
+    The longest row that covers `version` counts; without one, all rows inside `version` do.
     """
     wheels = [wheel for wheel in cuda_wheels() if wheel.package == package]
     covering = [wheel for wheel in wheels if covers(wheel.version, version)]
@@ -68,7 +68,7 @@ def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionPackage:
-    """A package that is released beside a framework version: its `series` (`0.21`), for these `python`s."""
+    """A package released with a framework version: its `series` (`0.21`), for these `python`s."""
 
     framework: str
     version: str
@@ -85,7 +85,7 @@ def _companions() -> tuple[CompanionPackage, ...]:
 
 
 def companions(framework: str, version: str, python: str) -> tuple[CompanionPackage, ...]:
-    """The companions of a framework version that have wheels for a Python (`3.11`)."""
+    """Return the companions of a framework version that have wheels for a Python (`3.11`)."""
     return tuple(
         row
         for row in _companions()
@@ -94,15 +94,15 @@ def companions(framework: str, version: str, python: str) -> tuple[CompanionPack
 
 
 def companion_names(framework: str) -> frozenset[str]:
-    """The packages that some version of a framework has beside it."""
+    """Return the companions of any version of a framework."""
     return frozenset(row.package for row in _companions() if row.framework == framework)
 
 
 def companions_for(framework: str, version: str) -> dict[str, str]:
     """Return the series (`0.21`) of each companion for a framework version, by name.
 
-    A companion without a release for that version has an empty one. Nothing is returned for a version that
-    no row covers, of which nothing is known.
+    A companion without a release for that version has an empty one. For a version that no row covers, the
+    result is empty.
     """
     known = {
         row.package: row.series
@@ -122,10 +122,9 @@ def last_with(companion: str, framework: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyBound:
-    """What `versions` of a package need and do not declare: `needs`, another one's name and versions.
+    """A requirement of `versions` of a package that they do not declare: `needs`, a package and its versions.
 
-    With `add` it is needed even where nothing else asks for it. `python` (`3.13`) is the one that it is for,
-    empty for all.
+    With `add` it is needed even if nothing else requires it. It applies to `python` (`3.13`), empty for all.
     """
 
     package: str
@@ -164,36 +163,36 @@ def parse_bound(
 
 
 def newest_cuda() -> int:
-    """The newest major version of CUDA that any row knows."""
+    """Return the newest major version of CUDA in the table."""
     return max(int(wheel.cuda.partition(".")[0]) for wheel in cuda_wheels())
 
 
 @cache
 def families() -> dict[str, str]:
-    """Family name -> the framework's distribution on PyPI (`pytorch` -> `torch`)."""
+    """Return family name -> the framework's distribution on PyPI (`pytorch` -> `torch`)."""
     return dict(read_table("pypi_cuda")["families"])
 
 
 @cache
 def pypi_names() -> dict[str, tuple[str, ...]]:
-    """What conda's packages are called on PyPI where the names differ (`pytorch` -> `("torch",)`)."""
+    """Return the PyPI names of conda packages where they differ (`pytorch` -> `("torch",)`)."""
     return {row["conda"]: tuple(row["pypi"]) for row in read_table("conda_pypi")["name"]}
 
 
-# --- What projects document: the GPU code that a build is made of, and which CUDA came with which version
-# `documented.toml` and `releases.toml` hold what a page or a build script of the project says. Whether it is
-# so, a scan says (`scanned` below), and in the end a run on such a GPU.
+# --- Documentation of projects: the GPU code of each build, and the CUDA versions of each release
+# `documented.toml` and `releases.toml` have what a page or a build script of the project says. A scan checks
+# it (`scanned` below), and finally a run on such a GPU.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentedSupport:
-    """For which code a framework's build for one CUDA is documented to be made.
+    """The documented GPU code of a framework's build for one CUDA.
 
     `version` is a prefix by whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX without the version of its instruction set, which no project documents. `minimum` is the
-    lowest capability that the project names in words, None where it names none. `cudnn` is a version as far
-    as it is named, often empty. `made_there` says that the code is made where it runs, by that CUDA, whose
-    targets `codes` are then.
+    lowest capability that the project names in text, None without one. `cudnn` is a version as far as it is
+    named, often empty. `made_there` says that the code is compiled on the machine where it runs, by that
+    CUDA, whose targets are then in `codes`.
     """
 
     framework: str
@@ -207,12 +206,12 @@ class DocumentedSupport:
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
-        """The capabilities with machine code of their own, plain or `a`, and those of PTX, sorted."""
+        """Return the capabilities with machine code of their own, plain or `a`, and those of PTX, sorted."""
         return tuple(sorted({code.architecture for code in self.codes if code.architecture}))
 
     @property
     def ptx(self) -> bool:
-        """Whether PTX is documented, so that newer GPUs than those listed may be reached."""
+        """Return whether PTX is documented, so that GPUs newer than those listed may be supported."""
         return any(code.kind is CodeKind.PTX for code in self.codes)
 
 
@@ -220,9 +219,9 @@ class DocumentedSupport:
 class FrameworkRelease:
     """One CUDA for which a framework version was released.
 
-    `version` is a prefix by whole components. `pythons` are the minor versions (`3.11`), empty where no
-    source says. `experimental` is the project's own word for builds beside the stable ones. `any_minor` says
-    that it takes CUDA's libraries from the machine, so that other minor versions of that major may do.
+    `version` is a prefix by whole components. `pythons` are the minor versions (`3.11`), empty if no source
+    says. `experimental` is the project's own term for builds besides the stable ones. `any_minor` says that
+    it uses the machine's CUDA libraries, so that other minor versions of that major may work.
     """
 
     framework: str
@@ -237,7 +236,7 @@ class FrameworkRelease:
 
 @cache
 def all_documented() -> tuple[DocumentedSupport, ...]:
-    """All rows of documented.toml, one for each version and CUDA."""
+    """Return all rows of documented.toml, one for each version and CUDA."""
     return tuple(
         DocumentedSupport(
             framework=row["framework"],
@@ -256,10 +255,10 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
 
 
 def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | None:
-    """What is documented of a framework's build, None where no row says.
+    """Return what is documented of a framework's build, None if no row says.
 
-    `framework` is the distribution (`torch`), `version` `2.3` or `2.3.1`, `cuda` `12.1`, or `12` where the
-    framework binds only the major. The longest version that covers `version` speaks.
+    `framework` is the distribution (`torch`), `version` `2.3` or `2.3.1`, `cuda` `12.1`, or `12` if the
+    framework binds only the major. The longest version that covers `version` counts.
     """
     rows = [
         row
@@ -275,7 +274,7 @@ def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | N
 
 @cache
 def releases(framework: str) -> tuple[FrameworkRelease, ...]:
-    """All releases of a framework, the newest version and CUDA first; empty for an unknown one."""
+    """Return all releases of a framework, the newest version and CUDA first; empty for an unknown one."""
     rows = [
         FrameworkRelease(
             framework=framework,
@@ -295,32 +294,32 @@ def releases(framework: str) -> tuple[FrameworkRelease, ...]:
 
 
 def _code(word: str) -> GpuCode:
-    """`80` -> sm_80, `90a` -> sm_90a, `120+PTX` stands as `120 compute_120`."""
+    """Parse `80` as sm_80, `90a` as sm_90a; `120+PTX` is written as `120 compute_120`."""
     return parse_code(word if word.startswith("compute_") else f"sm_{word}")
 
 
 def _pythons(text: str) -> tuple[str, ...]:
-    """`3.8-3.11` -> every minor version between."""
+    """Parse `3.8-3.11` into every minor version of the range."""
     if not text:
         return ()
     (major, first), (_, last) = (numbers(end) for end in text.split("-"))
     return tuple(f"{major}.{minor}" for minor in range(first, last + 1))
 
 
-# --- Where packages lie that PyPI does not have, or has in other releases alone
+# --- Other indexes, for packages that PyPI does not have, or only in other releases
 
 
 _NEWEST = "9999"
-"""Stands for a release that is yet to come: of a range without an end it is the one that is meant."""
+"""A future release: the upper end of a range without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalIndexRow:
-    """Where releases of a package lie that PyPI has no wheels of.
+    """The location of releases that have no wheels on PyPI.
 
-    `index` is what its index may be called in the settings, empty for a page of links to wheels. `versions`
-    are those releases, empty for all. `tagged` says that it is so only of builds with a tag (`cu118`), which
-    stands for `{tag}` in `index` and `url`.
+    `index` is the index's name in the settings, empty for a page of links to wheels. `versions` are those
+    releases, empty for all. `tagged` says that only builds with a tag (`cu118`) are there; the tag replaces
+    `{tag}` in `index` and `url`.
     """
 
     package: str
@@ -331,7 +330,7 @@ class ExternalIndexRow:
     source: str
 
     def with_tag(self, tag: str) -> tuple[str, str]:
-        """The name and the address of the index for a build tag."""
+        """Return the name and the address of the index for a build tag."""
         return self.index.replace("{tag}", tag), self.url.replace("{tag}", tag)
 
 
@@ -356,9 +355,9 @@ def _rows() -> dict[str, ExternalIndexRow]:
 
 
 def external_indexes(package: str, bounds: str, tag: str = "") -> ExternalIndexRow | None:
-    """Where a package lies whose releases within `bounds` (PEP 440) have no wheels on PyPI.
+    """Return the location of a package whose releases within `bounds` (PEP 440) have no wheels on PyPI.
 
-    None where PyPI may have one. `tag` is the build tag that is asked for.
+    None if PyPI may have one. `tag` is the requested build tag.
     """
     row = _rows().get(package)
     if row is None or (row.tagged and not tag) or not _covers(row.versions, bounds):
@@ -367,7 +366,7 @@ def external_indexes(package: str, bounds: str, tag: str = "") -> ExternalIndexR
 
 
 def is_known_index(address: str) -> bool:
-    """Whether an address is that of an index of the table."""
+    """Return whether an address is that of an index of the table."""
     patterns = (
         re.escape(row["url"].rstrip("/")).replace(r"\{tag\}", "[a-z0-9]+")
         for row in read_table("indexes")["index"]
@@ -376,7 +375,7 @@ def is_known_index(address: str) -> bool:
 
 
 def _covers(versions: str, bounds: str) -> bool:
-    """Whether of the releases within `bounds` those that one would get are all among `versions`."""
+    """Return whether `versions` contains all releases within `bounds` that would be chosen."""
     try:
         there, required = SpecifierSet(versions, prereleases=True), SpecifierSet(bounds, prereleases=True)
     except InvalidSpecifier:
@@ -389,14 +388,14 @@ def _covers(versions: str, bounds: str) -> bool:
     return bool(some) and all(there.contains(bound) for bound in some)
 
 
-# --- What scans of framework wheels found (`scanned.toml`), by the wheel's sha256
-# The rows are made by `python -m imagefactory.actions.scan_wheels`, never by hand. So what a wheel
-# holds can be said without fetching it: its bytes are fixed by the hash that a lock names.
+# --- Scans of framework wheels (`scanned.toml`), by the wheel's sha256
+# `python -m imagefactory.actions.scan_wheels` writes the rows; do not edit them. So the contents of a wheel
+# are known without a download: the hash in a lock fixes its bytes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelScan:
-    """A wheel that was scanned: `contents.source` is its file name, `source` says when and how."""
+    """A scanned wheel: `contents.source` is its file name, `source` says when and how it was scanned."""
 
     package: str
     version: str
@@ -408,24 +407,24 @@ class WheelScan:
 
 @cache
 def scanned_wheels() -> tuple[WheelScan, ...]:
-    """All rows of scanned.toml, in its order."""
+    """Return all rows of scanned.toml, in its order."""
     return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
 
 
 def scanned_for_amd64() -> tuple[WheelScan, ...]:
-    """Those of which projects' pages speak."""
+    """Return the scanned wheels that projects' pages document."""
     return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
 
 
 def parse_scanned(text: str) -> tuple[WheelScan, ...]:
-    """The rows of such a text, in its order."""
+    """Parse the rows of such a text, in its order."""
     return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))
 
 
 def scanned(sha256: str) -> ScanResult | None:
-    """What the wheel with this hash (64 hex digits) holds, None if it was never scanned.
+    """Return the contents of the wheel with this hash (64 hex digits), None if it was never scanned.
 
-    Libraries that a framework neither must load nor loads on demand may be left out.
+    Libraries that a framework neither must load nor loads on demand may be missing.
     """
     return _by_hash().get(sha256)
 
@@ -463,12 +462,12 @@ def _library(row: dict[str, Any]) -> GpuLibrary:
 
 
 def _modules(text: str) -> ModuleCount:
-    """`332 sm_50 compute_80/8.1`: how many modules hold code for exactly these targets."""
+    """Parse `332 sm_50 compute_80/8.1`: the number of modules with code for exactly these targets."""
     count, *codes = text.split()
     return ModuleCount(count=int(count), codes=tuple(sorted(parse_code(code) for code in codes)))
 
 
-# --- What packages need to be built from source, where their own files do not say it: a table with sources
+# --- Requirements to build packages from source that their own files do not declare: a table with sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -483,7 +482,7 @@ class SourceBuild:
     source: str
 
     def variables(self, capabilities: Iterable[str]) -> Mapping[str, str]:
-        """Return what its build reads from the environment, for these compute capabilities ("8.6")."""
+        """Return the environment variables of its build, for these compute capabilities ("8.6")."""
         variables = dict(self.environment)
         for name, values in self.architectures:
             architectures = {_architecture(capability, values) for capability in capabilities} - {""}
@@ -493,7 +492,7 @@ class SourceBuild:
 
 
 def _architecture(capability: str, values: Iterable[str]) -> str:
-    """The newest value whose code a capability runs: of the same major version, and no newer."""
+    """Return the newest value whose code a capability runs: of the same major version, and not newer."""
     major, _, minor = capability.partition(".")
     number = int(major + minor[:1])
     fits = [value for value in values if value[:-1] == major and int(value) <= number]
@@ -501,7 +500,7 @@ def _architecture(capability: str, values: Iterable[str]) -> str:
 
 
 def source_build(name: str) -> SourceBuild | None:
-    """The row of a package by its normalized name, None for one that the table does not know."""
+    """Return the row of a package by its normalized name, None for an unknown one."""
     return _build_rows().get(name)
 
 

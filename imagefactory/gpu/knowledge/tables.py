@@ -1,4 +1,4 @@
-"""How the data files beside this one are read: once, and only by those who ask."""
+"""Read the data files of this directory, each once, on first use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 @cache
 def read_table(name: str) -> dict[str, Any]:
-    """The parsed file `<name>.toml` of this folder. Callers leave it as it is."""
+    """Return the parsed file `<name>.toml` of this directory. Callers do not change it."""
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def covers(prefix: str, version: str) -> bool:
-    """Whether `version` lies within `prefix` by whole components: `2.3` covers 2.3 and 2.3.1, not 2.30."""
+    """Return whether `prefix` covers `version` by whole components: `2.3` covers 2.3 and 2.3.1, not 2.30."""
     return version == prefix or version.startswith(prefix + ".")
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version of digits and dots as a sort key. Raises ValueError for any other."""
+    """Return a version of digits and dots as a sort key. Raises ValueError for any other."""
     return tuple(int(part) for part in version.split("."))

@@ -1,4 +1,4 @@
-"""CUDA toolkits and drivers: which driver offers which CUDA and knows which GPU, what is compiled."""
+"""CUDA toolkits and drivers: which CUDA versions and GPUs drivers support, and compiler targets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 
 @cache
 def cuda_drivers() -> dict[str, str]:
-    """The first driver for Linux that offers each CUDA version: `12.1` -> `530.30.02`."""
+    """Return the first driver for Linux that offers each CUDA version: `12.1` -> `530.30.02`."""
     return {row["cuda"]: row["driver"] for row in read_table("cuda_drivers")["driver"]}
 
 
 @cache
 def minor_floors() -> dict[int, str]:
-    """The first driver on which programs of any minor version of a CUDA major start: 12 -> `525`.
+    """Return the first driver on which programs of any minor version of a CUDA major start: 12 -> `525`.
 
-    Source: NVIDIA, CUDA Compatibility, minor-version compatibility. It holds for code that needs nothing of
-    the driver's compiler.
+    Source: NVIDIA, CUDA Compatibility, minor-version compatibility. It applies to code that does not need the
+    driver's compiler.
     """
     rows = read_table("cuda_drivers")["driver"]
     return {int(row["cuda"].split(".")[0]): row["minor"] for row in rows if "minor" in row}
@@ -28,7 +28,7 @@ def minor_floors() -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDrivers:
-    """The first and the last branch of drivers (`580`) that know a capability; empty for no such."""
+    """The first and the last driver branch (`580`) that support a capability; empty for none."""
 
     first: str
     last: str
@@ -37,7 +37,7 @@ class GpuDrivers:
 
 @cache
 def gpu_drivers() -> dict[Capability, GpuDrivers]:
-    """The drivers of each capability of which a row says something."""
+    """Return the drivers of each capability in the table."""
     return {
         parse_capability(capability): GpuDrivers(
             first=row.get("first", ""), last=row.get("last", ""), source=row["source"]
@@ -48,7 +48,7 @@ def gpu_drivers() -> dict[Capability, GpuDrivers]:
 
 
 def native_driver(cuda: str) -> str:
-    """The first driver that offers CUDA `cuda` or newer, empty where no row says.
+    """Return the first driver that offers CUDA `cuda` or newer, empty if unknown.
 
     A version without a driver of its own (12.7) has the next one's, within the same major.
     """
@@ -59,7 +59,7 @@ def native_driver(cuda: str) -> str:
 
 @cache
 def ptx_cuda() -> dict[str, str]:
-    """The CUDA version with which each version of the PTX ISA came: `8.1` -> `12.1`.
+    """Return the CUDA version that introduced each version of the PTX ISA: `8.1` -> `12.1`.
 
     A driver must offer that CUDA to compile such PTX.
     """
@@ -68,7 +68,7 @@ def ptx_cuda() -> dict[str, str]:
 
 @cache
 def cuda_targets() -> dict[str, tuple[GpuCode, ...]]:
-    """What each toolkit's compiler makes machine code for: `12.1` -> (sm_50, ..., sm_90, sm_90a)."""
+    """Return the machine code targets of each toolkit's compiler: `12.1` -> (sm_50, ..., sm_90, sm_90a)."""
     return {
         cuda: tuple(parse_code(f"sm_{target}") for target in row["targets"].split())
         for row in read_table("cuda_targets")["toolkit"]
@@ -77,7 +77,7 @@ def cuda_targets() -> dict[str, tuple[GpuCode, ...]]:
 
 
 def targets_of(cuda: str) -> tuple[GpuCode, ...]:
-    """The targets of a toolkit, sorted; of all toolkits of a major for `12`; empty where no row says."""
+    """Return the sorted targets of a toolkit, or of a major's toolkits (`12`); empty if unknown."""
     return tuple(
         sorted({code for known, codes in cuda_targets().items() if covers(cuda, known) for code in codes})
     )

@@ -1,1 +1,1 @@
-"""A registry as a Store: a client of the OCI distribution specification that bears faults."""
+"""A registry as a Store: a client of the OCI distribution specification that retries faults."""

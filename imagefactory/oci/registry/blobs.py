@@ -1,7 +1,7 @@
-"""Blobs and manifests of a registry: read and written, checked by digest, resumed where a connection breaks.
+"""Blobs and manifests of a registry: read and written, checked by digest, resumed after connection errors.
 
 Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; docker-registry 2.8 where it differs
-(it answers `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a request).
+(it sends `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a request).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RegistryReader:
             return self.session.retry(lambda: self.has_now(repository, descriptor))
 
     def has_now(self, repository: str, descriptor: Descriptor) -> bool:
-        """As `has`, without retries. Raises HttpError."""
+        """Return `has` without retries. Raises HttpError."""
         request = RegistryRequest(
             method="HEAD",
             url=self.session.url(repository, f"blobs/{descriptor.digest}"),
@@ -59,7 +59,7 @@ class RegistryReader:
         return length in (None, descriptor.size)
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
-        """As Store; resumes where a connection breaks. A small blob is checked before its first byte."""
+        """Read as Store does; resumes after connection errors. A small blob is checked first."""
         check_digest(descriptor.digest)
         reader = _BlobReader(self.session, repository, descriptor)
         with self.session.reporting(repository, f"fetching blob {short_of(descriptor)}"):
@@ -85,7 +85,7 @@ class RegistryReader:
             return self.session.retry(lambda: self.manifest_now(repository, reference))
 
     def manifest_now(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
-        """As `manifest`, without retries. Raises HttpError."""
+        """Return `manifest` without retries. Raises HttpError."""
         request = RegistryRequest(
             method="GET",
             url=self.session.url(repository, f"manifests/{reference}"),
@@ -193,7 +193,7 @@ class RegistryWriter(RegistryReader):
     """Writes blobs and manifests to a registry, as Store describes it."""
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
-        """As Store. Raises StoreError if `source` does not return the blob of `descriptor`."""
+        """Write as Store does. Raises StoreError if `source` does not return the blob of `descriptor`."""
         check_digest(descriptor.digest)
         with self.session.reporting(repository, f"sending blob {short_of(descriptor)}"):
             try:
@@ -213,7 +213,7 @@ class RegistryWriter(RegistryReader):
             return upload.sent
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """As Store. False too for a registry that denies or does not support it."""
+        """Mount a blob as Store does. Return False also for a registry that denies or does not support it."""
         check_digest(descriptor.digest)
         query = urlencode({"mount": descriptor.digest, "from": self.session.path(origin)})
         request = RegistryRequest(
@@ -238,10 +238,10 @@ class RegistryWriter(RegistryReader):
             return self.session.retry(attempt)
 
     def check_push(self, repository: str) -> None:
-        """Raise RegistryError if this account may not send blobs there: end an upload that never began.
+        """Raise RegistryError if this account may not send blobs there: cancel an upload that never began.
 
-        A registry checks the account first. If its response does not tell, an upload is begun and ended, of
-        which docker-registry 2.8 keeps an empty file for a week.
+        A registry checks the account first. If its response is unclear, an upload is begun and cancelled, of
+        which docker-registry 2.8 stores an empty file for a week.
         """
         scope = self.session.scope(repository, "pull,push")
         uploads = self.session.url(repository, "blobs/uploads/")
@@ -265,7 +265,7 @@ class RegistryWriter(RegistryReader):
                 self.cancel_upload(repository, self.session.retry(begin))
 
     def cancel_upload(self, repository: str, upload: str) -> None:
-        """Tell the registry that an upload ends; it removes others itself after a while."""
+        """Cancel an upload at the registry, which otherwise removes it after a while."""
         scope = self.session.scope(repository, "pull,push")
         if upload:
             request = RegistryRequest(method="DELETE", url=upload, scope=scope)
@@ -273,7 +273,7 @@ class RegistryWriter(RegistryReader):
                 pass
 
     def put(self, repository: str, data: bytes, media_type: str, tag: str = "") -> tuple[Descriptor, bool]:
-        """Put a manifest; return what its tag or digest names then, and whether it is listed as referrer."""
+        """Put a manifest; return the digest of its tag afterwards, and whether it is listed as referrer."""
         name = check_tag_or_digest(tag or digest_of(data))
         upload = _ManifestUpload(self, repository, data, media_type, tag)
         with self.session.reporting(repository, f"putting manifest {name}"):
@@ -281,7 +281,7 @@ class RegistryWriter(RegistryReader):
 
 
 class _BlobBody:
-    """Bytes of a blob from an offset on, `size` of them, as requests sends them: with a Content-Length."""
+    """The `size` bytes of a blob from an offset on, which requests sends with a Content-Length."""
 
     def __init__(self, upload: _BlobUpload, size: int) -> None:
         self.upload, self.size = upload, size
@@ -309,7 +309,7 @@ class _BlobBody:
 
 
 class _BlobUpload:
-    """One blob on its way in: call `attempt` until it returns. The registry has confirmed `offset` bytes."""
+    """The upload of one blob: call `attempt` until it returns. The registry has confirmed `offset` bytes."""
 
     def __init__(
         self, writer: RegistryWriter, repository: str, descriptor: Descriptor, source: Source
@@ -321,7 +321,7 @@ class _BlobUpload:
         self.offset = self.sent = 0
         self.piece = self.session.options.piece
         self.broken = self.closing = False
-        # Its report of what arrived was wrong, so the next attempt sends all in one request.
+        # Its report of the received bytes was wrong, so the next attempt sends all in one request.
         self.doubted = self.whole = False
 
     def attempt(self) -> None:
@@ -368,7 +368,7 @@ class _BlobUpload:
             raise RejectedError("it returned no address for the upload")
 
     def _resume(self) -> None:
-        """Query how much arrived. On any doubt the upload begins again."""
+        """Query how much arrived. In case of doubt the upload begins again."""
         try:
             arrived = self._query_arrived()
         except RejectedError:
@@ -388,7 +388,7 @@ class _BlobUpload:
         return 0 if end is None or end < 1 or end >= self.descriptor.size else end + 1
 
     def _cut_smaller(self) -> bool:
-        """Send pieces from now on that every registry accepts. False if they are no larger already."""
+        """Send pieces from now on that every registry accepts. Return False if they are no larger already."""
         smaller = not self.closing and (not self.piece or self.piece > _PIECE)
         self.piece = min(self.piece or _PIECE, _PIECE)
         return smaller
@@ -467,7 +467,7 @@ class _BlobUpload:
 
 
 class _ManifestUpload:
-    """One manifest on its way in: call `attempt` until it returns. `listed`: it is listed as a referrer."""
+    """The upload of one manifest: call `attempt` until it returns. `listed`: it is listed as a referrer."""
 
     def __init__(
         self, writer: RegistryWriter, repository: str, data: bytes, media_type: str, tag: str
@@ -487,7 +487,7 @@ class _ManifestUpload:
 
     def attempt(self) -> Descriptor:
         writer, repository = self.writer, self.repository
-        if self.sent:  # the last one may have arrived: then nothing that came later is overwritten
+        if self.sent:  # the last attempt may have succeeded: then later writes are not overwritten
             manifest = writer.manifest_now(repository, self.tag or self.digest)
             if manifest is not None and manifest[0].digest == self.digest:
                 return manifest[0]
@@ -497,7 +497,7 @@ class _ManifestUpload:
                 stored = _digest_header(response)
                 self.listed = bool(response.headers.get("OCI-Subject"))
         except RejectedError as error:
-            # docker-registry 2.8 says so too if another writer is writing the link of a layer.
+            # docker-registry 2.8 reports this too if another writer is writing the link of a layer.
             if error.code != "DIGEST_INVALID":
                 raise
             raise TransientError(str(error), status=error.status) from None

@@ -70,7 +70,7 @@ class RegistryClient(RegistryWriter):
 
     @property
     def plain(self) -> bool:
-        """Whether requests use http."""
+        """Return whether requests use http."""
         return self.session.plain
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class RegistryClient(RegistryWriter):
     # --- manifests and tags
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """As Store, read back by digest and by tag.
+        """Put a manifest as Store does; it is read back by digest and by tag.
 
         With a `tag`, return the descriptor of the manifest that the tag names after ours was put. It may be
         of another writer, and the caller decides what it means. If the registry has no referrers API, a
@@ -129,7 +129,7 @@ class RegistryClient(RegistryWriter):
         return tuple(sorted(set(tags)))
 
     def untag(self, repository: str, tag: str) -> None:
-        """As Store. RegistryError too for a registry that cannot delete a tag by its name."""
+        """Remove a tag as Store does. Raises RegistryError if the registry cannot delete it by name."""
         self._delete(repository, check_tag_or_digest(tag), hint=_UNTAG_OFF)
 
     def _delete(self, repository: str, reference: str, *, hint: str) -> None:
@@ -155,9 +155,9 @@ class RegistryClient(RegistryWriter):
     # --- referrers
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """As Store: by the referrers API, else from the tag `sha256-<hex>`.
+        """Return the referrers as Store does: by the referrers API, else from the tag `sha256-<hex>`.
 
-        Anyone who may push writes rows: a row that names no manifest is dropped, and hides no other.
+        Anyone who may push writes rows: an invalid row is dropped, and hides no other.
         """
         check_digest(digest)
 
@@ -215,7 +215,7 @@ class RegistryClient(RegistryWriter):
         try:
             return self.session.rows(repository, url, "manifests", parse)
         except NoListError:
-            return None  # a web page in place of an API
+            return None  # a web page instead of an API
         except RejectedError as error:
             if error.status in (404, 405):
                 return None

@@ -48,10 +48,10 @@ from imagefactory.progress import QUIET, format_bytes
 
 T = TypeVar("T")
 Response = requests.Response
-SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less
+SMALL = 1 << 20  # a blob of up to this size is sent in the closing PUT, which saves a request
 _HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _TOKEN_HOSTS = dict.fromkeys(_HUB, "auth.docker.io") | {"registry.gitlab.com": "gitlab.com"}
-"""Hosts that issue the tokens of another, as each documents; `docker login` sends passwords there too."""
+"""Token hosts of other registries, as each documents; `docker login` sends passwords there too."""
 _LONGEST_HEADER = 8192
 _RETRY_POLICY = RetryPolicy(first_wait=0.5, longest_wait=30.0, read=60.0)
 _PLAIN = "if {host} uses plain http, add it to the setting `plain-http`"
@@ -74,12 +74,12 @@ _HINTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryOptions:
-    """How a registry is reached.
+    """Options for the connection to a registry.
 
     `certificates` is a file or directory of CA certificates (None: those of the libraries). `plain_hosts`
     (`host` or `host:port`) use http, and so do this machine's own addresses unless `loopback_plain` is off;
-    all others use https. `piece` is how many bytes of a blob one request carries, 0 for all of them: docker's
-    way, which all registries accept. `tell` shows one line to the user.
+    all others use https. `piece` is the bytes of a blob in one request, 0 for all of them: docker's way,
+    which all registries accept. `tell` shows one line to the user.
     """
 
     credentials: Credentials = anonymous
@@ -269,12 +269,12 @@ class TokenStore:
         except MALFORMED:
             raise TransientError(f"the response of {issuer} has no token") from None
         self.secrets.add(token)
-        # Early enough that a request does not expire on its way.
+        # Early enough that a request does not expire in transit.
         expires = self._options.clock() + seconds - min(10.0, seconds / 4)
         return _Token(header=f"Bearer {token}", expires=expires)
 
     def _announce(self, issuer: str, credential: Credential) -> None:
-        """Tell the user that a password goes to another host than its own, before it goes."""
+        """Announce to the user that a password goes to another host than its own, before it is sent."""
         own = re.sub(r":\d+$", "", self._host).strip("[]").lower()
         if issuer not in (own, _TOKEN_HOSTS.get(own)) and issuer not in self._announced:
             self._announced.add(issuer)
@@ -318,7 +318,7 @@ class ListLimits:
 # 100,000 tags, and an image has some statements per GPU.
 LIMITS = ListLimits(pages=1000, rows=250_000, size=64 << 20, seconds=600.0)
 MOST_IN_TAG = 2000
-"""How many rows of a list in a tag `sha256-<hex>` are looked up, one request each."""
+"""The most rows of a list in a tag `sha256-<hex>` that are queried, one request each."""
 
 
 class ListReader:
@@ -360,9 +360,9 @@ class RegistrySession:
         self.plain = may_be_plain(host, options)
         self.root = f"{'http' if self.plain else 'https'}://{_HUB[-1] if host in _HUB else host}"
         self._local = threading.local()
-        self._connections: WeakSet[requests.Session] = WeakSet()  # they end with their threads
+        self._connections: WeakSet[requests.Session] = WeakSet()  # they are closed with their threads
         self._connecting = threading.Lock()
-        self._networks: set[str] = set()  # from which it answered
+        self._networks: set[str] = set()  # networks of its responses
         self._tokens = TokenStore(host, self.options, plain=self.plain, fetch=self._fetch)
 
     def close(self) -> None:
@@ -416,7 +416,7 @@ class RegistrySession:
         """Send one request, its body not yet read. Raises HttpError, also while the body is read."""
         with self.faults(), self.send(request) as response:
             if response.raw.length_remaining == 0:
-                response.raw.read()  # closed unread, it would take its connection along
+                response.raw.read()  # an unread response would close its connection
             yield response
 
     def send(self, request: RegistryRequest) -> Response:
@@ -484,7 +484,7 @@ class RegistrySession:
         if connection is None:
             connection = open_session(netrc=False)
             bare = re.sub(r":\d+$", "", self.host).lower()
-            # No proxy is between this machine and itself.
+            # No proxy for this machine's own addresses.
             connection.trust_env = bare not in ("127.0.0.1", "localhost", "[::1]")
             self._local.connection = connection
             with self._connecting:
@@ -559,7 +559,7 @@ class RegistrySession:
         return translate_faults(self._clean)
 
     def _error(self, response: Response) -> HttpError:
-        """Return the error of a response that is not a success, in the registry's own words."""
+        """Return the error of a failed response, with the registry's own message."""
         status, data = response.status_code, b""
         with suppress(RejectedError, urllib3.exceptions.HTTPError, OSError):
             for part in arriving(response.raw):

@@ -1,7 +1,7 @@
 """The NVIDIA GPUs of a host, from three sources that must agree: NVML, the driver's /proc, device nodes.
 
-Only the standard library of Python 3.9: this file travels in every kit, and imagefactory reads its own
-machine with it. Nothing is cached, and the environment decides only where libnvidia-ml.so.1 is.
+Only the standard library of Python 3.9: every kit contains this file, and imagefactory reads its own machine
+with it. Nothing is cached, and the environment decides only where libnvidia-ml.so.1 is.
 
 Sources: NVML's API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
 file system interface"; proc_devices(5); the CUDA C++ Programming Guide, "CUDA Environment Variables".
@@ -21,7 +21,7 @@ FORMAT = 1
 UNUSABLE = "no usable GPU: "
 HINT = "run this where `nvidia-smi` lists a GPU"
 
-# The last form is that of MIG before driver 470.
+# The last form is MIG's before driver 470.
 UUID = re.compile(
     r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|MIG-GPU-[0-9a-f-]{36}/[0-9]+/[0-9]+"
 )
@@ -32,26 +32,26 @@ LARGEST_FILE = 1 << 16
 
 MEMORY = re.compile(r"^MemTotal:\s+([0-9]+) kB$", re.MULTILINE)
 LOST = "lost-gpu-"
-"""A note's name, before NVML's index of a GPU that cannot be used; the text says why."""
+"""The prefix of a note's name, before NVML's index of an unusable GPU; the text says why."""
 PCI_ORDER = "PCI_BUS_ID"
-"""NVML's own order, as CUDA_DEVICE_ORDER names it."""
+"""The value of CUDA_DEVICE_ORDER for NVML's own order."""
 
-BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the texts that are asked for
+BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the queried texts
 MIG_ENABLED = 1
 NOT_SUPPORTED = 3
-VERSION_MISMATCH = 18  # NVML is of another driver than the kernel module
+VERSION_MISMATCH = 18  # NVML is from another driver than the kernel module
 
 
 class NoGpu(Exception):
-    """There is no usable NVIDIA GPU here; the message is one line that says why."""
+    """No usable NVIDIA GPU; the message is one line that says why."""
 
 
 class LostGpu(NoGpu):
-    """There are GPUs, and none of them can be used: the machine is at fault."""
+    """The machine has GPUs, but cannot use any: a machine fault."""
 
 
 class Places(NamedTuple):
-    """Where a machine describes its GPUs: two folders and the name of NVML's library."""
+    """The sources of a machine's GPU data: two directories and the name of NVML's library."""
 
     dev: str = "/dev"
     proc: str = "/proc"
@@ -81,7 +81,7 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     nodes = find_nodes(places)
     if not nodes:
         raise NoGpu("no GPU: there is no device /dev/nvidia0, /dev/nvidia1, ... of the driver")
-    # NVML first: a GPU that nobody has used since the driver was loaded tells its UUID only afterwards.
+    # NVML first: the UUID of a GPU not used since the driver was loaded is only known after NVML's query.
     gpus, notes = ask_nvml(places.nvml, read_memory(places.proc))
     known = find_known(places)
     if not known:
@@ -112,7 +112,7 @@ def parse_major(text: str) -> int:
 
 
 def find_known(places: Places) -> list[str]:
-    """Return the UUIDs that the kernel module knows, sorted. An unknown one reads `GPU-????...` there."""
+    """Return the UUIDs that the kernel module knows, sorted. An unknown one is `GPU-????...` there."""
     uuids = set()
     for path in Path(places.proc, "driver/nvidia/gpus").glob("*/information"):
         try:
@@ -226,7 +226,7 @@ def _describe(nvml: Any, device: ctypes.c_void_p, shared: int) -> dict[str, Any]
 
 
 def _mig(nvml: Any, device: ctypes.c_void_p) -> list[str]:
-    """The UUIDs of a GPU's MIG instances; none where its driver or the GPU itself does not know of MIG."""
+    """Return the UUIDs of a GPU's MIG instances; none if its driver or the GPU does not support MIG."""
     now, pending, count = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     try:
         code = nvml.nvmlDeviceGetMigMode(device, ctypes.byref(now), ctypes.byref(pending))
@@ -250,7 +250,7 @@ def _text(nvml: Any, function: str, *arguments: Any) -> str:
 
 
 def _call(nvml: Any, function: str, *arguments: Any) -> None:
-    """Calls NVML; anything but NVML_SUCCESS (0) is NoGpu with NVML's own words."""
+    """Call NVML. Raises NoGpu with NVML's message for any code but NVML_SUCCESS (0)."""
     code = getattr(nvml, function)(*arguments)
     if code:
         raise _refusal(nvml, function, code)
@@ -265,7 +265,7 @@ def _refusal(nvml: Any, function: str, code: int) -> NoGpu:
 
 
 def _loaded() -> str:
-    """Which NVML was loaded, where its name tells its driver, and what to do: an image may bring one."""
+    """Return which NVML was loaded, if its name has a version, and a hint: an image may contain one."""
     try:
         libraries = sorted(set(NVML.findall(_read(Path("/proc/self/maps"), 1 << 22))))
     except OSError:
@@ -274,7 +274,7 @@ def _loaded() -> str:
     return f"{of}; reload the module or restart the machine, or remove an NVML that an image brings"
 
 
-# --- Which of them a job has
+# --- The GPUs of a job
 
 
 def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
@@ -284,7 +284,7 @@ def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
 
 
 def lost_note(notes: Mapping[str, str]) -> str:
-    """Return what to add to a message about GPUs: those that cannot be used."""
+    """Return a note about unusable GPUs, to add to a message."""
     return "".join(f"; GPU {index} cannot be used: {why}" for index, why in lost_gpus(notes).items())
 
 
@@ -301,7 +301,7 @@ def choose(capabilities: Sequence[str], capability: str, *, several: bool) -> li
 
 
 def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES begins with a GPU that cannot be used. `known` are the UUIDs in /proc."""
+    """Return whether CUDA_VISIBLE_DEVICES begins with an unusable GPU. `known` are the UUIDs in /proc."""
     first, lost = text.split(",")[0].strip(), lost_gpus(notes)
     if number := re.match(r"\+?([0-9]{1,4})(?![0-9])", first):
         return int(number[1]) in lost
@@ -312,7 +312,7 @@ def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Map
 class SeenGpu(NamedTuple):
     """An entry of CUDA_VISIBLE_DEVICES, and the UUID of the whole GPU that it names.
 
-    That is empty where an index counts in an order that only CUDA knows.
+    That is empty for an index in an order that only CUDA knows.
     """
 
     entry: str
@@ -322,12 +322,12 @@ class SeenGpu(NamedTuple):
 def read_visible(
     text: str, uuids: Sequence[str], notes: Mapping[str, str], *, ordered: bool
 ) -> list[SeenGpu]:
-    """The GPUs that CUDA shows a program for a value of CUDA_VISIBLE_DEVICES, in its order.
+    """Return the GPUs that CUDA shows a program for a value of CUDA_VISIBLE_DEVICES, in its order.
 
-    `uuids` are NVML's GPUs. `ordered`: CUDA counts them as NVML does, as it does GPUs of one model and with
-    CUDA_DEVICE_ORDER=PCI_BUS_ID. As CUDA has it, the first invalid entry ends the list, a repeated one or the
-    beginning of two UUIDs leaves nothing, entries are all of the first one's form, and of several slices
-    (MIG) a program sees the first.
+    `uuids` are NVML's GPUs. `ordered`: CUDA counts them like NVML, as it does for GPUs of one model and with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. As in CUDA, the first invalid entry ends the list, a duplicate or the
+    beginning of two UUIDs empties it, all entries have the form of the first, and of several slices (MIG) a
+    program sees the first.
     """
     lost, rest = lost_gpus(notes), iter(uuids)
     by_index = ["" if index in lost else next(rest, "") for index in range(len(uuids) + len(lost))]

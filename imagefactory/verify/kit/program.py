@@ -43,7 +43,7 @@ EPILOG = (
 
 
 def read_kit(folder: Path) -> Kit:
-    """Return the kit in a folder. Raises Stop if it is not one of this format, or its suite was changed."""
+    """Read the kit in a directory. Raises Stop if it is not one of this format, or its suite was changed."""
     try:
         row = json.loads(read_file(folder, KIT, LARGEST_REPORT))
         if row["format"] != FORMAT:
@@ -70,7 +70,7 @@ def suite_digest(folder: Path) -> str:
 def seen_gpus(
     hardware: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """Return the job's GPUs by the batch system, and CUDA_VISIBLE_DEVICES inside, empty if it is not set.
+    """Return the batch system's GPUs for the job, and CUDA_VISIBLE_DEVICES inside, empty if it is not set.
 
     Raises Stop if the batch system assigned none.
     """
@@ -91,7 +91,7 @@ def seen_gpus(
 def choose_gpus(
     hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], capability: str, level: str
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the first of `gpus` of this capability, for the level `several` all of one. Raises Stop."""
+    """Return the first of `gpus` with this capability, or all of one on the level `several`. Raises Stop."""
     positions = choose([gpu["capability"] for gpu in gpus], capability, several=level == SEVERAL)
     if positions:
         return [gpus[index] for index in positions]
@@ -103,9 +103,9 @@ def choose_gpus(
 
 
 class KitJob(NamedTuple):
-    """One run of a kit: the caller's options and environment, and where this machine describes its GPUs.
+    """One run of a kit: the caller's options and environment, and this machine's sources of GPU data.
 
-    With `keep` the pulled image stays. `work` is the run's own folder; the kit's `result` is collected in
+    With `keep` the pulled image stays. `work` is the run's own directory; the kit's `result` is collected in
     `work/result`.
     """
 
@@ -135,7 +135,7 @@ def main(
         kit = read_kit(folder)
         if facts["started"] >= kit.expires:
             raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
-        if kit.machine not in ("", os.uname().machine):  # what is emulated, or does not start, proves nothing
+        if kit.machine not in ("", os.uname().machine):  # emulated runs prove nothing
             raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
         with _work(folder) as work:
             job = KitJob(kit, options.runner, options.image, options.keep, environ, places, work)
@@ -222,7 +222,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
 
 
 def _lay_out(kit: Kit, work: Path) -> None:
-    """Copy suite and expectations, which every user may read, and create a report folder to write to."""
+    """Copy suite and expectations, readable by every user, and create a writable report directory."""
     for name, _ in walk_tree(kit.folder / "suite", limits=SUITE_LIMITS):
         if name.endswith(".py"):
             (work / "suite" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def _lay_out(kit: Kit, work: Path) -> None:
 
 
 def read_report(folder: Path, path: str) -> bytes | None:
-    """Return what a run wrote to `path` below `folder`; None if it is not a regular file of that size."""
+    """Return the bytes written to `path` below `folder`; None if it is not a regular file of that size."""
     try:
         return read_file(folder, path, LARGEST_REPORT)
     except OSError:
@@ -260,7 +260,7 @@ def now() -> str:
 
 @contextlib.contextmanager
 def _work(folder: Path) -> Iterator[Path]:
-    """Yield a folder in the kit's, which docker and apptainer can read. It is removed, also on a signal."""
+    """Yield a directory in the kit, readable for docker and apptainer. It is removed, also on a signal."""
 
     def stop(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -289,7 +289,7 @@ def _work(folder: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder. What an image wrote as another user may stay, and does not hinder a run."""
+    """Remove a directory. Files that an image wrote as another user may stay, and do not disturb a run."""
     try:
         remove_tree(folder)
     except OSError as error:

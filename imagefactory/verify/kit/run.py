@@ -1,9 +1,9 @@
-"""Runs the GPU suite of this kit inside its image: python3 run.py [--runner docker|apptainer] [--image IMAGE]
+"""Run the GPU suite of this kit inside its image: python3 run.py [--runner docker|apptainer] [--image IMAGE]
 
-Needs Python 3.9, docker or apptainer, and a GPU; no imagefactory and, where the image is here already, no
-network. Bring the folder back to where it was made: `imagefactory sweep collect DIR` signs the result.
+Needs Python 3.9, docker or apptainer, and a GPU; no imagefactory and, if the image is here already, no
+network. Bring the directory back to its origin: `imagefactory sweep collect DIR` signs the result.
 
-The folder `kit` becomes a package without touching where Python searches modules.
+The directory `kit` becomes a package without a change of Python's module path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Docker and Apptainer as a kit starts them, by their command lines.
 
 Only the standard library. Inside, the rules are those of imagefactory's own runners: no network, no
-capability, no new privileges, suite and expectations read-only, and nothing of the host's environment but
-which GPUs belong to the job.
+capability, no new privileges, suite and expectations read-only, and of the host's environment only the job's
+GPUs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stop(Exception):
 
 
 class EndedProcess(NamedTuple):
-    """How the run inside ended. `lines` are its last output."""
+    """The end of the run inside. `lines` are its last output."""
 
     returncode: int
     timed_out: bool
@@ -87,7 +87,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> E
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a command and what it started. apptainer's own processes stay in its session."""
+    """End a command and its child processes. apptainer's own processes stay in its session."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -128,7 +128,7 @@ def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _login(message: str) -> str:
-    """Return what to do about a pull that requires a login."""
+    """Return the hint for a pull that requires a login."""
     if not re.search(r"\b(40[13]|denied|unauthorized|forbidden|authentication)\b", message, re.IGNORECASE):
         return ""
     return (
@@ -144,7 +144,7 @@ def clean(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print a text to stderr; it cannot control a terminal."""
+    """Print a text to stderr without terminal control characters."""
     line = "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
     print(line, file=sys.stderr, flush=True)
 
@@ -158,10 +158,10 @@ SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
 )
 REPORT = "report.json"
 SHARED_MEMORY = "/dev/shm:rw,nosuid,nodev,exec,mode=1777,size=50%"  # noqa: S108 - inside the container
-# What a byte of an image's layers becomes unpacked and as a .sif, at least.
+# The smallest factors from a byte of an image's layers to its unpacked size and its .sif size.
 UNPACKED, PACKED = 1.3, 0.8
-FAST = "-comp zstd -Xcompression-level 1"  # how `apptainer build` compresses; 1.2 and newer take it
-# What apptainer sees of the caller's environment; APPTAINER_* stand for options, but for those two folders.
+FAST = "-comp zstd -Xcompression-level 1"  # compression of `apptainer build`; supported from 1.2 on
+# The caller's variables that apptainer sees; APPTAINER_* are options, except for these two directories.
 PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TMPDIR|XDG_RUNTIME_DIR|DOCKER_CONFIG|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|APPTAINER_(?:CACHEDIR|TMPDIR)|(?i:https?_proxy|all_proxy|no_proxy)"
@@ -169,13 +169,13 @@ PASSED = re.compile(
 
 
 class Kit(NamedTuple):
-    """What kit.json says, and the folder that it lies in.
+    """The contents of kit.json, and its directory.
 
-    `subject` has `index`, `manifest`, `config`; `diff_ids` are the digests of the image's plain layers, and
-    `machine` is the processor that it is for, empty where it does not say. `size` are the bytes to fetch.
-    `reference` is where to pull it (HOST/NAME@sha256:...), empty where it lies in no registry. `sif` says
-    that the subject is a .sif file, and `config` the sha256 of that file; else `sifs` are the sha256 of the
-    .sif files that the kit's maker made of the image.
+    `subject` has `index`, `manifest`, `config`; `diff_ids` are the digests of the uncompressed layers, and
+    `machine` is the image's processor, empty if unknown. `size` is the download in bytes. `reference` is
+    where to pull it (HOST/NAME@sha256:...), empty if it is in no registry. `sif` says that the subject is a
+    .sif file, and `config` the sha256 of that file; else `sifs` are the sha256 of the .sif files that the
+    kit's author built from the image.
     """
 
     folder: Path
@@ -210,7 +210,7 @@ def docker_argv(kit: Kit, image: str, work: Path, name: str, visible: str) -> li
 
 
 def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
-    """Return apptainer's command line; `image` is a file. /tmp inside is a folder of `work`, on the disk."""
+    """Return apptainer's command line; `image` is a file. /tmp inside is on the disk, in `work`."""
     return [
         *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
         *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
@@ -222,7 +222,7 @@ def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> 
 
 
 def _mounts(work: Path, source: str, target: str, readonly: str) -> Iterator[str]:
-    """Yield the options; source, target and readonly are the program's words. Values are lines of CSV."""
+    """Yield the options; source, target and readonly are the program's keywords. Values are lines of CSV."""
     for name, mount in (("suite", SUITE_MOUNT), ("expect", EXPECT_MOUNT), ("report", REPORT_MOUNT)):
         line = io.StringIO()
         fields = ["type=bind", f"{source}={work / name}", f"{target}={mount}"]
@@ -269,7 +269,7 @@ def reference_of(kit: Kit, named: str) -> str:
 
 
 def insist_on_room(folder: Path, needed: float, setting: str) -> None:
-    """Raises Stop if the disk of `folder` has fewer than `needed` bytes free. `setting` moves the folder."""
+    """Raise Stop if the disk of `folder` has fewer than `needed` bytes free. `setting` is a hint."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise Stop(
@@ -281,7 +281,7 @@ def insist_on_room(folder: Path, needed: float, setting: str) -> None:
 
 
 class Docker:
-    """Runs the kit by docker's command."""
+    """A runner that uses docker's command."""
 
     name = "docker"
 
@@ -290,7 +290,7 @@ class Docker:
         self.pulled = ""
 
     def require(self) -> None:
-        """Raises Stop if docker is missing, does not respond, or is podman."""
+        """Raise Stop if docker is missing, does not respond, or is podman."""
         if self.kit.sif:
             raise Stop("this kit is for a .sif file, which docker cannot run: --runner apptainer", EXIT_USAGE)
         if shutil.which("docker", path=self.environ.get("PATH")) is None:
@@ -300,7 +300,7 @@ class Docker:
         ask(["docker", "version", "--format", "{{.Server.Version}}"], self.environ)
 
     def fetch(self, named: str, _: Path) -> str:
-        """The image that runs, by its id. Raises Stop for one that cannot be had, or is another."""
+        """Return the image's id. Raises Stop if it is not available, or another image."""
         here = self._inspect(named) if named else None
         if here is None:
             reference = reference_of(self.kit, named)
@@ -316,7 +316,7 @@ class Docker:
         return str(here["Id"])
 
     def run(self, image: str, work: Path, visible: str) -> EndedProcess:
-        """Raises Stop where the container was not started."""
+        """Run the container. Raises Stop if it was not started."""
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
         argv = docker_argv(self.kit, image, work, name, visible)
         try:
@@ -326,7 +326,7 @@ class Docker:
         return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
-        """Remove what `fetch` pulled, without `keep`. docker keeps an image that has another name."""
+        """Remove the image that `fetch` pulled, unless `keep`. docker keeps an image with another name."""
         if not self.pulled or self.keep or self._inspect(self.pulled) is None:
             return
         process = capture(["docker", "image", "rm", "--", self.pulled], self.environ)
@@ -335,7 +335,7 @@ class Docker:
             say(f"left: {self.pulled}: {message}")
 
     def _insist_on_room(self) -> None:
-        """Check the disk if docker's daemon is on this machine and reports its folder."""
+        """Check the disk if docker's daemon is on this machine and reports its directory."""
         process = capture(["docker", "info", "--format", "{{.DockerRootDir}}"], self.environ)
         root = Path(process.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
@@ -352,7 +352,7 @@ class Docker:
 
 
 class Apptainer:
-    """Runs the kit by apptainer."""
+    """A runner that uses apptainer."""
 
     name = "apptainer"
 
@@ -362,7 +362,7 @@ class Apptainer:
         self.program, self.version = "apptainer", ""
 
     def require(self) -> None:
-        """Raises Stop where apptainer is missing."""
+        """Raise Stop if apptainer is missing."""
         path = self.environ.get("PATH")
         program = next((name for name in ("apptainer", "singularity") if shutil.which(name, path=path)), "")
         output = ask([program, "--version"], self.environ) if program else ""
@@ -371,7 +371,7 @@ class Apptainer:
         self.program, self.version = program, output.split()[-1]
 
     def fetch(self, named: str, work: Path) -> str:
-        """The .sif file that runs. Raises Stop for one that cannot be had, or is another."""
+        """Return the .sif file to run. Raises Stop if it is not available, or another image."""
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
         reference, path = reference_of(self.kit, named), work / "image.sif"
@@ -388,10 +388,10 @@ class Apptainer:
         return str(path)
 
     def clear(self) -> None:
-        """The .sif goes with the folder of the run, and without `keep` apptainer's cache gets nothing."""
+        """Do nothing: the .sif is in the run's directory, and `keep` decides on apptainer's cache."""
 
     def _insist_on_room(self, work: Path) -> None:
-        """Check the disk for the .sif, and for the layers and the files that they unpack to."""
+        """Check the disk for the .sif, and for the layers and their unpacked files."""
         insist_on_room(work, self.kit.size * (1 if self.kit.sif else PACKED), "move the kit to another disk")
         if not self.kit.sif:
             folder = self.environ.get("APPTAINER_TMPDIR") or self.environ.get("TMPDIR") or "/tmp"  # noqa: S108
@@ -427,7 +427,7 @@ class Apptainer:
 def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
     """Return the runner of this name, or the first that works here. Raises Stop if none does.
 
-    With `keep` what it pulls stays on the machine.
+    With `keep` the pulled image stays on the machine.
     """
     reasons = []
     for kind in (Docker, Apptainer):
