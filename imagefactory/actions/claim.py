@@ -141,7 +141,7 @@ def _claims_place(access: Access, registry: str) -> StoreRepository:
     host, path = registry_place(access, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     return StoreRepository(
-        store=open_registry(access, host, patience=HURRIED), repository=reference.repository
+        store=open_registry(access, host, retry_policy=HURRIED), repository=reference.repository
     )
 
 

@@ -222,7 +222,7 @@ class _SiteCheck:
             return _RegistryCheck(lines=none, published=tuple(_unknown_rows(missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
-        store = open_registry(self.access, host, patience=HURRY)
+        store = open_registry(self.access, host, retry_policy=HURRY)
         repository = catalog_repository(f"{host}/{path}" if path else host).repository
         try:
             login = find_credentials(self.access.environ)(host)
@@ -321,7 +321,7 @@ class _SiteCheck:
         try:
             if not mirror.startswith("/"):
                 reference = catalog_repository(mirror)
-                store = open_registry(self.access, reference.registry, patience=HURRY)
+                store = open_registry(self.access, reference.registry, retry_policy=HURRY)
                 where = StoreRepository(store=store, repository=reference.repository)
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:

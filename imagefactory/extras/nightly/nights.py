@@ -358,14 +358,14 @@ class _Webhook:
 
 
 def post_json(
-    access: Access, url: str, value: Mapping[str, object], patience: RetryPolicy | None = None
+    access: Access, url: str, value: Mapping[str, object], retry_policy: RetryPolicy | None = None
 ) -> None:
     """Post the document, with retries. Raises CheckFailedError if it is not accepted."""
     hook = _Webhook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
     headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
     try:
-        with HttpSession(hook, patience=patience or RetryPolicy(attempts=3)) as web:
+        with HttpSession(hook, retry_policy=retry_policy or RetryPolicy(attempts=3)) as web:
             web.request(url, lambda _: None, method="POST", headers=headers, data=data)
     except HttpError as error:
         raise CheckFailedError(
