@@ -327,9 +327,9 @@ class _SiteCheck:
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalogue is None:
-            return broken("mirrors", f"{mirror} has no catalogue that a trusted key signed", copy)
+            return broken("mirrors", f"{mirror} has no catalog that a trusted key signed", copy)
         if created and current.catalogue.made < created:
-            detail = f"{mirror} has an older catalogue, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
+            detail = f"{mirror} has an older catalog, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
             return warn("mirrors", detail, copy)
         return good("mirrors", mirror)
 

@@ -187,10 +187,10 @@ def _of_the_channels(project: Project, unit: UpdateUnit, targets: tuple[Target, 
     newest = _newest(targets)
     builds, pythons = conda_locker(project).builds(newest), {target.python for target in targets}
     all_pythons = {build.python for build in builds if build.python}
-    offer = series_after(offered_to(builds, pythons), {target.version for target in targets})
+    offers = series_after(offered_to(builds, pythons), {target.version for target in targets})
     return UnitNews(
         unit=unit,
-        releases=tuple(NewRelease(offer=row, command="") for row in offer),
+        releases=tuple(NewRelease(offer=row, command="") for row in offers),
         cudas=_new_cudas(targets, cudas_of(builds, newest.version, pythons)),
         python=_new_python(project, pythons, *python_after(offered_to(builds, all_pythons))),
     )
@@ -235,8 +235,8 @@ def _of_the_index(project: Project, unit: UpdateUnit, targets: tuple[Target, ...
     locker = uv_locker(package_index(project))
     files = locker.listed([wheel], lock).get(wheel, ())
     pythons = {target.python for target in targets}
-    offer = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
-    releases = tuple(_addable(project, locker, newest, lock, row) for row in offer)
+    offers = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
+    releases = tuple(_addable(project, locker, newest, lock, row) for row in offers)
     known = {build.cuda for build in offered(newest.framework, newest.version)}
     return UnitNews(
         unit=unit,

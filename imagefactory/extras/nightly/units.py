@@ -163,8 +163,8 @@ class _NightlyCheck:
         night, folder = last_nightly(self.settings), nightly_directory(self.settings)
         if night is None and ci:
             if published is None:
-                return missing("last night", "no catalogue was signed yet", "start the workflow once")
-            detail = f"the last one published the catalogue of {published:%Y-%m-%d %H:%M} UTC"
+                return missing("last night", "no catalog was signed yet", "start the workflow once")
+            detail = f"the last one published the catalog of {published:%Y-%m-%d %H:%M} UTC"
             if self.now - published > NIGHTLY_OVERDUE:
                 return warn("last night", detail, "see the runs of the workflow")
             return good("last night", detail)

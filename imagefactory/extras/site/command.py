@@ -58,8 +58,7 @@ FORMATS = {
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, the "
-    "current "
-    "directory for csv, stdout for markdown and json]",
+    "current directory for csv, stdout for markdown and json]",
 )
 @click.option(
     "--inventory",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from imagefactory.extras.site.action import ReportContents
 from imagefactory.extras.site.images import ReportImage
@@ -165,9 +165,6 @@ def _lines(rows: Sequence[ImageMatrixRow]) -> tuple[list[PictureLine], int]:
         y += ROW
     return lines, y
 
-
-if TYPE_CHECKING:
-    pass
 
 LOG, LOG_LINES = "log.html", "log.jsonl"
 MAX_ACTS = 200
