@@ -378,7 +378,7 @@ class _StageReader:
             self._other(container, stage, line.where, words)
         elif stage and all(_ENVIRONMENT.search(word) for word in words[:-1]):
             what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
-            container.note(line.where, f"{what} brings a tool that images are made without")
+            container.note(line.where, f"{what} brings a tool that images do not need")
         elif stage:
             what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
@@ -405,7 +405,7 @@ class _StageReader:
                     line.where, f"{line.name} --chmod={show(value)[1:-1]}: files keep their own mode"
                 )
             elif name in ("exclude", "parents"):
-                do = "write what is meant under files: of the recipe"
+                do = "write the paths under files: of the recipe"
                 container.leave(line.where, f"{line.name} --{name} is not read", do)
 
     def _other(
@@ -726,7 +726,7 @@ def _section(container: ContainerFile, section: DefinitionSection) -> None:
             for line, where in section.lines():
                 if "=" not in line:
                     container.note(
-                        where, f"{show(line.strip())} is no NAME=VALUE, and sets no build argument"
+                        where, f"{show(line.strip())} is not NAME=VALUE, and sets no build argument"
                     )
         case "labels" | "runscript":
             pass

@@ -175,7 +175,7 @@ def draft(
         raise row.ask(version, cuda)
     row.refuse_version(version)
     if row.other_below(cuda):
-        lines.note(f"CUDA {spec.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+        lines.note(f"CUDA {spec.below} of the base image: {framework} {version} brings CUDA {cuda} itself")
     if others := row.other_extras(cuda):
         lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
     released = row.pythons(version) if source == "conda" else ()
@@ -240,7 +240,7 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
             lines.lose(f"{text}: {target.name} takes its packages from PyPI", "write PyPI's name of it")
         elif package.channel and package.channel not in channels:
             channel = channel_name(package.channel)
-            lines.lose(f"{text}: {target.name} has no channel {channel}", "take it from another")
+            lines.lose(f"{text}: {target.name} has no channel {channel}", "use another channel")
         else:
             lists["packages"].append(text)
     for text in spec.pip:
@@ -252,7 +252,7 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
     more = [name for name in spec.channels if channel_address(name) not in target.channels]
     if conda and more:
         lines.lose(
-            f"the channels {', '.join(more)}: those of {target.name} are asked alone",
+            f"the channels {', '.join(more)}: only those of {target.name} are used",
             "build on a target with these channels",
         )
     if more := [text for text in spec.parts.capabilities if text not in target.capabilities]:

@@ -453,7 +453,7 @@ _PIP_ROW = re.compile(
     r"#\s*pip\s+(\S+)\s*@\s*\S*?/[^/\s]+?-([0-9][^-/\s]*)(?:-[^/\s]+\.whl|\.tar\.gz|\.zip)(?:[#\s]|$)"
 )
 
-_VIRTUAL = "{} is a virtual package, which a machine has and no channel"
+_VIRTUAL = "{} is a virtual package: a machine has it, and no channel"
 
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
@@ -617,7 +617,7 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
             mirrors[channel] = None
     where = heading.where if heading else rows[0].where
     if mirrors:
-        spec.note(where, f"the channels of the heading are asked, and not their mirrors {_names(mirrors)}")
+        spec.note(where, f"the channels of the heading are used, and not their mirrors {_names(mirrors)}")
     if headed and (more := spec.channels[len(headed) :]):
         spec.note(where, f"packages come from {_names(more)} too, which the heading does not name")
     return headed
@@ -647,8 +647,8 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
             address = line.split()[0]
             parts, platform = _parts(address), address.rpartition("/")[0].rpartition("/")[2]
             if not parts[0] or "://" not in address:
-                do = "write the address of an archive, or add it by hand"
-                spec.leave(where, f"{show(line)} is no address of a package", do)
+                do = "write the address of an archive, or add the package manually"
+                spec.leave(where, f"{show(line)} is not the address of a package", do)
                 continue
             platforms[platform] = None
             if parts[0].startswith("__"):
@@ -704,7 +704,7 @@ def _locked_spec(
         spec.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
     elif not RULES["match spec"].allows(text):
         spec.leave(
-            where, f"{show(name)} {show(version)} cannot be taken over", "add it by hand, if it must be there"
+            where, f"{show(name)} {show(version)} cannot be taken over", "add it manually if you need it"
         )
     elif name == "python":
         spec.python = f"=={version}"
