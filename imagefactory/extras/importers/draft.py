@@ -319,9 +319,9 @@ def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str
     )
 
 
-def base_for(python: str, bases: Sequence[BaseSpec]) -> BaseSpec:
+def base_for(python: str, bases: Sequence[BaseSpec], source: str = "pypi") -> BaseSpec:
     """Return the base with a Python, or else the first with any. Raises UsageError if there is none."""
-    fitting = [base for base in bases if base.python]
+    fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
         raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
     return next((base for base in fitting if base.python == python), fitting[0])
@@ -339,14 +339,11 @@ def _python(
 
     `released` are the Pythons that the framework was released for, empty if unknown.
     """
-    fitting = [base for base in bases if base.python or source == "conda"]
-    if not fitting:
-        raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
-    candidates = [chosen] if chosen else [base.python for base in fitting if base.python]
+    candidates = [chosen] if chosen else [base.python for base in bases if base.python]
     candidates += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
     candidates.sort(key=lambda python: bool(released) and python not in released)
     python = next((python for python in candidates if fits_python(python, spec.python)), "")
-    base = next((base for base in fitting if base.python == python), fitting[0])
+    base = base_for(python, bases, source)
     if python:
         if source != "conda":
             _lose_patch(spec, python, lines)

@@ -7,7 +7,7 @@ tools do it: along dependencies whose markers match.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from imagefactory.extras.importers.manifests import (
@@ -70,19 +70,19 @@ def _names(names: Iterable[str]) -> str:
     return show(", ".join(names), limit=4000)[1:-1]
 
 
+def _check_format(where: SourceLocation, version: str, formats: Collection[str], hint: str) -> None:
+    """Raise RecipeError if a lock has another format."""
+    if version not in formats:
+        what = f"has the format {show(version or 'none')}"
+        raise recipe_problem(where, "format-unsupported", what, hint)
+
+
 def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
     """Return the runtime packages of a uv.lock's project, each at its version.
 
     Raises RecipeError for another format, and for an unknown extra or group.
     """
-    if text_of(root, "version") != "1":
-        text = text_of(root, "version") or "none"
-        raise recipe_problem(
-            root.where,
-            "format-unsupported",
-            f"has the format {show(text)}",
-            "create it with a uv that writes 1",
-        )
+    _check_format(root.where, text_of(root, "version"), ("1",), "create it with a uv that writes 1")
     spec = EnvironmentSpec(file=file, locked=True)
     spec.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
@@ -459,14 +459,8 @@ _VIRTUAL = "{} is a virtual package: a machine has it, and no channel"
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
     """Return one environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
-    if version is None or version.text not in PIXI_VERSIONS:
-        text = version.text if version else "none"
-        raise recipe_problem(
-            (version or root).where,
-            "format-unsupported",
-            f"has the format {show(text)}",
-            f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}",
-        )
+    hint = f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}"
+    _check_format((version or root).where, text_of(root, "version"), PIXI_VERSIONS, hint)
     environments = root.get("environments")
     names = environments.keys if environments else ()
     name = environment or ("default" if "default" in names or len(names) != 1 else names[0])
@@ -541,14 +535,8 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
 def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
     """Return the packages of a conda-lock.yml for linux-64, each at its version."""
     version = root.get("version")
-    if version is None or version.text != "1":
-        text = version.text if version else "none"
-        raise recipe_problem(
-            (version or root).where,
-            "format-unsupported",
-            f"has the format {show(text)}",
-            "create it with conda-lock 1 or newer",
-        )
+    hint = "create it with conda-lock 1 or newer"
+    _check_format((version or root).where, text_of(root, "version"), ("1",), hint)
     spec = EnvironmentSpec(file=file, locked=True)
     metadata = root.get("metadata")
     ours = metadata.get("custom_metadata") if metadata else None

@@ -68,13 +68,13 @@ def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
             where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "fix the line"
         ) from error
     except RecursionError as error:
-        raise recipe_problem(
-            first_place(file),
-            "nesting-too-deep",
-            f"is nested more than {limits.depth} deep",
-            "nest it less deeply",
-        ) from error
+        raise _too_deep(first_place(file), limits) from error
     return _TomlLocations(text, file, limits).tree(data)
+
+
+def _too_deep(where: SourceLocation, limits: YamlLimits) -> RecipeError:
+    what = f"is nested more than {limits.depth} deep"
+    return recipe_problem(where, "nesting-too-deep", what, "nest it less deeply")
 
 
 class _TomlLocations:
@@ -106,19 +106,10 @@ class _TomlLocations:
     def _node(self, value: Any, path: tuple[str, ...], line: int, depth: int) -> YamlNode:
         self.count += 1
         if self.count > self.limits.nodes:
-            raise recipe_problem(
-                self._where(line),
-                "too-many-values",
-                f"has more than {self.limits.nodes} values",
-                "split it",
-            )
+            what = f"has more than {self.limits.nodes} values"
+            raise recipe_problem(self._where(line), "too-many-values", what, "split it")
         if depth > self.limits.depth:
-            raise recipe_problem(
-                self._where(line),
-                "nesting-too-deep",
-                f"is nested more than {self.limits.depth} deep",
-                "nest it less deeply",
-            )
+            raise _too_deep(self._where(line), self.limits)
         if isinstance(value, dict):
             node = YamlNode(self._where(line), "map")
             for key, child in value.items():
