@@ -109,10 +109,7 @@ def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> Envir
     stages = _stages(instructions, arguments, around)
     if not stages:
         raise recipe_problem(
-            first_place(file),
-            "no-base-image",
-            "has no FROM line",
-            "pass a Dockerfile with a FROM line",
+            first_place(file), "no-base-image", "has no FROM line", "pass a Dockerfile with a FROM line"
         )
     _StageReader(spec, around, stages, arguments).take(stages[-1])
     around.refuse_unused(file)
@@ -622,10 +619,7 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
             section = DefinitionSection(name, match[2].strip(), where, "\n".join(lines[start:at]))
             if not stages:
                 raise recipe_problem(
-                    where,
-                    "text-before-base",
-                    f"{show(match[0])} is before Bootstrap",
-                    "begin with Bootstrap",
+                    where, "text-before-base", f"{show(match[0])} is before Bootstrap", "begin with Bootstrap"
                 )
             stages[-1].sections.append(section)
         elif match := re.match(r"\s*([A-Za-z]+)\s*:\s*(.*?)\s*(#.*)?$", line):
@@ -638,10 +632,7 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
                 stages.append(DefinitionStage())
             elif not stages:
                 raise recipe_problem(
-                    where,
-                    "text-before-base",
-                    f"{show(match[1])} is before Bootstrap",
-                    "begin with Bootstrap",
+                    where, "text-before-base", f"{show(match[1])} is before Bootstrap", "begin with Bootstrap"
                 )
             place = SourceLocation(file=file, line=at, column=match.start(2) + 1)
             # apptainer fills no $NAME here
