@@ -166,7 +166,7 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
                 left_out.append(cell)
             else:
                 cells.append(cell)
-        if not request.capabilities:  # nobody should take these for tested
+        if not request.capabilities:  # these were not tested
             required = [(parse_capability(text), "") for text in stage.target.capabilities]
             left_out += [
                 _no_gpu(stage, row, "its recipe requires it, and ")

@@ -206,7 +206,7 @@ class SweepSpec:
     """The request of one `sweep start` to `pool`, a row of POOLS.
 
     `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was created,
-    `own` what the settings add to its jobs (sites.Site). `patterns` select machines
+    `own` the settings' additions to its jobs (sites.Site). `patterns` select machines
     (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for all.
     """
 
@@ -316,13 +316,13 @@ class Pool(Protocol):
         """Return the directories of all sweeps that this user's jobs drive, by one query of the queue."""
 
     def look(self, folder: Path) -> None:
-        """Keep in the directory what only the queue shows of its jobs, if their logs do not show all."""
+        """Store in the directory what only the queue shows of its jobs, if their logs do not show all."""
 
     def cancel(self, folder: Path) -> None:
         """Remove its jobs."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
-        """Return how long a job with a suite of `timeout` seconds may run; `own` is that of the sweep."""
+        """Return the time limit of a job with a suite of `timeout` seconds; `own` is that of the sweep."""
 
     def check_folder(self, folder: Path) -> None:
         """Raise UsageError for a directory that jobs could not name, before anything is created."""
@@ -340,7 +340,7 @@ class Pool(Protocol):
         """Return the state of a node, by what its jobs left. Raises UsageError for an invalid name."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        """As `read_node`, with the outcome of a run that came back; `collect` decides what it signs."""
+        """Return `read_node` with the outcome of a returned run; `collect` decides what it signs."""
 
     def job_report(
         self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
@@ -352,7 +352,7 @@ class Pool(Protocol):
 
 
 Pools = Callable[[str], Pool]
-"""Opens the pool of a row of POOLS."""
+"""A function that opens the pool of a row of POOLS."""
 
 
 def open_pool(name: str, environ: Mapping[str, str]) -> Pool:

@@ -122,7 +122,7 @@ def read_pool(folder: Path) -> str:
 def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
     """Write sweep.json. Raises UsageError."""
     row = _printable(format_value(sweep))
-    if sweep.pool == HTCONDOR:  # as all were written before there was another
+    if sweep.pool == HTCONDOR:  # as before other schedulers existed
         del row["pool"]
     write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
 

@@ -30,7 +30,7 @@ FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"
 """The directory next to the user's file, with a file for each further center."""
 CHECKED_ELSEWHERE = ("policy", "trust")
-"""Tables of imagefactory.toml that trust/policy.py reads."""
+"""Tables of imagefactory.toml that trust/policy.py parses."""
 TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
     "indexes": 'pytorch-cu128 = "https://packages.example.org/cu128/simple"',
@@ -140,7 +140,7 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
 
 
 def _table(path: Path, key: str, value: object) -> str:
-    """Return a table in the form of the environment variable, which is checked and used."""
+    """Return a table as the text of its environment variable, which is checked and used."""
     if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
         raise UsageError(
             "setting-invalid",

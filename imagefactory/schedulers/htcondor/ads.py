@@ -61,7 +61,7 @@ _UNTOLD = re.compile(
     r"|Recent.*|Updates?.*|Total(Time|Job|.*LoadAvg).*|.*LoadAvg|Monitor.*|.*Idle|My(Current|Type).*|Last.*"
     r"|Entered.*|Clock.*|Daemon.*|Num(Pids|Dynamic).*|Next.*|New.*|Retirement.*|Expected.*|Claim.*|Activat.*"
     r"|Activity|State|.*Time|CondorScratchDir",
-    re.IGNORECASE,  # ClassAds do not tell capitals apart
+    re.IGNORECASE,  # ClassAds ignore case
 )
 
 

@@ -397,7 +397,7 @@ def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mappin
 
 
 def write_row(path: Path, value: object) -> None:
-    """Raises OSError."""
+    """Write a value as JSON. Raises OSError."""
     replace_text(path, json.dumps(format_document(value, FORMAT), indent=1, sort_keys=True) + "\n")
 
 

@@ -1,9 +1,9 @@
 """Slurm by its own commands: scontrol, sbatch, squeue, scancel.
 
 The jobs of a sweep are known by the directory in which they were submitted and by their name, so nothing must
-be remembered between calls. Slurm forgets a job minutes after its end: their logs decide, and `look` keeps
-what only the queue shows. Account, partition and the like are the setting `sbatch-options`; sbatch's own
-variables (SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
+be remembered between calls. Slurm forgets a job minutes after its end: their logs decide, and `look` stores
+what only the queue shows. Account, partition and similar options are the setting `sbatch-options`; sbatch's
+own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
 """
 
 from __future__ import annotations

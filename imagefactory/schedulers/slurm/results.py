@@ -156,7 +156,7 @@ def parse_log(data: bytes) -> tuple[TaskRun, ...]:
 
 
 def _is_number(text: str) -> bool:
-    """A job may write anything there: `²` is a digit too, and no time has 12."""
+    """Return whether the text is a number: job output may have `²`, a digit too, or a very long one."""
     return re.fullmatch(r"[0-9]{1,11}", text) is not None
 
 

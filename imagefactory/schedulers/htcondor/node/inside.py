@@ -105,7 +105,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
     if data is not None:
         (result / program.REPORT).write_bytes(data)
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-    (result / program.RUN).write_text(text, encoding="utf-8")  # last: with it the result is whole
+    (result / program.RUN).write_text(text, encoding="utf-8")  # last: it completes the result
 
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Any:
