@@ -30,7 +30,7 @@ RUNS = (Compatibility.YES, Compatibility.PTX)
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
 _NOT = 3
 Grade = tuple[int, int]
-"""How well a GPU is served, lower is better: 1 for through PTX, then the uncertainty (`_DOUBT`)."""
+"""The quality of a GPU's service, lower is better: 1 for PTX, then the uncertainty (`_DOUBT`)."""
 _DOUBT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED: 2}
 
 
@@ -109,7 +109,7 @@ def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEvidence:
-    """What is known about a target: its lock if that is current, and the lock's state.
+    """The evidence about a target: its lock if that is current, and the lock's state.
 
     `unsolvable` is why it has no solution, or empty. `image` is the scan of its image in the store, which
     counts with its `verdicts` only while the image has the locked packages.

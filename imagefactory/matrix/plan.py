@@ -143,7 +143,7 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRuling:
-    """Whether to test a cell. `claim` is the deciding one, None if nothing is known.
+    """A decision whether to test a cell. `claim` is the deciding one, None if nothing is known.
 
     `against` are all claims that prune it: `--allow` must name each of their rules. `allowed` are those that
     would have pruned it, `warnings` negative claims that prune nothing.

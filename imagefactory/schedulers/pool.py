@@ -2,8 +2,8 @@
 
     Inventory + plan -> Sweep (nodes) -> (a DAG on the pool) -> NodeResult -> GpuReport -> Verdict
 
-Capabilities are written `8.0`, memory and disk are bytes, times are aware and in UTC, digests
-`sha256:<64 hex>`. A CUDA version of a driver is the newest that it takes (`12.4`).
+Capabilities are written `8.0`, memory and disk are bytes, times are aware and in UTC, digests `sha256:<64
+hex>`. A CUDA version of a driver is the newest that it supports (`12.4`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Inventory:
 
 
 class ImageKind(StrEnum):
-    """How a job gets its image, in the terms of `container_image`."""
+    """The type of a job's image, in the terms of `container_image`."""
 
     DOCKER = "docker"
     ORAS = "oras"
@@ -134,7 +134,7 @@ TRANSFERS = timedelta(hours=6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """How long a job may wait, be held and run, and how often a failure of the pool is retried."""
+    """The time limits of a job to wait, be held and run, and its retries after failures of the pool."""
 
     idle: timedelta = timedelta(hours=24)
     held: timedelta = timedelta(minutes=10)
@@ -232,7 +232,7 @@ RETRIED_OUTCOMES = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
 
 
 class JobEnding(StrEnum):
-    """How one attempt of a job ended, by its log."""
+    """The end of one attempt of a job, from its log."""
 
     WAITING = "waiting"
     RUNNING = "running"

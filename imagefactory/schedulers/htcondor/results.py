@@ -231,7 +231,7 @@ CUT = "HTCondor kept no more of what apptainer said"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostScriptResult:
-    """What the POST script wrote about `job`. `left`: DAGMan will retry; `again`: it should."""
+    """The POST script's result for `job`. `left`: DAGMan will retry; `again`: it should."""
 
     job: str
     again: bool

@@ -128,7 +128,7 @@ FETCH = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNodeJob:
-    """What the job of a node requests: `memory` in MB, and how many `seconds` it may run.
+    """The request of a node's job: `memory` in MB, and how many `seconds` it may run.
 
     `part`, `first` and `only` are those of the node.
     """

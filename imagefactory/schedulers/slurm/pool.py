@@ -68,7 +68,7 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 
 class SlurmSweepFiles:
-    """The half of the pool that needs no queue: what its jobs read and write in the directory of a sweep."""
+    """The part of the pool without a queue: what its jobs read and write in the directory of a sweep."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
         return run_limit(limits, timeout, time_of(own))
@@ -124,8 +124,8 @@ class SlurmPool(SlurmSweepFiles):
     def submit(self, folder: Path) -> str:
         """Submit the jobs of a sweep that are not in the queue, and return the job of the last array.
 
-        An array that sbatch rejects, or that no GPU would take, shows in the state of its nodes. Raises
-        UsageError if all jobs are in the queue, ToolError if no array is accepted.
+        The state of its nodes shows an array that sbatch rejects, or that no GPU fits. Raises UsageError if
+        all jobs are in the queue, ToolError if no array is accepted.
         """
         now, folder = datetime.now(UTC), folder.resolve()
         self.look(folder)
