@@ -186,7 +186,7 @@ def _check_not_archive(path: Path) -> None:
 
 
 def scan_directory(folder: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """Yield all regular files below, each inode once, without following links; of `/` only disks."""
+    """Scan all regular files below, each inode once, without following links; of `/` only disks."""
     return format_contents(str(folder), _find_in_directory(folder, progress, workers))
 
 

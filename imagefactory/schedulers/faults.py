@@ -170,7 +170,7 @@ def checked_name(name: str) -> str:
 
 
 def node_directory(folder: Path, name: str) -> Path:
-    """Return the directory of a node. Raises UsageError for a name that could leave the folder."""
+    """Return the directory of a node. Raises UsageError for a name that could leave it."""
     return folder / NODES / checked_name(name)
 
 

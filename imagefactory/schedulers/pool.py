@@ -297,7 +297,7 @@ class Pool(Protocol):
     """A batch system: its queue, and what its jobs read and write in the directory of a sweep.
 
     Methods that query the queue raise ToolError if the pool's commands are missing or fail; the directory is
-    read and written without them. A pool is a folder next to this file and a row of POOLS.
+    read and written without them. A pool is a directory next to this file, and a row of POOLS.
     """
 
     def require(self) -> str:
@@ -337,7 +337,7 @@ class Pool(Protocol):
         """Return whether `write` completed the sweep in `folder`."""
 
     def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
-        """Return the state of a node, by what its jobs left. Raises UsageError for an invalid name."""
+        """Return the state of a node, by its jobs' files. Raises UsageError for an invalid name."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
         """Return `read_node` with the outcome of a returned run; `collect` decides what it signs."""

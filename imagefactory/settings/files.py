@@ -227,10 +227,10 @@ def untrust_project(root: Path, environ: Mapping[str, str]) -> bool:
 
 
 def check_project_owner(root: Path, user: int, environ: Mapping[str, str]) -> None:
-    """Raise UsageError for a project that others could have put above the current folder.
+    """Raise UsageError for a project that others could have put above this directory.
 
-    The file, what it links to, and its folder belong to this user or to root, and only a folder with the
-    sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for git.
+    The file, its link target, and its directory belong to this user or to root, and only a directory with
+    the sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for git.
     """
     owners = {ROOT, user}
     caller = environ.get("SUDO_UID", "")

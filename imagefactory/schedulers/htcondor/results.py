@@ -356,7 +356,7 @@ def _pull_error(text: str, machine: str) -> str:
     return f"{machine or 'the machine'} could not pull {address}: {why or CUT}"[: 2 * MAX_REASON]
 
 
-# --- reading the folder
+# --- reading the directory
 
 
 def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:

@@ -437,7 +437,7 @@ def read_jobs(folder: Path) -> SlurmSweepJobs:
 
 
 def read_options(folder: Path) -> tuple[str, ...]:
-    """Return what the settings added when the sweep was created, nothing for an older version."""
+    """Return the settings' options when the sweep was created, nothing for an older version."""
     try:
         return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
     except FileNotFoundError:

@@ -162,7 +162,7 @@ class SlurmPool(SlurmSweepFiles):
     def _submit(
         self, folder: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
     ) -> str:
-        """Return the job of an array, empty if no GPU of the cluster would take it, which the folder records.
+        """Return the job of an array, empty if no GPU of the cluster fits, which is then recorded.
 
         `after` is the job that it waits for, empty for none, and the seconds that it may wait in all.
         """

@@ -295,7 +295,7 @@ def _cut_off(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, J
     return Outcome.INFRASTRUCTURE, f"it left the queue{where} and its log shows no end", JobEnding.LOST
 
 
-# --- reading the folder
+# --- reading the directory
 
 
 def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:

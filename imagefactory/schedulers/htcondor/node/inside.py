@@ -118,7 +118,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> A
 
 
 def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
-    """Return the kit's command with the job's folder in place of a runner's mounts."""
+    """Return the kit's command with the job's directory instead of a runner's mounts."""
     start = importlib.import_module(f"{PACKAGE}.start")
     places = {
         start.SUITE_MOUNT: folder / "suite",
