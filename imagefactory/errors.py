@@ -1,6 +1,6 @@
-"""Every error the factory raises on purpose, with its exit code and a hint that says what to do.
+"""All expected errors, each with its exit code and a hint with a fix.
 
-The library raises; `cli.main` alone prints and exits. An exception that is not a `ImagefactoryError`
+The library raises; only `cli.main` prints and exits. An exception that is not an `ImagefactoryError`
 is a bug and keeps its traceback (exit code 1).
 """
 
@@ -47,14 +47,14 @@ EXIT_CODES = {
 """Each in the words that `--help` and the documentation use."""
 
 
-# USER:PASSWORD@ behind a scheme or bare, a user alone only behind one; NAME:TAG@sha256:... is none.
+# USER:PASSWORD@ with or without a scheme, USER@ only after one. NAME:TAG@sha256:... is not a login.
 _LOGIN = re.compile(
     r"(?<=://)[^\s/'\"]*@(?!sha256:)|(?<![^\s'\"(=,/])[^\s:/@'\"=,(]+:[^\s/@'\"]+@(?!sha256:)"
 )
 
 
 def without_logins(text: str) -> str:
-    """`text` without the users and passwords of the addresses in it."""
+    """Return `text` without the users and passwords of its addresses."""
     return _LOGIN.sub("", text)
 
 
@@ -68,28 +68,28 @@ STEERING = re.compile(f"(?![\\n\\t])[{HIDDEN}\U000e0000-\U000e007f]")
 
 
 def printable(text: str) -> str:
-    """Return `text` with a `?` for each character that steers a terminal or hides; lines and tabs stay."""
+    """Return `text` with a `?` for each control or invisible character. Lines and tabs stay."""
     return STEERING.sub("?", text.replace("\r\n", "\n"))
 
 
 def own_pip_command(verb: str, what: str) -> str:
-    """The command that installs or removes packages for the very Python that runs this."""
+    """Return the command that installs or removes packages for the Python that runs this."""
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip"):
         return f"{python} -m pip {verb} {what}"
-    return f"uv pip {verb} --python {python} {what}"  # as uv's own environments have no pip
+    return f"uv pip {verb} --python {python} {what}"  # environments of uv have no pip
 
 
 def extra_hint(extra: str) -> str:
-    """The command that brings one of this program's extras (`build`, `conda`, ...)."""
+    """Return the command that installs one of this program's extras (`build`, `conda`, ...)."""
     return own_pip_command("install", f"'{DISTRIBUTION}[{extra}]'")
 
 
 class ImagefactoryError(Exception):
-    """Base of all expected errors.
+    """The base of all expected errors.
 
     `code` names the problem in kebab-case and never changes: scripts and tests rely on it. `message` states
-    the problem, `hint` one fix: a command, or what to write instead. Passwords of addresses are cut out.
+    the problem, `hint` one fix: a command, or what to write instead. Passwords in addresses are removed.
     """
 
     exit_code: int = EXIT_BUG
@@ -136,7 +136,7 @@ class Diagnostic:
 
 
 class UsageError(ImagefactoryError):
-    """Arguments or settings that cannot be used."""
+    """Invalid arguments or settings."""
 
     exit_code = EXIT_USAGE
 
@@ -163,7 +163,7 @@ class NothingSelectedError(ImagefactoryError):
 
 
 class StaleError(ImagefactoryError):
-    """A `--check` found a committed file that is not what the recipes give."""
+    """A `--check` found a committed file that differs from what the recipes produce."""
 
     exit_code = EXIT_STALE
 
@@ -175,7 +175,7 @@ class LockError(ImagefactoryError):
 
 
 class UnsolvableError(LockError):
-    """No environment meets the recipe's requirements. `tree` is the solver's explanation, many lines.
+    """No environment fulfills the recipe's requirements. `tree` is the solver's explanation, many lines.
 
     `conflict` are contradicting requirements, if known.
     """
@@ -188,11 +188,11 @@ class UnsolvableError(LockError):
 
 
 class UnreachableError(LockError):
-    """An index or channel that does not answer: nothing is known of what can be solved."""
+    """An index or channel that does not answer, so it is unknown whether a solution exists."""
 
 
 class OutdatedError(UnsolvableError):
-    """What a recipe names would be locked far behind its newest release.
+    """Packages that the recipe names would be locked far older than their newest releases.
 
     `behind` are rows for JSON: name, locked, newest, reason, accept.
     """
@@ -226,54 +226,54 @@ class UnbuiltError(LockError):
 
 
 class ToolError(ImagefactoryError):
-    """An engine or tool that this machine lacks or denies; the hint is the command that mends it."""
+    """An engine or tool that this machine lacks or denies. The hint is the command that fixes it."""
 
     exit_code = EXIT_TOOL
 
 
 class LimitError(ImagefactoryError):
-    """A command that reached one of its limits and was ended, as by signal 9."""
+    """A command that was ended because it reached a limit, as by signal 9."""
 
     exit_code = EXIT_LIMIT
 
 
 class BuildError(ImagefactoryError):
-    """An image, layer or base that could not be made; nothing half-done is left in the store."""
+    """An image, layer or base that could not be built. The store has no partial result."""
 
     exit_code = EXIT_BUILD
 
 
 class DownloadError(BuildError):
-    """A package that could not be fetched whole and with the locked hash."""
+    """A package that could not be fetched completely and with the locked hash."""
 
 
 class StoreError(BuildError):
-    """A store that is damaged, full or not writable."""
+    """A store that is corrupt, full or not writable."""
 
 
 class NoPlatformError(StoreError):
-    """A whole index of the store that has no image for the platform that is asked for."""
+    """A complete index in the store without an image for the requested platform."""
 
 
 class RegistryError(ImagefactoryError):
-    """A registry that refused, failed or could not be reached; nothing there points to half an image."""
+    """A registry that rejected a request, failed or was unreachable. It has no partial image."""
 
     exit_code = EXIT_REGISTRY
 
 
 class NoImageError(RegistryError):
-    """What a store has under a name is no image for this platform, or malformed."""
+    """A name in a store is not an image for this platform, or the image is malformed."""
 
 
 class CheckFailedError(ImagefactoryError):
-    """A check ran and did not hold."""
+    """A check that ran and failed."""
 
     exit_code = EXIT_CHECK
 
 
 class NoGpuError(CheckFailedError):
-    """A GPU was asked for and this machine shows none that can be used."""
+    """A GPU is required, and this machine has none that can be used."""
 
 
 class StatementError(CheckFailedError):
-    """A report, statement or signature that is not what it must be, or that may not be signed."""
+    """A report, statement or signature that is invalid or may not be signed."""

@@ -31,18 +31,18 @@ _SECRET_VALUE = re.compile(rf"(?i)((?:authorization:\s*|\b{_SENSITIVE}\s*[=:])).
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Lines without passwords, tokens and queries, and without characters that control a terminal."""
+    """A formatter that removes passwords, tokens, queries and control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(redact(super().format(record)))
 
 
 class _StderrHandler(logging.Handler):
-    """Write to the current stderr, so that bars of progress stay below the lines."""
+    """A handler that writes to the current stderr, so that progress bars stay below its lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
-        with suppress(OSError):  # nobody reads stderr, and the work continues
+        with suppress(OSError):  # stderr is closed, and the work continues
             print(without_commands(text) if os.environ.get("GITHUB_ACTIONS") else text, file=sys.stderr)
 
 
@@ -91,7 +91,7 @@ def _add(handler: logging.Handler, line: str, times: str | None = None) -> None:
 
 @cache
 def _hear_commands() -> None:
-    """Log each command that this process starts: Python raises an event for each (PEP 578)."""
+    """Log each command that this process starts. Python raises an event for each (PEP 578)."""
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and _ROOT.handlers:

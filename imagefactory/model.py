@@ -1,7 +1,7 @@
-"""The frozen values that stages hand on: Recipe -> Target -> Lock -> Definition -> Image -> Report.
+"""Frozen values that the stages pass on: Recipe -> Target -> Lock -> BuildSpec -> Image -> Report.
 
-Nothing here touches a disk, a clock or a network. Digests are strings `sha256:<64 hex>`;
-sizes are bytes; versions are strings, never numbers.
+This module uses no disk, clock or network. Digests are strings `sha256:<64 hex>`, sizes are bytes, and
+versions are strings, never numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerStart:
-    """How a container of an image starts, in OCI's terms; what is empty is the image's default.
+    """How a container of an image starts, in OCI terms. Empty fields use the image's default.
 
     `user` is `UID` or `UID:GID`, `workdir` an absolute path.
     """
@@ -45,7 +45,7 @@ PLAIN_START = ContainerStart(command=("python",), workdir="/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSpec:
-    """Own files for images: `pattern`, a glob or folder from the factory's root on, to `folder` inside."""
+    """Files of the project for images: `pattern`, a glob or directory from the root, to `folder` inside."""
 
     folder: str
     pattern: str
@@ -54,7 +54,7 @@ class FilesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFile:
-    """One of them: its absolute `path` inside, and its `source` on this machine with its 64 hex digits."""
+    """One such file: its absolute `path` inside, its `source` on this machine and its 64 hex digits."""
 
     path: str
     source: Path
@@ -69,18 +69,19 @@ NO_CUDA = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentValues:
-    """What a row of a recipe and its targets both have.
+    """The values that a recipe row shares with its targets.
 
     `framework` is the distribution's name in the source. `capabilities` are empty for CPUs. `constraints` are
-    PEP 508 strings, or conda match specs where the source is `conda`. `waive` are checks of the GPU suite
-    that need not run for the image to be verified; none may fail.
+    PEP 508 strings, or conda match specs if the source is `conda`. `waive` lists checks of the GPU suite that
+    may be skipped in a verified image; none may fail.
 
-    `origins` are (normalised name, name of an index or path of a wheel) of packages that do not come from the
-    machine's own package index, sorted. Paths begin with `./` at the project's root. `exclude` are normalised
-    names of PyPI packages that are not installed although another package requires them.
+    `origins` are sorted pairs: a normalized name, and the index or wheel path it comes from. They list
+    packages from other places than the machine's own index. Paths begin with `./` at the project's root.
+    `exclude` are normalized names of PyPI packages that are not installed although another package requires
+    them.
 
-    Of conda: `channels` are addresses in their order, `priority` is `strict` or `disabled`, `virtual` are
-    properties of the machine that packages may rely on, `pip` are PEP 508 strings of what comes from PyPI.
+    For conda: `channels` are addresses in their order, `priority` is `strict` or `disabled`, `virtual` are
+    properties of the machine that packages may rely on, `pip` are PEP 508 strings of packages from PyPI.
     """
 
     where: SourceLocation
@@ -111,14 +112,14 @@ class EnvironmentValues:
 class Target(EnvironmentValues):
     """One image to build: `pytorch-2.3-cu121`.
 
-    `cuda` is `12.1`, `12` where the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD
-    GPUs, or NO_CUDA. `requirements` are like `constraints`, the framework's own first. `virtual` are conda's
-    virtual packages, sorted (`("__cuda", "12.1"), ("__glibc", "2.36")`). A `pypi` target has channels only
+    `cuda` is `12.1`, `12` if the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD
+    GPUs, or NO_CUDA. `requirements` are like `constraints`, the framework's own first. `virtual` are sorted
+    virtual packages of conda (`("__cuda", "12.1"), ("__glibc", "2.36")`). A `pypi` target has channels only
     if its base has no fitting Python, which then comes from conda.
 
-    `on` names the target that this one adds packages to, empty for none. It has the source and requirements
-    of that target and keeps every package of its lock. `sources` are folders (`./src/lab`) and repositories
-    (`git+https://...@COMMIT`) that have no wheel yet: a target with some has no lock.
+    `on` names the parent target, which this one adds packages to; empty for none. A target has its parent's
+    source and requirements, and keeps every package of its lock. `sources` are directories (`./src/lab`) and
+    repositories (`git+https://...@COMMIT`) without a wheel. A target with sources has no lock.
     """
 
     name: str
@@ -134,25 +135,25 @@ class Target(EnvironmentValues):
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for GPUs."""
+        """Whether the target is for GPUs."""
         return self.cuda != NO_CUDA
 
     @property
     def conda(self) -> bool:
-        """Whether it has conda packages."""
+        """Whether the target has conda packages."""
         return bool(self.channels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseSpec:
-    """A base image: made from Debian's packages, or pulled by digest where `image` is not empty.
+    """A base image: built from Debian packages, or pulled by digest if `image` is set.
 
-    `python` is the version of Python it carries (`3.11`), empty where it carries none or nothing is known of
-    it (conda's environments bring theirs), `glibc` its C library (`2.36`): facts that decide which wheels
-    fit. `public` is the nearest public image for builds by hand. A pulled base has no `suite` and no
-    `packages`; its `image` is `host/repository[:tag]@sha256:...`, and its `public` the same without the tag.
-    `interpreter` is the absolute path of its Python, empty for Debian's own place. `on` names the base that
-    this one adds packages to, which `packages` holds too; empty for none. `platform` is what it is for.
+    `python` (`3.11`) and `glibc` (`2.36`) are versions in the base that decide which wheels fit. `python` is
+    empty if the base has none or it is unknown; conda environments bring their own. `public` is the nearest
+    public image for manual builds. A pulled base has no `suite` and no `packages`; its `image` is
+    `host/repository[:tag]@sha256:...`, and `public` the same without the tag. `interpreter` is the absolute
+    path of its Python, empty for Debian's. `on` names the parent base, empty for none; `packages` includes
+    the parent's. `platform` is the image's platform.
     """
 
     name: str
@@ -169,7 +170,7 @@ class BaseSpec:
 
     @property
     def python_path(self) -> str:
-        """Absolute path of its Python."""
+        """Absolute path of the base's Python."""
         return self.interpreter or f"/usr/bin/python{self.python or 3}"
 
 
@@ -186,7 +187,7 @@ class DebianPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseLock:
-    """The packages of a base, sorted by name, and the one clock its files carry (seconds since 1970)."""
+    """The packages of a base, sorted by name, and the one timestamp of its files (seconds since 1970)."""
 
     base: str
     suite: str
@@ -197,9 +198,9 @@ class BaseLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedWheel:
-    """One package of an environment: the very wheel file that will be in the image.
+    """One package of an environment: the exact wheel file in the image.
 
-    `name` is normalised (PEP 503), `sha256` 64 hex digits, `size` bytes.
+    `name` is normalized (PEP 503), `sha256` 64 hex digits, `size` bytes.
     """
 
     name: str
@@ -211,12 +212,12 @@ class LockedWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedCondaPackage:
-    """One conda package: the very archive that will be unpacked, as its channel's records describe it.
+    """One conda package: the exact archive to unpack, as its channel's records describe it.
 
-    `url` is its address in its channel and part of what it is, whatever mirror it comes from; `filename`
-    is that address' last part. `build` is conda's build string (`py3.11_cuda12.1_cudnn8.9.2_0`), `subdir`
-    `linux-64` or `noarch`. `sha256` and `md5` are hex (`md5` empty where the channel has none), `size`
-    bytes. `depends` are match specs, virtual packages among them.
+    `url` is its address in its channel, the same for all mirrors; `filename` is its last part. `build` is
+    conda's build string (`py3.11_cuda12.1_cudnn8.9.2_0`), `subdir` is `linux-64` or `noarch`. `sha256` and
+    `md5` are hex (`md5` is empty if the channel has none), `size` is bytes. `depends` are match specs, also
+    of virtual packages.
     """
 
     name: str
@@ -236,15 +237,15 @@ LockedPackage = LockedWheel | LockedCondaPackage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """A solved environment, each kind of package sorted by name.
+    """A solved environment, each type of package sorted by name.
 
-    `content_hash` is the hash of all that decided it (`sha256:...`): while it equals the target's,
-    nothing is solved again. `solver` names what solved it (`uv 0.9.1`, `py-rattler 0.28.0, uv 0.9.1`).
-    `python` is the minor version (`3.11`), of the base's Python or of the `python` among `conda`.
+    `content_hash` is the hash of all inputs (`sha256:...`): while it equals the target's, nothing is solved
+    again. `solver` names the tools (`uv 0.9.1`, `py-rattler 0.28.0, uv 0.9.1`). `python` is the minor version
+    (`3.11`), of the base's Python or of the `python` in `conda`.
 
-    `conda` is empty for a lock of wheels alone; then so are `channels` (addresses in their order) and
-    `virtual` (the virtual packages it was solved with, as a target has them). No package stands in both
-    `wheels` and `conda`. `note` is a line of whoever locked it, `origins` says of wheels what a target's do.
+    `conda` is empty for a lock of only wheels; then so are `channels` (addresses in their order) and
+    `virtual` (the virtual packages used for solving, as in a target). No package is in both `wheels` and
+    `conda`. `note` is a line by the person who locked; `origins` are those of the wheels, as in a target.
     """
 
     target: str
@@ -261,21 +262,20 @@ class Lock:
 
     @property
     def packages(self) -> tuple[LockedPackage, ...]:
-        """Conda's packages, then the wheels on top of them."""
+        """Conda packages, then the wheels on top of them."""
         return (*self.conda, *self.wheels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSpec:
-    """All that an engine needs to make a target's image, and nothing it could choose.
+    """All inputs of an engine for a target's image; it leaves no choice.
 
-    `prefix` is the environment inside the image: a virtual one on the base's Python, or conda's with its
-    own. `environment` holds at build and at run, `labels` are OCI annotations; both in their written order.
-    `under` are the locks of the targets that this one is built on, the lowest first: `lock` holds all of
-    their packages too, and their layers are made as for those targets. `files` are own files, sorted by
-    path, and `start` how a container starts, whole but for what is left to the engine. `local` are the wheels
-    that lie in the factory, each with its file name for a path. `named_below` are, for each of `under`, the
-    packages from PyPI that its recipe names; empty where that is not known.
+    `prefix` is the environment inside the image: a virtual one on the base's Python, or a conda one with its
+    own. `environment` applies at build and at run, `labels` are OCI annotations; both in their written order.
+    `under` are the locks of the parent targets, the lowest first. `lock` includes all of their packages,
+    whose layers are the parents'. `files` are project files, sorted by path. `start` is how a container
+    starts; the engine completes it. `local` are the wheels in the project, each with its file name as its
+    path. `named_below` are, for each of `under`, the PyPI packages that its recipe names; empty if unknown.
     """
 
     target: Target
@@ -292,7 +292,7 @@ class BuildSpec:
 
     @property
     def python_path(self) -> str:
-        """Absolute path of the Python that the environment's packages are for and compiled by."""
+        """Absolute path of the Python that the environment's packages are for."""
         return f"{self.prefix}/bin/python{self.target.python}" if self.lock.conda else self.base.python_path
 
     @property
@@ -303,10 +303,10 @@ class BuildSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A folder or file of the host shown inside the image.
+    """A directory or file of the host that a container sees.
 
-    The unshare runner shows what is not `writable` through an overlay, in which no socket answers, unless it
-    is to `bind` it as it is. With `scratch` it counts what is in it towards the run's limit on scratch.
+    The unshare runner mounts what is not `writable` through an overlay, in which no socket answers, unless
+    `bind` is set. With `scratch` its content counts towards the run's limit on scratch.
     """
 
     source: Path
@@ -320,9 +320,9 @@ class Mount:
 class RunSpec:
     """One command inside an image.
 
-    `environment` is added to the image's own; nothing of the host's comes in. `timeout` is seconds,
-    None for no limit. `limits` are asked for by name (runtime/limits.py), None to lift one; the others are
-    the runner's. `capture` collects stdout and stderr; without it they are the caller's.
+    `environment` is added to the image's own; no variable of the host is passed on. `timeout` is seconds,
+    None for no limit. `limits` sets limits by name (runtime/limits.py), None lifts one; the others are the
+    runner's. `capture` collects stdout and stderr; without it they are the caller's.
     """
 
     argv: tuple[str, ...]
@@ -340,9 +340,9 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended. `returncode` is 128 + N for signal N; output is empty when not captured.
+    """How a command ended. `returncode` is 128 + N for signal N; output is empty if not captured.
 
-    `over` says which limit ended it and what to do, both empty where none did.
+    `over` says which limit ended it and how to fix that; both are empty if none did.
     """
 
     returncode: int
@@ -354,7 +354,7 @@ class CommandResult:
 
 
 class Outcome(StrEnum):
-    """The words of the tables, one meaning each. `together` and `apart` speak of several GPUs at once."""
+    """The outcomes in tables. `together` and `apart` are for several GPUs at once."""
 
     VERIFIED = "verified"
     TOGETHER = "together"
@@ -384,7 +384,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One check of the suite: `detail` is one line for a person, `numbers` what was measured."""
+    """One check of the suite: `detail` is one line for people, `numbers` are the measured values."""
 
     name: Name
     state: CheckState
@@ -395,11 +395,11 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the CPU-level smoke test said of one image.
+    """The result of the CPU-level smoke test of one image.
 
-    `passed` speaks of the CPU-level checks alone; `gpu` is `not-tested`: a smoke test never changes it.
-    `failure` is None or the word for why not (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
-    `hint` is what to write in the recipe, empty where nothing is known.
+    `passed` is about the CPU-level checks only; `gpu` is `not-tested`: a smoke test never changes it.
+    `failure` is None or the reason (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
+    `hint` is what to write in the recipe, empty if nothing is known.
     """
 
     target: str

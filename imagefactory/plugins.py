@@ -1,4 +1,4 @@
-"""Parts of the extras, loaded by name: the core imports no extra, and a deleted extra is simply not there."""
+"""Parts of the extras, loaded by name: the core imports no extra, so an extra can be deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXTRAS = "imagefactory.extras"
 def has_extra(name: str) -> bool:
     """Return whether the folder of an extra exists."""
     spec = find_spec(f"{EXTRAS}.{name}")
-    return spec is not None and spec.has_location  # a directory without files is no extra
+    return spec is not None and spec.has_location  # a directory without files is not an extra
 
 
 def load_extra(row: str) -> Any:

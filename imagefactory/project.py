@@ -1,4 +1,4 @@
-"""A project: the recipes of a directory, expanded, and the access of this call to what they need."""
+"""A project: the expanded recipes of a directory, and its connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECT_DIRECTORIES = ("recipes", "lockfiles", "definitions", "wheels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project(Access):
-    """The expanded recipes of a directory, and the access of this call to what they need."""
+    """The expanded recipes of a directory, and the connections that this call uses."""
 
     bases: tuple[BaseSpec, ...]
     targets: tuple[Target, ...]
@@ -33,14 +33,14 @@ class Project(Access):
         return next((target for target in self.targets if target.name == name), None)
 
     def target_below(self, target: Target) -> Target | None:
-        """Return the target that this one is built on."""
+        """Return the target's parent."""
         return self.target(target.on)
 
     def base_of(self, target: Target) -> BaseSpec:
         return next(base for base in self.bases if base.name == target.base)
 
     def base_below(self, base: BaseSpec) -> BaseSpec | None:
-        """Return the base to which this one adds packages."""
+        """Return the base's parent."""
         return next((parent for parent in self.bases if parent.name == base.on), None)
 
     @property
@@ -55,7 +55,7 @@ class Project(Access):
 
 
 def is_project(settings: Settings) -> bool:
-    """Return whether the root has recipes of its own, not the bundled ones."""
+    """Return whether the root has its own recipes, not the bundled ones."""
     return not settings.shipped and (settings.root_path / "recipes" / BASES_FILE).exists()
 
 
@@ -65,7 +65,7 @@ def has_catalog(settings: Settings) -> bool:
 
 
 def uses_catalog(settings: Settings) -> bool:
-    """Return whether the catalog answers: there is no project, `-C` names none, and a catalog is set."""
+    """Return whether images come from the catalog: no project, no `-C` for one, and a catalog is set."""
     return settings.root.origin != "-C" and not is_project(settings) and has_catalog(settings)
 
 
@@ -93,7 +93,7 @@ def recipes_directory(settings: Settings) -> Path:
 def load_project(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
 ) -> Project:
-    """Return all recipes and bases of the root. Raises RecipeError with every fault of every file."""
+    """Return all recipes and bases of the root. Raises RecipeError with all problems of all files."""
     project = load_lenient(settings, environ, tell)
     if project.faults:
         raise RecipeError(project.faults)
@@ -103,7 +103,7 @@ def load_project(
 def load_lenient(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
 ) -> Project:
-    """Return the valid recipes, and the faults of the others. Raises RecipeError for faults of bases.yaml."""
+    """Return the valid recipes, and the problems of the others. Raises RecipeError for bases.yaml."""
     folder = recipes_directory(settings)
     if not settings.shipped:
         _check_no_outside_links(settings.root_path)
@@ -115,7 +115,7 @@ def load_lenient(
 
 
 def _check_no_outside_links(root: Path) -> None:
-    """Raise UsageError for links that leave the project: a clone may bring them, and commands write there."""
+    """Raise UsageError for links that leave the project: a clone may have them, and commands follow them."""
     top = root.resolve()
     for folder in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
         entries = folder.iterdir() if folder.is_dir() else ()

@@ -1,3 +1,3 @@
-"""What each command does, in order: all that takes a Factory."""
+"""The steps of each command, in order. All functions that need a Project are here."""
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """With `locked` a missing package of the base stops the build. `smoke` tests the image at the end.
+    """Options of a build. With `locked` a missing package of the base stops it. `smoke` tests the image.
 
-    `runner` runs that test, empty for the engine's own. `before` is called ahead of anything slow, so not for
-    an image that is built and tested. With `held` the layers must match the layer lock.
+    `runner` runs that test, empty for the engine's own. `before` is called ahead of slow work, so not for an
+    image that is built and tested. With `held` the layers must match the layer lock.
     """
 
     engine: str = "assemble"
@@ -92,7 +92,7 @@ class BuildResult:
 
 
 def build_target(project: Project, target: Target, options: BuildOptions, progress: Progress) -> BuildResult:
-    """Build an image from the committed lock. Raises LockError and StaleError where that is not current."""
+    """Build an image from the committed lock. Raises LockError and StaleError if that is not current."""
     check_build(options)
     return build_image(project, define_target(project, target), options, progress)
 
@@ -110,7 +110,7 @@ def check_build(options: BuildOptions) -> None:
 def build_image(
     project: Project, definition: BuildSpec, options: BuildOptions, progress: Progress
 ) -> BuildResult:
-    """Build and test the image of a definition. What the store has is not built again."""
+    """Build and test the image of a definition, unless the store has it."""
     layout, target, runner_name = project.layout, definition.target, options.runner_name
     engine = make_engine(project, options.engine)
     runner = make_runner(project, runner_name, target.name, progress)
@@ -194,7 +194,7 @@ def build_image(
 def find_built(project: Project, target: Target) -> Image | SifArtifact | None:
     """Return the image that `build` would find by the engine of the settings. Builds and fetches nothing.
 
-    Raises LockError and StaleError as `define_target` does, StoreError for a damaged base.
+    Raises LockError and StaleError as `define_target` does, StoreError for a corrupt base.
     """
     definition = define_target(project, target)
     base = base_request(project, definition.base).stored(project.layout)
@@ -208,7 +208,7 @@ def make_engine(access: Access, name: str) -> Engine:
 
 
 def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
-    """Raise StoreError where the disks have no space for fetched packages, layers and unpacked files."""
+    """Raise StoreError if the disks have no space for fetched packages, layers and unpacked files."""
     # Packages in the cache may have their layers too, so only the rest counts.
     cache, store = access.settings.cache_path, access.layout.path
     missing = PackageCache(cache, package_index(access)).missing(lock.packages)
@@ -230,7 +230,7 @@ def _fetching(
             with clock.of("fetch"), progress.stage(f"{lock.target}: fetch {len(lock.packages)} packages"):
                 _fetch(access, lock, arrivals, progress)
         except BaseException as error:
-            if isinstance(error, DownloadError):  # the cache does not know whose lock a file is of
+            if isinstance(error, DownloadError):  # the cache does not know the lock of a file
                 error.hint = error.hint.replace("TARGET", lock.target)
             arrivals.fail(error)
 
@@ -289,7 +289,7 @@ def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> B
 
 
 class _StageTimes:
-    """Seconds by stage. Stages run at the same time, and some more than once."""
+    """Seconds by stage. Stages overlap, and some run more than once."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}

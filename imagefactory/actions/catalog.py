@@ -1,7 +1,7 @@
-"""A catalog of what this project has in a registry, or in the local store.
+"""A catalog of this project's images in a registry, or in the local store.
 
-It has one image of each target: the candidate of the present lock, or what the target's own tag points to
-if only that is verified, so a new lock does not take away what people use. If the policy requires approvals,
+It has one image of each target: the candidate of the present lock, or the image of the target's own tag if
+only that is verified, so a new lock removes nothing that people use. If the policy requires approvals,
 an image that has a tag to promote needs them for one of its tags. Its verdicts are the valid ones of the
 registry and of the local store. Predictions are those of the wheels of the lock, or of a scan of the image.
 """
@@ -72,9 +72,9 @@ SIZES = "sizes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRequest:
-    """`registry` (`host[/path]`) is empty for the setting; if that is empty too, the local store counts.
+    """A request. `registry` (`host[/path]`) is empty for the setting; without one the local store counts.
 
-    `named`: each target must be there. `hurried`: the timeouts for the registry are short.
+    `named`: each target must exist there. `hurried`: the timeouts for the registry are short.
     """
 
     targets: tuple[Target, ...]
@@ -88,8 +88,8 @@ class CatalogRequest:
 class CatalogResult:
     """A catalog, and pairs of a skipped target and the reason.
 
-    `kept` are targets from the last catalog, `waiting` those whose images have too few approvals. `revoked`
-    is what the local store knows of revocations, by target.
+    `kept` are targets from the last catalog, `waiting` those whose images lack approvals. `revoked` are the
+    revocations in the local store, by target.
     """
 
     catalogue: Catalog
@@ -119,9 +119,9 @@ class CatalogRoot:
 
 
 def build_catalog(project: Project, request: CatalogRequest, progress: Progress) -> CatalogResult:
-    """Raises RegistryError and StoreError, UsageError for a trust that cannot be read.
+    """Return the catalog. Raises RegistryError and StoreError, UsageError for unreadable trust.
 
-    With `named` raises NothingSelectedError for the first target that is not there.
+    With `named` raises NothingSelectedError for the first missing target.
     """
     builder = _CatalogBuilder.of(project, request)
     images, skipped, waiting = [], [], []
@@ -166,7 +166,7 @@ def stored_revocations(project: Project, policy: VerificationPolicy) -> Mapping[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CatalogBuilder:
-    """Where images are looked up, and by which policy. `host` is empty for the local store."""
+    """The place of images and the policy for them. `host` is empty for the local store."""
 
     project: Project
     policy: VerificationPolicy
@@ -202,7 +202,7 @@ class _CatalogBuilder:
             expected = self._expected_digest(target, place)
         except (LockError, StaleError) as error:
             lock, why = None, error.message
-        except ModuleNotFoundError as error:  # a light install cannot compute what the lock gives
+        except ModuleNotFoundError as error:  # a light install cannot compute the digest by the lock
             lock, why = None, f"its image cannot be told from others without {error.name}"
         tagged = place.store.manifest(place.repository, plain_tag(target))
         roots = []
@@ -374,12 +374,12 @@ def lacks_approvals(
 
 def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     for digest, data in envelopes.items():
-        with suppress(ImagefactoryError):  # not an envelope, so nobody would trust it
+        with suppress(ImagefactoryError):  # not an envelope, so it is never trusted
             parse_envelope(data, digest)
             yield digest, data
 
 
-# --- What a catalog says of an image besides its digests: versions, driver, predictions, unpacked size
+# --- Facts of an image besides its digests: versions, driver, predictions, unpacked size
 
 
 def describe_image(project: Project, target: Target, root: CatalogRoot, manifest: Manifest) -> CatalogImage:
@@ -413,7 +413,7 @@ def describe_image(project: Project, target: Target, root: CatalogRoot, manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """Fields of a CatalogImage: the version of the framework, the CUDA that came, and its driver."""
+    """Fields of a CatalogImage: the framework's version, the CUDA in the image, and its driver."""
 
     version: str
     runtime: str = ""
@@ -422,7 +422,7 @@ class ImageFacts:
 
 
 def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, CellClaim]]) -> ImageFacts:
-    """Return what is known of an image by its lock, without a lock by its target.
+    """Return the known facts of an image by its lock, without a lock by its target.
 
     Programs of a CUDA major start on the first driver of that major (gpu/drivers.py, rule R6), unless their
     code is packed so that older drivers cannot read it (R7); code that must be compiled from PTX needs a

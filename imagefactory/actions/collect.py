@@ -1,9 +1,9 @@
-"""From a sweep that came back to verdicts: each node is verified, signed once and attached to its image.
+"""From a finished sweep to verdicts: each node is verified, signed once and attached to its image.
 
-    what a job left -> NodeState -> its report -> sign, spend the nonce -> attach -> collected.json
+    files of a job -> NodeState -> its report -> sign, spend the nonce -> attach -> collected.json
 
-The next call takes up nodes that still run, and signed verdicts that could not be attached. Nothing is signed
-a second time. If collected.json is lost, the verdicts are found at their images by the nonces.
+The next call continues with running nodes, and signed verdicts that could not be attached. Nothing is signed
+twice. If collected.json is lost, the verdicts are found at their images by the nonces.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ Places = tuple[tuple[StoreRepository, VerifiedImage], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedNode:
-    """What attaching needs of a verdict: a sweep has thousands, so their contents are not kept."""
+    """The fields of a verdict for attaching: a sweep has thousands, so their contents are dropped."""
 
     keyid: str
     expires: datetime
@@ -89,7 +89,7 @@ class SignedNode:
 class PendingNode:
     """A node in progress: `spending` comes before `signed` is attached; `fault` ends it.
 
-    `lost`: it was signed and attached before, and nothing here records where.
+    `lost`: it was signed and attached before, and no local record says where.
     """
 
     node: SweepNode
@@ -102,7 +102,7 @@ class PendingNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """All nodes of a sweep, and the errors besides them (a registry that is down, tags not moved).
+    """All nodes of a sweep, and other errors (a registry that is down, tags not moved).
 
     `machines` are those that failed jobs.
     """
@@ -127,7 +127,7 @@ class SweepResult:
 def collect_sweep(
     project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> SweepResult:
-    """Verify, sign and attach what came back so far. Raises UsageError for a directory that is not a sweep.
+    """Verify, sign and attach all results so far. Raises UsageError for a directory that is not a sweep.
 
     A node whose verdict cannot be attached is among the faults; the others continue.
     """
@@ -139,7 +139,7 @@ def collect_sweep(
     pool, silent = open_pool(sweep.pool, project.environ), None
     try:
         pool.look(folder)
-    except ToolError as error:  # without the queue a finished job may count as not done
+    except ToolError as error:  # without the queue a finished job may count as running
         silent = error
     signer = NodeSigner(
         folder=folder,
@@ -181,7 +181,7 @@ def collect_sweep(
         faults.append((sweep.id, silent))
     write_collected(folder, nodes)
     signer.ledger.settle_all({node.nonce for node in nodes if node.attached})
-    # Other stores may take up all that has an outcome and no verdict that still has to arrive.
+    # Other stores may claim nodes that have an outcome and no pending verdict.
     unfinished = {
         node.nonce
         for node in nodes
@@ -223,13 +223,13 @@ def _target_of(project: Project, node: SweepNode) -> Target:
 
 
 def _reference_of(node: SweepNode) -> str:
-    """Return where the image of a node is in a registry (HOST/NAME@sha256:...); empty for a file."""
+    """Return the registry reference of a node's image (HOST/NAME@sha256:...); empty for a file."""
     if node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
         return node.image.address.partition("://")[2]
     return ""
 
 
-# --- Why a machine could not pull an image: this machine asks the registry as a job would
+# --- Why a machine could not pull an image: this machine queries the registry as a job would
 # HTCondor keeps too little of the output of Apptainer (schedulers/htcondor/results.py). Mostly it is one of
 # three: the image is gone, the registry rejects or is down, or only that machine has a problem.
 
@@ -249,7 +249,7 @@ def _explain_pulls(drafts: list[PendingNode], project: Project, progress: Progre
 
 
 class AnonymousPullCheck:
-    """Requests each image once, without a password, as jobs do; none after MAX_REJECTED failures in a row."""
+    """Queries each image once, without a password, as jobs do; stops after MAX_REJECTED failures in a row."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -272,7 +272,7 @@ class AnonymousPullCheck:
         options = RegistryOptions(
             certificates=Path(certificates) if certificates else None,
             plain_hosts=self.project.settings.plain_hosts,
-            patience=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
+            retry_policy=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
         )
         registry = RegistryClient(where.registry, options)
         try:
@@ -358,9 +358,9 @@ class NodeSigner:
     def _sign(
         self, report: GpuReport, node: SweepNode, known: IssuedNonce
     ) -> tuple[SignedNode | None, NonceUse | None, str]:
-        """Return the verdict (None if the report is not signed), what to spend on it, and a line.
+        """Return the verdict (None if the report is not signed), the nonce to spend, and a line.
 
-        A verdict that was signed before and did not arrive spends nothing. Raises NonceError, StoreError.
+        A verdict that was signed before and not attached spends nothing. Raises NonceError, StoreError.
         """
         if known.spent is not None:
             data = self.ledger.unsettled(node.nonce)
@@ -454,7 +454,7 @@ class VerdictAttacher:
     def places(self, draft: PendingNode) -> Places:
         """Return where a verdict goes. Raises UsageError and RegistryError.
 
-        After MAX_REJECTED images in a row that a registry did not show, no other is requested.
+        After MAX_REJECTED images in a row that a registry did not show, no more are requested.
         """
         own = draft.node.image.subject
         if own.manifest not in self._places:

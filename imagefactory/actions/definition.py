@@ -87,7 +87,7 @@ def _file_problem(spec: FilesSpec, code: str, problem: str, fix: str) -> RecipeE
 
 
 def define_target(project: Project, target: Target) -> BuildSpec:
-    """Return all that decides the target's image. Raises LockError and StaleError like `require_locked`."""
+    """Return all inputs of the target's image. Raises LockError and StaleError like `require_locked`."""
     root, locked = project.settings.root_path, require_locked(project, target)
     assert locked.lock is not None
     parents = tuple(parent.lock for parent in locked.parents if parent.lock)
@@ -131,7 +131,7 @@ def layers_state(project: Project, target: Target) -> str:
 
 
 def promised_image(project: Project, target: Target, blobs: BlobSink | None = None) -> Image | None:
-    """Return the target's image by its layer lock, None where there is none or it is stale.
+    """Return the image that the target's layer lock describes, None if it is missing or stale.
 
     Its config, manifest and index are added to `blobs`. Raises LockError and StaleError as `define_target`
     does, and LockError for a layer lock that is malformed.
@@ -147,7 +147,7 @@ def promised_image(project: Project, target: Target, blobs: BlobSink | None = No
 def verify_layer_lock(
     project: Project, definition: BuildSpec, image: Image, toolchain: str, *, bases: tuple[BaseLock, ...]
 ) -> None:
-    """Raise LockError where built layers differ from the layer lock.
+    """Raise LockError if built layers differ from the layer lock.
 
     A layer lock that is stale, or of layers by other tools, is only reported.
     """

@@ -1,4 +1,4 @@
-"""What this machine and these settings have and lack to build, submit, verify or run a site."""
+"""Report what this machine and these settings lack to build, submit, verify or run a site."""
 
 from __future__ import annotations
 

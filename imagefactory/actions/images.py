@@ -1,4 +1,4 @@
-"""The image or .sif of a target in the store, and what its tags may point to, with the verdicts."""
+"""The image or .sif of a target in the store, and the possible tags of it, with the verdicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from imagefactory.trust.tags import TagCandidate, newest_first
 from imagefactory.trust.verdict import ImageProgress, VerificationResult
 from imagefactory.versions import natural
 
-# --- In the store: the image of a target, the .sif made of it or built by Apptainer, and who runs it
+# --- In the store: the image of a target, its .sif, and the runner of either
 
 
 def stored_image(access: Access, target: Target) -> Image | None:
@@ -58,7 +58,7 @@ def stored_sif(access: Access, target: Target) -> SifArtifact | None:
 
 
 def load_artifact(access: Access, name: str, descriptor: Descriptor) -> Image | SifArtifact:
-    """Return the image or .sif of the store with this manifest."""
+    """Return the stored image or .sif with this manifest."""
     layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
         return load_sif(layout, descriptor.digest)
@@ -115,13 +115,13 @@ def not_built_error(target: Target, more: str = "") -> BuildError:
 def ensure_sif(
     access: Access, image: Image, target: str, progress: Progress, *, compression: str
 ) -> SifArtifact:
-    """Return the .sif of a stored image, made if it is not stored. The caller holds the layout's `in_use`."""
+    """Return the .sif of a stored image; convert it if needed. The caller holds the layout's `in_use`."""
     maker = SifBuilder(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
     return maker.make(image, target, compression, progress)
 
 
 def scratch_directory(access: Access, runner: str) -> Path:
-    """Return the directory for what a run writes: for `unshare` on the disk of the store, which has limits.
+    """Return the directory for files that a run writes. `unshare` uses the store's disk, which has limits.
 
     Docker and Apptainer may work as root, which a store on NFS rejects: they get a temporary directory.
     """
@@ -129,7 +129,7 @@ def scratch_directory(access: Access, runner: str) -> Path:
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
-    """Return the runner of a row of RUNNERS. A .sif that it makes is named after `target`."""
+    """Return the runner of a row of RUNNERS. A .sif that it creates is named after `target`."""
     support = RunnerSupport(
         layout=access.layout,
         environ=access.environ,
@@ -142,7 +142,7 @@ def make_runner(access: Access, name: str, target: str, progress: Progress) -> R
 
 
 def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, ImageProgress]:
-    """Return how far the image of each target is, by what the store knows. A corrupt image is only built."""
+    """Return how far the image of each target is, by the store. A corrupt image only counts as built."""
     tags, reader = access.layout.tags(), VerdictReader(access, now)
     pushes, path = {}, ""
     if access.settings.registry.value:
@@ -168,7 +168,7 @@ def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict
     return {target.name: marks(target) for target in targets}
 
 
-# --- What the tags of a target may point to, with the verdicts, and what they point to now
+# --- The images that the tags of a target may point to, with the verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class _ImageVerdicts:
 def read_candidates(
     access: Access, promoting: PromotionRequest, court: VerificationPolicy, progress: Progress
 ) -> tuple[tuple[_ImageVerdicts, ...], dict[str, str]]:
-    """Return all that the tags of the target may point to, and the digest of each tag now."""
+    """Return all images that the tags of the target may point to, and the digest of each tag now."""
     place, plain = promoting.place, plain_tag(promoting.target)
     names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
@@ -227,7 +227,7 @@ def read_candidates(
 
 
 def belongs(tag: str, plain: str) -> bool:
-    """Return whether a tag is of the target: its own, of a capability, or of a candidate that is no .sif."""
+    """Return whether a tag is of the target: its own, of a capability, or of a candidate, not a .sif."""
     if tag == plain:
         return True
     match = CAPABILITY.fullmatch(tag) or CANDIDATE.fullmatch(tag)
@@ -259,7 +259,7 @@ def _read_candidate(
         return f"{name} in {place} is skipped: it is not complete"
     index = read_manifest(place, digest)
     others = [row for row in platforms_in(index) if row[0] != target.platform]
-    parse_parts(index)  # well-formed from here on
+    parse_parts(index)  # raises if it is malformed
     if len(images_of(json.loads(index.data).get("manifests") or ())) > 1 + len(others):
         return f"{name} in {place} is skipped: it has images for platforms without a target"
     for platform, manifest in others:
@@ -289,7 +289,7 @@ def _read_candidate(
 
 
 def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
-    """Return whether this store pushed it, or a record with the MAC of IMAGEFACTORY_LEDGER_KEY says so."""
+    """Return whether this store pushed it, or its record has a valid MAC of IMAGEFACTORY_LEDGER_KEY."""
     if isinstance(place.store, LayoutStore):
         return True
     if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):

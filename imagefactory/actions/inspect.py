@@ -1,4 +1,4 @@
-"""The GPU code in what a name means: a path, a target, an image of the store or of a registry."""
+"""Find the GPU code in a path, a target, or an image of the store or of a registry."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ from imagefactory.scan.layers import (
 )
 from imagefactory.trust.verdict import VerificationResult
 
-LARGE = 1 << 20  # bytes; the GPU code of a framework is in no smaller package
+LARGE = 1 << 20  # bytes; smaller packages have no GPU code of a framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectResult:
-    """The contents, and `how` they were found, in one line. `digest` is that of an image.
+    """The contents, and in one line `how` they were found. `digest` is that of an image.
 
-    `platform` is its architecture (`amd64`), empty if not known.
+    `platform` is its architecture (`amd64`), empty if unknown.
     """
 
     contents: ScanResult
@@ -81,7 +81,7 @@ class InspectResult:
 def inspect_place(
     access: Access, recipes: Callable[[], Project], name: str, progress: Progress
 ) -> InspectResult:
-    """Return what is in a path, a reference with its registry, a digest or tag of the store, or a target.
+    """Return the contents of a path, a full reference, a digest or tag of the store, or a target.
 
     `recipes` loads the project if the name may be of a target. Raises UsageError for a name that is none of
     these, BuildError for a target that is neither built nor known, and the errors of reading.
@@ -117,7 +117,7 @@ def inspected_verdicts(
 ) -> tuple[VerificationResult, ...]:
     """Return the verdicts on the result of `inspect_place`, from the store or registry it is in.
 
-    A file has none: the verdicts on the image that it was made from are not about the file.
+    A file has none: the verdicts on the image that it was converted from are not about the file.
     """
     if not digest or Path(name).exists():
         return ()
@@ -126,7 +126,7 @@ def inspected_verdicts(
 
 
 def inspect_artifact(access: Access, artifact: Image | SifArtifact, progress: Progress) -> InspectResult:
-    """Return what is in an image or .sif of the store."""
+    """Return the contents of an image or .sif of the store."""
     if isinstance(artifact, Image):
         return _scan_stored(access, artifact, progress)
     result = _inspect_sif(access, artifact.path, progress)
@@ -155,7 +155,7 @@ def wheel_platform(name: str) -> str:
 
 
 def _inspect_sif(access: Access, path: Path, progress: Progress) -> InspectResult:
-    """Return what is in a .sif, by the image that it was made from if the store has that, else unpacked."""
+    """Return the contents of a .sif: of its source image if that is stored, else unpacked."""
     image = _origin(access.layout, path)
     if image is not None:
         result = _scan_stored(access, image, progress)
@@ -168,7 +168,7 @@ def _inspect_sif(access: Access, path: Path, progress: Progress) -> InspectResul
 
 
 def _origin(layout: Layout, path: Path) -> Image | None:
-    """Return the stored image that a .sif was made from, by the sha256 of the file."""
+    """Return the stored image that a .sif was converted from, by the sha256 of the file."""
     size, digest = path.stat().st_size, ""
     for name, descriptor in layout.tags().items():
         with contextlib.suppress(StoreError):
@@ -193,7 +193,7 @@ def _scan_stored(access: Access, image: Image, progress: Progress) -> InspectRes
 
 
 def _inspect_registry(access: Access, reference: ImageReference, progress: Progress) -> InspectResult:
-    """Return what is in an image of a registry. Unknown layers are read, and not stored."""
+    """Return the contents of an image in a registry. Unknown layers are read, and not stored."""
     mirror, place = find_place(access, str(reference))
     image = image_at(place, mirror.tag_or_digest)
     with access.layout.in_use(progress):
@@ -231,7 +231,7 @@ def image_at(place: StoreRepository, reference: str) -> ImageLocation:
     root = read_manifest(place, choose_platform(read_manifest(place, reference), "").digest)
     manifest = root
     if root.descriptor.media_type in INDEX_TYPES:
-        parse_parts(root)  # well-formed from here on
+        parse_parts(root)  # raises if it is malformed
         (entry, *_) = images_of(json.loads(root.data)["manifests"])
         manifest = read_manifest(place, str(entry["digest"]))
     config = read_config(place, manifest)
@@ -251,7 +251,7 @@ def image_at(place: StoreRepository, reference: str) -> ImageLocation:
 
 
 def _inspect_lock(project: Project, target: Target, progress: Progress) -> InspectResult:
-    """Return what is known of the packages in the lock of a target that is not built."""
+    """Return the known contents of the packages in the lock of a target that is not built."""
     lock = read_target_lock(project, target)
     if lock is None:
         raise BuildError(
@@ -319,7 +319,7 @@ def _scan_cached(path: Path, workers: int) -> ScanResult:
 
 
 def _join_contents(source: str, lock: Lock, parts: Sequence[ScanResult]) -> ScanResult:
-    """Return what all packages contain. The lock says which packages there are."""
+    """Return the contents of all packages, which the lock lists."""
     libraries = {library.path: library for part in parts for library in part.libraries}
     packages = {
         InstalledPackage(

@@ -35,9 +35,9 @@ from imagefactory.trust.policy import read_text, read_trust, write_text
 
 
 def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitation:
-    """Return what users of this project's catalog need. `catalogue` is empty for the place in the settings.
+    """Return what users of this project's catalog need. An empty `catalogue` is the place in the settings.
 
-    Raises UsageError if the settings have none, CheckFailedError if no key is trusted that users could trust.
+    Raises UsageError if the settings have none, CheckFailedError if there is no trusted key to share.
     """
     place = catalogue or settings.catalogue.value or settings.registry.value
     if not place:
@@ -105,7 +105,7 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
-    """The file of a `center` that a user joins, and what an invitation changes in it.
+    """The file of a `center` that a user joins, and the changes by an invitation.
 
     `beside` are the centers that were joined before: if there are any, this one has a file of its own.
     """
@@ -129,11 +129,11 @@ class UserFile:
 def find_joining(
     settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime, name: str = ""
 ) -> UserFile:
-    """Return the file of the center of an invitation, and what it lacks besides what the site sets for all.
+    """Return the file of an invitation's center, with the settings that the site does not set for all.
 
     The first center is in the user's own file, each other one in a file of its own. `name` is the user's name
     for it: that of a joined center means this center, even if its catalog moved. Raises UsageError if it is
-    not clear whether it is a joined one.
+    unclear whether it is a joined one.
     """
     path = user_file(environ)
     sites = settings.files[settings.files.index(path) + 1 :]
@@ -160,7 +160,7 @@ def find_joining(
     for other in dict.fromkeys((path, *sites, *files.values())):
         if other != file:
             check_not_retired(read_document(other).get("trust", []), invitation, str(other), now)
-    # The name of the first center is written if someone chose it, that of another one is its file name.
+    # The first center's name is written only if the user chose it; another one's is its file name.
     center = (name or str(main.get("center", "")) or invitation.center) if file == path else ""
     others = tuple(read_document(site) for site in sites) if file == path else ()
     text = read_text(file) if file.is_file() else ""
@@ -213,7 +213,7 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
 def remove_center(
     settings: Settings, environ: Mapping[str, str], name: str
 ) -> tuple[Path, str | None, list[str]]:
-    """Return the file of a center, its text without it (None if the file can be deleted), and what goes.
+    """Return the file of a center, its text without it (None to delete the file), and what is removed.
 
     Raises NothingSelectedError for a center that is not joined, UsageError for one that the site has set.
     """

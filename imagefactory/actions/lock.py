@@ -1,4 +1,4 @@
-"""From targets to locks: which are current, which are solved and written; and from locks to layer locks."""
+"""Solve and write the locks of targets and bases, then their layer locks."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _write_unsolvable(folder: Path, request: LockRequest, error: UnsolvableError
 def lock_request(
     project: Project, target: Target, options: LockOptions, progress: Progress
 ) -> tuple[LockRequest, bool]:
-    """Return what to ask the solver for a target, and whether its present lock stays as it is."""
+    """Return the request to the solver for a target, and whether its present lock stays as it is."""
     locked = locked_target(project, target)
     previous = locked.lock
     if locked.flaw:
@@ -241,11 +241,11 @@ def solve_target(
     declared: bool = False,
     locker: UvLocker | None = None,
 ) -> Mapping[str, str]:
-    """Return the versions that a lock of `target` would have, by name. Nothing is written.
+    """Return the versions that a lock of `target` would have, by name. Writes nothing.
 
-    `under` is the lock of the parent. With `declared` PyPI packages are solved only by what they declare,
-    which is quick. Pass the same `locker` again to get the same question answered once. Raises
-    UnsolvableError, UnreachableError, UnbuiltError (NoWheelError with `declared`), or what the solver raises.
+    `under` is the lock of the parent. With `declared` PyPI packages are solved only by their declared
+    metadata, which is quick. A `locker` that is passed again answers the same request from memory. Raises
+    UnsolvableError, UnreachableError, UnbuiltError (NoWheelError with `declared`), or the solver's errors.
     """
     request = LockRequest(target=target, base=base, under=under)
     if target.source == "pypi" and not (under and under.conda):
@@ -391,7 +391,7 @@ def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> 
     from_pypi = {canonicalize_name(Requirement(text).name) for text in target.pip}
     by_key: dict[str, list[str]] = {}
     for row in named:
-        # Nobody wants to accept a release from before the first final one: it is only a remainder.
+        # A release from before the first final one is only a remainder, and never worth accepting.
         if not (row.build and Version(row.locked).is_prerelease):
             by_key.setdefault("pip" if row.name in from_pypi else "constraints", []).append(f'"{row.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
@@ -438,9 +438,9 @@ def _check_note(target: Target, note: str | None) -> None:
 
 
 def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: bool) -> bool:
-    """Solve a base's lock when there is none, when it is stale, or on `update`. Return whether it changed.
+    """Solve a base's lock if there is none, it is stale, or `update` is set. Return whether it changed.
 
-    A pulled base has no lock but its digest, which only its recipe changes.
+    A pulled base is locked by its digest, which only its recipe changes.
     """
     if base.image:
         return False
@@ -487,7 +487,7 @@ OPTIONS = BuildOptions(engine="assemble", locked=True, smoke=False, held=False)
 def lock_target_layers(project: Project, target: Target, progress: Progress) -> bool:
     """Build the layers that the store lacks and write the target's layer lock. Return whether it changed.
 
-    Raises what a build raises, and UsageError for a target on a pulled base.
+    Raises the errors of a build, and UsageError for a target on a pulled base.
     """
     definition, bases = define_target(project, target), _base_locks(project, target)
     image = _build(project, definition, progress)
@@ -502,8 +502,8 @@ def lock_target_layers(project: Project, target: Target, progress: Progress) -> 
 def check_target_layers(project: Project, target: Target, progress: Progress) -> None:
     """Build every layer of the target and its base again, in a temporary store, and compare.
 
-    Raises LockError for a layer lock that is missing or has wrong entries, which it names, StaleError for one
-    of another lock, base or set of tools.
+    Raises LockError if the layer lock is missing or has wrong entries, which it names. Raises StaleError if
+    it is of another lock, base or set of tools.
     """
     definition, bases = define_target(project, target), _base_locks(project, target)
     lock = read_layer_lock(project.lock_folder, target.name)

@@ -1,4 +1,4 @@
-"""What is locked, and whether it is what the recipes require. Nothing is solved or written here."""
+"""Read locks, and check whether they fulfill the recipes. Solves and writes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TO_BUILD = "to build"
 class LockedBase:
     """A base and its committed lock.
 
-    `flaw` is why the lock cannot be read, `content_hash` what it must have.
+    `flaw` is why the lock cannot be read, `content_hash` the required one.
     """
 
     base: BaseSpec
@@ -56,7 +56,7 @@ class LockedBase:
 
     @property
     def locks(self) -> tuple[BaseLock, ...]:
-        """The locks from the lowest parent to this base, none where one is missing or the base is pulled.
+        """The locks from the lowest parent to this base, none if one is missing or the base is pulled.
 
         Raises LockError for a malformed one.
         """
@@ -93,10 +93,10 @@ def locked_base(project: Project, base: BaseSpec) -> LockedBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedTarget:
-    """A target with all that decides its packages, and its committed lock.
+    """A target with all inputs of its packages, and its committed lock.
 
-    `content_hash` is the one that the lock must have, empty where the parent is not locked. `flaw` is why a
-    lock of that hash does not count: it is malformed, not what locking writes, or a local wheel has changed.
+    `content_hash` is the required one, empty if the parent is not locked. `flaw` is why a lock with that hash
+    does not count: it is malformed, differs from the written form, or a local wheel has changed.
     """
 
     target: Target
@@ -114,7 +114,7 @@ class LockedTarget:
 
     @property
     def current(self) -> bool:
-        """Whether the lock is what locking the target now would keep."""
+        """Whether locking the target now would keep the lock."""
         return self.lock is not None and self.lock.content_hash == self.content_hash and not self.flaw
 
     @property
@@ -131,7 +131,7 @@ class LockedTarget:
         return "none" if self.lock is None else "stale"
 
     def problem(self, folder: Path) -> ImagefactoryError | None:
-        """Return why the target cannot be built, None where its lock is current."""
+        """Return why the target cannot be built, None if its lock is current."""
         name, hint = self.target.name, f"imagefactory lock {self.target.name}"
         if self.target.sources:
             sources = ", ".join(self.target.sources)
@@ -152,7 +152,7 @@ class LockedTarget:
         return StaleError("lock-outdated", f"the lock of {name} is outdated: {what} has changed", hint=hint)
 
     def require(self, folder: Path) -> Lock:
-        """Return the current lock. Raises the `problem` where there is one."""
+        """Return the current lock, or raise `problem`."""
         if problem := self.problem(folder):
             raise problem
         assert self.lock is not None
@@ -223,7 +223,7 @@ def lock_state(project: Project, target: Target) -> str:
 
 
 def read_unsolvable_reason(project: Project, target: Target) -> UnsolvableTarget | None:
-    """Return why the target has no solution, by the record of its last lock; None where that is not known.
+    """Return why the target has no solution, by the record of its last lock; None if that is unknown.
 
     Records of another recipe and malformed ones do not count.
     """
@@ -243,7 +243,7 @@ def base_locks(project: Project, base: BaseSpec) -> tuple[BaseLock, ...]:
 def orphans(project: Project) -> tuple[Path, ...]:
     """Return the locks and definitions of targets and bases that no recipe has.
 
-    None while recipes have faults: theirs are not known.
+    None while recipes have errors: their targets are unknown.
     """
     if project.faults:
         return ()

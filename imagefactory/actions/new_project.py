@@ -42,9 +42,9 @@ SETTINGS = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewProject:
-    """`families` are the copied ones, also those built on; `written` are names below the root.
+    """A new project. `families` are the copied ones with their parents; `written` are names below the root.
 
-    `target` is one that can be built at once, the newest of the first requested family.
+    `target` can be built at once: the newest of the first requested family.
     """
 
     families: tuple[str, ...]
@@ -59,7 +59,7 @@ def create_project(
     environ: Mapping[str, str],
     nights: Mapping[str, str] | None = None,
 ) -> NewProject:
-    """Write the bases and the `requested` bundled families, with those that they are built on.
+    """Write the bases and the `requested` bundled families, with their parents.
 
     `nights` are further files, from `nightly_files`. Existing files stay. Raises NothingSelectedError for an
     unknown family. Raises UsageError, before anything is written, if a file exists and differs.
@@ -97,7 +97,7 @@ def create_project(
 
 
 def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Target, ...]:
-    """Return the targets that come with imagefactory."""
+    """Return the bundled targets."""
     shipped = replace(settings, root=SettingValue(value=str(SHIPPED), origin="init"))
     return load_project(shipped, environ).targets
 
@@ -112,7 +112,7 @@ def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> T
 
 
 def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -> tuple[str, ...]:
-    """Return the `requested` families and those that their targets are built on, sorted."""
+    """Return the `requested` families and their parents, sorted."""
     by_name = {target.name: target for target in targets}
     known = sorted({target.family for target in by_name.values()})
     selected: set[str] = set()
@@ -145,7 +145,7 @@ def _base_lock(name: str) -> str:
 
 
 def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequence[str]) -> list[str]:
-    """Return the names of the files of families, besides those that are there `always`."""
+    """Return the names of the files of families, besides those `always` written."""
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
@@ -154,7 +154,7 @@ def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequen
                 *(f"{target.name}.{kind}" for kind in (UNSOLVABLE, LAYERS)),
             )
             names += [f"lockfiles/{name}" for name in files if (SHIPPED / "lockfiles" / name).exists()]
-            base = _base_lock(target.base)  # of its own: for its platform, or with packages of its recipe
+            base = _base_lock(target.base)  # specific: for its platform, or with packages of its recipe
             names += [base] if base not in always and (SHIPPED / base).exists() else []
     return names
 
@@ -228,7 +228,7 @@ def _pin(text: str, source: ImagefactorySource) -> str:
 
 
 def find_source(package: Path) -> ImagefactorySource:
-    """Return where `package` comes from: a release, a clone, or a repository that pip installed.
+    """Return the origin of `package`: a release, a clone, or a repository that pip installed.
 
     Raises UsageError if no commit is known, or if the commit of a clone is in no branch of its origin.
     """

@@ -50,7 +50,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLookup:
-    """Where a plan looks for images, and when. `registry` is empty for the store.
+    """Where and when a plan looks for images. `registry` is empty for the store.
 
     `also` is a registry besides the store. `renew`: verdicts that expire soon count as expired.
     """
@@ -110,7 +110,7 @@ def _lookup_in_store(project: Project, asking: PlanLookup) -> StatusLookup:
             return stage
         try:
             built = find_built(project, stage.target)
-        except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
+        except ModuleNotFoundError as error:  # a light install cannot build: this image was pulled
             return replace(stage, missing=f"the image in the store cannot be compared without {error.name}")
         if built is None:
             return replace(stage, missing=f"the image in the store is not what {engine} makes of the lock")
@@ -173,7 +173,7 @@ def _lookup_in_registry(project: Project, asking: PlanLookup, *, hurried: bool =
 
 
 def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
-    """Return earlier scans of the layers of an image, None if one of them was not scanned yet."""
+    """Return earlier scans of the layers of an image, None if one of them is not scanned yet."""
     scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
@@ -185,7 +185,7 @@ def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
 class PlanGpus:
     """The GPUs to plan for. `pool` is the file of an inventory, empty for a list of GPUs.
 
-    `avoided` are the reasons why no job gets some of them.
+    `avoided` are the reasons why jobs avoid some of them.
     """
 
     devices: tuple[PlanGpu, ...] = ()
@@ -196,7 +196,7 @@ class PlanGpus:
 def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
     """Return the GPUs of a list, or of an inventory on the machines that match `patterns`.
 
-    Raises RecipeError and UsageError for faults of the file, NothingSelectedError if there is no GPU.
+    Raises RecipeError and UsageError for errors in the file, NothingSelectedError if there is no GPU.
     """
     if path.is_file():
         with path.open("rb") as file:
@@ -208,7 +208,7 @@ def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
 
 
 def read_devices(path: Path) -> tuple[PlanGpu, ...]:
-    """Return each type of GPU of a list. Raises RecipeError with file:line:column of every fault."""
+    """Return each type of GPU of a list. Raises RecipeError with file:line:column of every problem."""
     kinds = (
         PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver, host=kind.host)
         for kind in read_gpus(path)
@@ -219,7 +219,7 @@ def read_devices(path: Path) -> tuple[PlanGpu, ...]:
 def inventory_devices(
     inventory: Inventory, patterns: Sequence[str] = ()
 ) -> tuple[tuple[PlanGpu, ...], Mapping[PlanGpu, str]]:
-    """Return each type of GPU of a pool by capability, slice (MIG) and driver, and the reasons to avoid some.
+    """Return each type of GPU of a pool by capability, slice (MIG) and driver, and reasons to avoid some.
 
     A type has a name if all its GPUs have the same. Raises NothingSelectedError if there is none.
     """
@@ -257,7 +257,7 @@ def inventory_devices(
 
 
 def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
-    """Return the rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
+    """Return the rows of a CSV. Raises RecipeError with file:line of its problems, UsageError for no file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Tags follow verdicts: promotions, approvals, revocations, and the record of a key that ends.
+"""Tags follow verdicts: promotions, approvals, revocations, and the record of a retired key.
 
 trust/tags.py decides which tags move. One process at a time moves tags from one store; if another store
 moved a tag meanwhile, everything is read and decided again. If the policy requires approvals
@@ -138,7 +138,7 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
 
 @dataclass(kw_only=True)
 class _Approver:
-    """Checks the approvals of what tags would point to, and adds the user's own. The caller locks."""
+    """Checks approvals of the new images of tags, and adds the user's own. The caller locks."""
 
     access: Access
     promoting: PromotionRequest
@@ -149,14 +149,14 @@ class _Approver:
 
     def approve(self, fate: TagDecision) -> TagDecision:
         """Return the decision on a tag by its approvals, with one of our own if a key signs here."""
-        if fate.after not in self.images:  # it is removed, or stays where no promotion put it
+        if fate.after not in self.images:  # the tag is removed, or keeps an image that was not promoted
             return fate
         now, needed = self.promoting.now, self.trust.policy.signatures
         approvals = self._approvals(fate.tag, fate.after)
         approved = approvals.best()
         if fate.moved and not self._may_go_back(fate, needed):
             approved = approvals.by(now)
-        if not fate.proven:  # it stays, and nobody approves what no verdict verifies now
+        if not fate.proven:  # the tag stays: an image without a valid verdict gets no approval
             lacks = f"; {len(approved)} of {needed} keys approved it" if len(approved) < needed else ""
             return replace(fate, why=f"{fate.why}{lacks}")
         may_sign = self.promoting.approve and not self.promoting.dry_run
@@ -165,7 +165,7 @@ class _Approver:
         return approve_tag(fate, needed, approved, others(self.trust, approved, now))
 
     def _may_go_back(self, fate: TagDecision, needed: int) -> bool:
-        """Return whether expired approvals can move a tag: if what it points to must not keep it."""
+        """Return whether expired approvals can move a tag: its present image must lose it."""
         if not fate.before:
             return False
         known = fate.before in self.images
@@ -276,14 +276,14 @@ class RevokeResult:
 def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: Progress) -> RevokeResult:
     """Sign and attach a revocation of verdicts of an image, and store it here.
 
-    Raises CheckFailedError if this project does not trust the key, or if nothing would be revoked.
+    Raises CheckFailedError if this project does not trust the key, or if there is nothing to revoke.
     """
     place, policy = revoking.place, read_verification_policy(access, revoking.now)
     check_key_trusted(key, policy.trust, revoking.now)
     subject = read_subject(place, revoking.wanted)
     judged = find_in(access, place, subject, policy).judged
     valid = [row for row in judged if row.standing is VerdictStatus.GOOD]
-    # A clock that is ahead of this one dated some of them later, and those are meant as well.
+    # Includes verdicts with a later date, from a machine whose clock is ahead.
     until = max((row.verdict.issued for row in valid if row.verdict), default=revoking.now)
     revocation = RevocationRequest(
         subject=replace(subject, target=revoking.target),
@@ -342,13 +342,13 @@ def follow(
     )
 
 
-# --- The end of a key: a record of what it signed is written before it is retired
-# A signature has no clock: who holds a key can write any date. So the record lists what is in the store, in
-# its journal and in the registry now, and nothing is added later.
+# --- Retiring a key: a record of all that it signed is written first
+# A signature has no clock: the owner of a key can write any date. So the record lists the statements now in
+# the store, in its journal and in the registry, and nothing is added later.
 
 
 def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
-    """Return the record of what a key has signed: verdicts, statements of portability and approvals.
+    """Return the record of all that a key has signed: verdicts, statements of portability and approvals.
 
     Raises RegistryError if the registry of the settings does not answer: the record would be incomplete.
     """
@@ -398,7 +398,7 @@ def next_name(name: str, names: set[str]) -> str:
 
 
 def sifs_of(place: StoreRepository, target: Target, images: Sequence[VerdictSet]) -> list[str]:
-    """Return the .sif files made of these images, and those with tags of the target."""
+    """Return the .sif files converted from these images, and those with tags of the target."""
     store, plain = place.store, plain_tag(target)
     digests = [
         sif.digest

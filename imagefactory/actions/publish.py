@@ -110,7 +110,7 @@ def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime
 
 
 def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[PublishedCatalog, str]:
-    """Return a catalog that may have expired, by a key that is trusted now; else why it does not count."""
+    """Return a catalog by a key that is trusted now, even if it expired; else why it does not count."""
     try:
         opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
     except StatementError as error:
@@ -135,7 +135,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
                 return file.read(LARGEST)
         except FileNotFoundError:
             return None
-        except OSError as error:  # its owner would be a guess
+        except OSError as error:  # its signer is unknown
             raise UsageError(
                 *os_problem("read", where, error),
                 hint="it would be replaced: make it readable, or write to another file",
@@ -276,8 +276,8 @@ def publish_again(
 # --- Rollback: what an earlier catalog offered, verified and signed again
 # Every catalog stays in the registry under a tag of its own, `<YYYYMMDD>-<12 hex>`. Clients that saw a newer
 # catalog reject the old bytes, since a registry could bring them back. So the content gets a new time and a
-# new signature. Today's trust, policy and revocations count; an image that the registry no longer has is left
-# out.
+# new signature. Today's trust, policy and revocations count. An image that the registry no longer has is
+# skipped.
 
 
 PREVIOUS = "previous"
@@ -289,7 +289,7 @@ _Form = TypeVar("_Form", CatalogImage, CatalogSif)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRevision:
-    """A catalog that was published before, by the digest of its manifest."""
+    """An earlier published catalog, by the digest of its manifest."""
 
     digest: str
     catalogue: Catalog
@@ -308,7 +308,7 @@ class CatalogChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
-    """What would replace the current catalog, and what that changes."""
+    """The catalog that would replace the current one, and the changes."""
 
     earlier: CatalogRevision
     made: CatalogResult
@@ -328,7 +328,7 @@ def find_earlier(
 ) -> CatalogRevision:
     """Return the catalog of a tag, a digest or its first digits, or the PREVIOUS one.
 
-    Raises UsageError if none or several match, StatementError if no key signed it which is trusted now:
+    Raises UsageError if none or several match, StatementError unless a key that is trusted now signed it:
     with a retired key anyone who has it can write any date.
     """
     place, now = current_place(project, request.registry), request.now
@@ -432,10 +432,10 @@ def roll_back(
     earlier: CatalogRevision,
     progress: Progress,
 ) -> RollbackPlan:
-    """Return what an earlier catalog offered, as far as it counts now. Raises RegistryError and StoreError.
+    """Return an earlier catalog's images, as far as they count now. Raises RegistryError and StoreError.
 
     Raises CheckFailedError if clients would take it for older than the current one, NothingSelectedError if
-    nothing of it counts.
+    none of them counts.
     """
     now = time.replace(microsecond=0)
     former = current.catalogue if current else None
@@ -512,7 +512,7 @@ def _revocations_of(catalogue: Catalog | None) -> Mapping[str, Mapping[str, byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ImageReview:
-    """Verifies images again. `revocations` are those of the current catalog."""
+    """A second verification of images. `revocations` are those of the current catalog."""
 
     project: Project
     policy: VerificationPolicy

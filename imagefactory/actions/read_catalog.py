@@ -1,11 +1,11 @@
 """Read a catalog: from a file, a registry or a mirror, else the cached copy; or build the project's own.
 
 A cached copy is verified as strictly as a new one: its digest, signature and time. One request finds out
-which one is current. Someone who can move that tag cannot bring back an older catalog, without later
+which one is current. An attacker who moves that tag cannot bring back an older catalog, without later
 revocations, for clients that saw the newer one.
 
-A place that cannot be read is replaced by its mirrors, and these by the cached copy. A catalog that is
-rejected is replaced by nothing.
+If a place cannot be read, its mirrors are tried, then the cached copy. There is no fallback for a catalog
+that is rejected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from imagefactory.trust.policy import TrustRules, read_trust
 
 # --- The cache, so that a registry may be down and an old catalog cannot come back
 #     <cache>/catalogues/<64 hex>             the last valid catalog of a place
-#     <cache>/catalogues-seen/<64 hex>        when that was made
+#     <cache>/catalogues-seen/<64 hex>        the time of the newest one
 # The names are sha256 sums of the names of places. Nothing here is trusted: signature and time are verified
 # at each read. A cache that cannot be written is not an error.
 
@@ -76,14 +76,14 @@ class CachedCatalog:
         return b""
 
     def seen(self) -> str:
-        """Return the time of the newest catalog that was seen of this place, empty if not known."""
+        """Return the time of the newest catalog seen of this place, empty if unknown."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = self.seen_path.read_text(encoding="ascii")
             return text if _TIME.fullmatch(text) else ""
         return ""
 
     def refuse_older(self, time: datetime) -> None:
-        """Raise StatementError for a catalog that is older than the newest that was seen of this place."""
+        """Raise StatementError for a catalog older than the newest one seen of this place."""
         seen, text = self.seen(), format_time(time)
         if seen > text:
             raise StatementError(
@@ -118,7 +118,7 @@ def _cached(settings: Settings, place: str) -> CachedCatalog:
 
 
 def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
-    """Cache what was just published, for the commands of this machine while the registry is down."""
+    """Cache a catalog that was just published, for this machine while the registry is down."""
     _cached(settings, registry).write(pack_artifact(envelope), time)
 
 
@@ -175,11 +175,11 @@ class _CatalogReader:
     trust: TrustRules
     now: datetime
 
-    def read(self, place: str, patience: RetryPolicy | None) -> Catalog:
+    def read(self, place: str, retry_policy: RetryPolicy | None) -> Catalog:
         """Return the catalog of a place, else of its mirrors, else the cached copy."""
         cached, mirrors = _cached(self.settings, place), _mirrors(self.settings)
         try:
-            data = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else patience)
+            data = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else retry_policy)
         except (RegistryError, UsageError) as error:
             faults = [error.message]
             for mirror in mirrors:
@@ -195,7 +195,7 @@ class _CatalogReader:
         return self._with_notes(self._open(cached, data, cached.where))
 
     def read_cached(self, cached: CachedCatalog, error: RegistryError | UsageError, *faults: str) -> Catalog:
-        """Return the cached copy. Raises `error`, why the place cannot be read, if there is no valid one."""
+        """Return the cached copy, or raise `error` (why the place cannot be read) if none is valid."""
         if not (data := cached.read()):
             raise error
         try:
@@ -221,10 +221,10 @@ class _CatalogReader:
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
         return replace(catalogue, notes=notes)
 
-    def _fetch(self, place: str, cached: CachedCatalog, patience: RetryPolicy | None) -> bytes:
+    def _fetch(self, place: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
         if not place.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
-            return _read_registry(access, catalog_repository(place), cached.read(), patience)
+            return _read_registry(access, catalog_repository(place), cached.read(), retry_policy)
         hint = "check the setting catalogue (imagefactory config), or ask your center where the file is"
         data = read_limited(Path(place), LARGEST, hint)
         if len(data) > LARGEST:
@@ -253,7 +253,7 @@ def age_of(catalogue: Catalog, now: datetime) -> str:
 
 
 def _mirrors(settings: Settings) -> tuple[str, ...]:
-    """Return the mirrors of the catalog, none if a nearer file or the environment names another catalog."""
+    """Return the mirrors of the catalog, none if a closer file or the environment names another catalog."""
 
     def distance(setting: SettingValue) -> int:
         known = [str(path) for path in settings.files]
@@ -269,9 +269,9 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
 def with_former_families(
     project: Project, result: CatalogResult, registry: str, now: datetime
 ) -> CatalogResult:
-    """Add what the last catalog of a registry has of families whose recipes have faults now.
+    """Add the last catalog's images of families whose recipes have errors now.
 
-    People use these images, and their verdicts are valid: a typing mistake takes nothing away.
+    People use these images, and their verdicts are valid: a typing mistake must not remove them.
     """
     host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
@@ -287,11 +287,11 @@ def with_former_families(
 
 
 def _read_registry(
-    access: Access, reference: ImageReference, cached: bytes = b"", patience: RetryPolicy | None = None
+    access: Access, reference: ImageReference, cached: bytes = b"", retry_policy: RetryPolicy | None = None
 ) -> bytes:
     """Return the bytes of the layer: those that are `cached` if they are the same."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
-    store = open_registry(access, mirror.registry, patience=patience)
+    store = open_registry(access, mirror.registry, retry_policy=retry_policy)
     manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
     if manifest is None:
         raise RegistryError(

@@ -78,7 +78,7 @@ def check_not_cpu(target: Target) -> None:
 
 
 def check_name(project: Project, name: str, *, gpu: bool = True) -> None:
-    """Raise for a name that is invalid or, with `gpu`, of a target for CPUs. Fetches and reads no image."""
+    """Raise for an invalid name or, with `gpu`, one of a CPU target. Fetches and reads no image."""
     plain, at, digest = name.partition("@")
     if "/" in name:
         parse_reference(name)
@@ -111,7 +111,7 @@ def _find(
 def _from_registry(
     access: Access, reference: ImageReference, progress: Progress
 ) -> tuple[Image | SifArtifact, ImageReference]:
-    """Pull an image under a name made of its digest, so the tag of a target stays where it is."""
+    """Pull an image under a name derived from its digest, so the tag of a target stays."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     place = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
     digest = read_manifest(place, mirror.tag_or_digest).descriptor.digest
@@ -136,7 +136,7 @@ def _in_registry(access: Access, target: Target, subject: VerifiedImage, registr
 
 
 def definition_of(project: Project, artifact: Image | SifArtifact, name: str) -> BuildSpec:
-    """Return what the image must be, by the target and lock in its labels."""
+    """Return the expected definition of the image, by the target and lock in its labels."""
     labels = _labels(project, artifact)
     target = project.target(labels.get(TARGET_LABEL, ""))
     if target is None:

@@ -33,7 +33,7 @@ from imagefactory.trust.keys import keys_directory
 
 
 def find_built(access: Access, target: Target, runner: str) -> Image | SifArtifact:
-    """Return the image of a target, or the .sif that Apptainer built if there is no image or both fit it.
+    """Return a target's image, or its .sif by Apptainer if there is no image or the runner fits both.
 
     `runner` is empty for the setting, or for the one that fits. Raises BuildError if nothing is built.
     """
@@ -122,9 +122,9 @@ def run_artifact(
 
 
 def mounted_directory(access: Access, folder: Path) -> tuple[Mount | None, str]:
-    """Return what a command sees of a directory that its caller has not mounted, and a note on it."""
+    """Return the mount of a directory that its caller has not mounted, and a note on it."""
     account = ""
-    with contextlib.suppress(KeyError):  # containers start users that have no account
+    with contextlib.suppress(KeyError):  # in a container the user may have no account
         account = pwd.getpwuid(os.getuid()).pw_dir
     homes = [path for path in (access.environ.get("HOME"), account) if path and path != "/"]
     own = (access.layout.path, access.settings.cache_path, keys_directory(access.environ))

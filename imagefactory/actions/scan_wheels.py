@@ -1,7 +1,7 @@
-"""Make the rows of scanned.toml: `python -m imagefactory.actions.scan_wheels [OPTIONS] FILE.whl...`
+"""Write the rows of scanned.toml: `python -m imagefactory.actions.scan_wheels [OPTIONS] FILE.whl...`
 
 Each file is scanned. Its row is printed, or with `--write` replaces the row of the same file in scanned.toml.
-`--locks` adds the framework wheels of the project's locks that have no row yet, one download after another.
+`--locks` adds the framework wheels of the project's locks that have no row yet, one download at a time.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:
     by_sha256: dict[str, tuple[Lock, LockedWheel]] = {}
     for path in sorted(folder.glob("*.requirements.txt")):
         if path.with_name(path.name.replace(".requirements.txt", ".conda-lock.yml")).exists():
-            continue  # wheels above conda's packages: the framework is one of those
+            continue  # wheels on conda packages: the framework is a conda package
         lock = read_lock(path)
         for wheel in lock.wheels:
             if _PACKAGES.fullmatch(wheel.name) and not scanned(wheel.sha256):

@@ -1,4 +1,4 @@
-"""What is deleted from the store, the cache and registries, and what stays."""
+"""Delete unused files from the store, the cache and registries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RETENTION = timedelta(days=60)
 def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
     """Return what `image prune` keeps without a tag: verified images, and valid statements.
 
-    Raises UsageError for a trust that cannot be read: then nothing is deleted.
+    Raises UsageError for unreadable trust: then nothing is deleted.
     """
     court, layout, digests = read_verification_policy(access, now), access.layout, []
     place = local_place(access, ANY)
@@ -63,14 +63,14 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
 
 
 def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Removal:
-    """Delete from the cache what no committed lock names, all segments and unpacked files.
+    """Delete from the cache all that no committed lock names, all segments and unpacked files.
 
     Waits for running builds, as `image prune` does.
     """
     locks = [lock for target in project.targets if (lock := read_target_lock(project, target))]
     paths = map(project.base_lock_path, project.bases)
     bases = [base for path in paths if (base := read_base_lock(path))]
-    # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
+    # Also the newer packages of a base whose mirror no longer had the locked ones.
     folder = project.settings.store_path / "bases"
     remembered = [(path, check_checksum(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
@@ -87,7 +87,7 @@ def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Rem
 
 
 def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
-    """Delete the sweeps of the store that are older than RETENTION: their results cannot be signed any more.
+    """Delete the sweeps of the store that are older than RETENTION: it is too late to sign their results.
 
     A sweep with a verdict that is signed and not attached yet stays.
     """
@@ -114,7 +114,7 @@ def _is_waiting(folder: Path) -> bool:
 
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
-    """Return what `check` finds, and the lines of the journal that cannot be read."""
+    """Return the findings of `check`, and the lines of the journal that cannot be read."""
     result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)
@@ -128,7 +128,7 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck
     return replace(result, faults=(*result.faults, *faults))
 
 
-# --- What a registry holds of the targets, and which old candidates go from it
+# --- The targets' artifacts in a registry, and deletion of old candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def list_registry(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneResult:
-    """What became of one repository's candidates."""
+    """The result for one repository's candidates."""
 
     registry: str
     repository: str
@@ -175,9 +175,9 @@ def prune_registry(
     registry: str = "",
     dry_run: bool = False,
 ) -> PruneResult:
-    """Delete candidates pushed before `before` from the repository of a family, unless something needs them.
+    """Delete unused candidates pushed before `before` from the repository of a family.
 
-    The registry's own garbage collection frees their bytes. Raises RegistryError if it refuses to delete.
+    The registry's own garbage collection frees their bytes. Raises RegistryError if deletion is rejected.
     """
     host, path = registry_place(project, registry)
     store, repository = open_registry(project, host), repository_of(path, family)

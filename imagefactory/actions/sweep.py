@@ -171,7 +171,7 @@ def make_node_kit(node: SweepNode, definition: BuildSpec, request: GpuRequest, n
         "format": FORMAT,
         "nonce": node.nonce,
         "subject": asdict(subject),
-        "diff_ids": [],  # the pool starts the image, by its digest
+        "diff_ids": [],  # the pool starts the image by its digest
         "machine": MACHINES[definition.target.platform],
         "size": node.image.size,
         "reference": "",
@@ -236,9 +236,9 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDependencies:
-    """What a sweep takes from this process: clock, random bytes, pools.
+    """The process's clock, random bytes and pools.
 
-    `queue`: the pools may be asked for running sweeps. `user` is who asks, None for anyone.
+    `queue`: the pools may be queried for running sweeps. `user` is the requester, None for anyone.
     """
 
     clock: Callable[[], datetime]
@@ -253,8 +253,8 @@ class SweepDependencies:
 class SweepDraft:
     """A planned sweep: its cells, where its images go, its options.
 
-    `inventory` has only the machines that may be used. `own` is what the settings add to the jobs, `faults`
-    are those of the excluded machines.
+    `inventory` has only usable machines. `own` are the settings' additions to the jobs, `faults` are those of
+    the excluded machines.
     """
 
     plan: SweepPlan
@@ -339,7 +339,7 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
 
 
 def _images(project: Project, plan: SweepPlan, kind: ImageKind) -> Images:
-    """Return what the jobs of a plan would run, as far as it exists."""
+    """Return the existing images for the jobs of a plan."""
     stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
     if kind is ImageKind.DOCKER:
         images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
@@ -485,7 +485,7 @@ def _claim(
     *,
     ask: bool,
 ) -> ClaimResult:
-    """Claim the cells of nodes. With `ask`, cells that another store has are given up."""
+    """Claim the cells of nodes. With `ask`, cells that another store has are dropped."""
     request = ClaimRequest(
         sweep=sweep,
         registry=registry,
@@ -502,7 +502,7 @@ def _claim(
 def claim_again(
     access: Access, folder: Path, registry: str, bench: SweepDependencies, progress: Progress
 ) -> None:
-    """Claim what a continued sweep still has to run, whoever else has it."""
+    """Claim the remaining cells of a continued sweep, even if another store has them."""
     sweep = read_sweep(folder)
     pool, registry = bench.pools(sweep.pool), registry or access.settings.registry.value
     nodes = [node for node in sweep.nodes if _will_run(pool.read_node(folder, node, sweep.limits))]
@@ -571,7 +571,7 @@ def read_submitted(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """A sweep now. `driven`: a job of the pool drives it, None if the pool was not asked.
+    """The present status of a sweep. `driven`: a job of the pool drives it, None if the pool was not queried.
 
     `machines` are those that failed jobs.
     """
@@ -608,7 +608,7 @@ def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatu
     """
     sweep = read_sweep(folder)
     pool = pools(sweep.pool)
-    if queue:  # before the logs: what ends in between is seen there
+    if queue:  # before the logs, which show jobs that end in between
         pool.look(folder)
     driven = pool.running(folder) if queue else None
     return SweepStatus(

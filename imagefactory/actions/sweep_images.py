@@ -1,11 +1,11 @@
-"""Images where the jobs of a pool find them: built and sent only if they are not there.
+"""Images where the jobs of a pool find them: built and sent only if they are missing.
 
     docker   the candidate in the registry, by digest
     oras     the .sif of it, as an artifact of that registry
-    sif      that file in the setting `sif_folder`, else in the sweep's folder, from where it is transferred
-    osdf     that file at a place that only tools of the site write to: a person puts it there
+    sif      that file in the setting `sif_folder`, else in the sweep's directory, which sends it to the jobs
+    osdf     that file at a place that only tools of the site write to: a person copies it there
 
-A .sif is verified as a subject of its own: no conversion gives the same file twice.
+A .sif is verified as a subject of its own: no conversion creates the same file twice.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ImageDelivery:
 def choose_image_type(project: Project, requested: str, registry: str) -> ImageKind:
     """Return the requested type, else one by the settings: `sif_folder`, then a registry, else a .sif.
 
-    What the store has does not count: a verdict on a .sif is none on the image, so the type must not change
-    by itself. Raises UsageError for one that needs a registry if none is set.
+    The content of the store does not count: a verdict on a .sif is not one on the image, so the type must not
+    change by itself. Raises UsageError for one that needs a registry if none is set.
     """
     folder = project.settings.sif_folder.value
     sif = ImageKind.OSDF if folder.startswith(OSDF) else ImageKind.SIF
@@ -72,7 +72,7 @@ def choose_image_type(project: Project, requested: str, registry: str) -> ImageK
 def read_pool_stages(
     project: Project, targets: Sequence[Target], place: ImageDelivery
 ) -> tuple[TargetStatus, ...]:
-    """Return how far each target is, with the verdicts on what the pool would run."""
+    """Return how far each target is, with the verdicts on the pool's form of its image."""
     if place.kind is ImageKind.DOCKER:
         return read_stages(project, targets, PlanLookup(now=place.now, registry=place.registry))
     reader = VerdictReader(project, place.now)
@@ -170,7 +170,7 @@ def _push(
 
 
 def _in_registry(project: Project, target: Target, reference: str) -> PoolImage:
-    """Return an image that this machine may have never seen, by what its registry says."""
+    """Return an image that this machine may never have had, by its registry."""
     where = parse_reference(reference)
     place = place_of(project, where)
     subject = replace(read_subject(place, where.tag_or_digest), target=target.name)
@@ -193,7 +193,7 @@ def unpacked_of(size: int) -> int:
 def _place_file(
     project: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
 ) -> str:
-    """Return the path of the .sif for jobs, copied there if need be: its name has its digest."""
+    """Return the path of the .sif for jobs, copied there if needed: its name has its digest."""
     name, shared = sif_name(target.name, sif.file.digest), project.settings.sif_folder.value
     if place.kind is ImageKind.OSDF:
         return f"{shared.rstrip('/')}/{name}"
@@ -211,7 +211,7 @@ def _place_file(
 
 
 def _link(source: Path, path: Path) -> bool:
-    """Add a name for the stored file. Return False if another file system or owner does not allow it."""
+    """Add a name for the stored file. Return False if another file system or owner prevents it."""
     try:
         os.link(source, path)
     except OSError:

@@ -85,10 +85,10 @@ from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after that of the candidate.
+    """Options of a push. `registry` is `host[:port][/path]`, empty for the setting. `tags` are further tags.
 
-    With `sif` a .sif in that compression (`fast`, `small`) is pushed, made of the image if need be. `made` is
-    what a build has just made, whatever the tag of the target points to.
+    With `sif` a .sif in that compression (`fast`, `small`) is pushed, converted if needed. `made` is the
+    artifact of a build that just ended, which overrides the target's tag.
     """
 
     now: datetime
@@ -130,7 +130,7 @@ def check_push(access: Access, options: PushOptions) -> None:
 
 
 def push_target(project: Project, target: Target, options: PushOptions, progress: Progress) -> PushResult:
-    """Push what was built as an immutable candidate, then set its further tags.
+    """Push a built artifact as an immutable candidate, then set its further tags.
 
     A target that only Apptainer has built is pushed as its .sif. One that is not built is pushed by its layer
     lock if the registry has the layers. Raises BuildError if it lacks them, UsageError for a tag that only
@@ -174,7 +174,7 @@ def push_target(project: Project, target: Target, options: PushOptions, progress
 
 
 def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
-    """Return the targets that differ only by their platform, also `target`, the plain name first."""
+    """Return the targets that differ only by their platform, with `target`, the plain name first."""
     plain = plain_name(target)
     same = [row for row in targets if plain_name(row) == plain and row.family == target.family]
     return tuple(sorted(same, key=lambda row: (row.name != plain, PLATFORMS.index(row.platform))))
@@ -223,7 +223,7 @@ def _push(
     *,
     promised: Image | None = None,
 ) -> tuple[ImageReference, TransferResult]:
-    """Push a manifest with all below it, with the record of when it was first pushed.
+    """Push a manifest with its blobs, and the record of the first push.
 
     `promised` is the image if only its layer lock knows the layers.
     """
@@ -260,7 +260,7 @@ def _push(
                 f"{target.name} is not built, and {host} lacks layers of it: {titles}",
                 hint=f"run imagefactory build {target.name}, then push again",
             ) from error
-        # What was pushed without this key does not count for other stores.
+        # Pushes without this key do not count for other stores.
         root = graph.root.descriptor
         mark = {f"{repository}@{root.digest} key": hash_key("mac", inputs, key)} if key else {}
         if known != inputs or not mark.items() <= memory.items():
@@ -349,7 +349,7 @@ def find_candidate(project: Project, target: Target, place: StoreRepository) -> 
     if present := [manifest[0] for manifest in manifests if manifest]:
         if len(present) == 1:
             return present[0]
-        oldest = datetime.min.replace(tzinfo=UTC)  # several: an engine that is not reproducible
+        oldest = datetime.min.replace(tzinfo=UTC)  # several if the engine is not reproducible
         return max(present, key=lambda row: read_pushed(read_records(place, row.digest)) or oldest)
     return find_by_inputs(place, plain_tag(target), inputs, read_nonce_store_key(project.environ))
 
@@ -373,7 +373,7 @@ class PullResult:
 
     @property
     def whole(self) -> bool:
-        """Whether it is the very index that was requested."""
+        """Whether it is the requested index itself."""
         return not self.alone
 
 
@@ -408,7 +408,7 @@ def pull_image(
         graph = read_graph(source, choice.digest)
         unnamed = not choice.whole and lacks_platform(root, choice.digest)
         _check_image(source, graph, mirror, platform if unnamed else "")
-        # Before the first byte: what the disk cannot hold is not fetched.
+        # Before the first byte: fetch nothing that does not fit on the disk.
         missing = sum(blob.size for blob in graph.blobs if not layout.has(blob))
         require_space({layout.path: missing}, str(mirror))
         sending = TransferRequest(graph=graph, repository=repository, tags=(tag,), brake=brake)
@@ -465,8 +465,8 @@ def pull_sif(
 ) -> SifPullResult:
     """Write the .sif file of an image or .sif in a registry to `output`, by default named after `file`.
 
-    `name` is the tag in the store. If the registry has a .sif, of itself or of that image, that is pulled;
-    otherwise the image is pulled and converted. Raises RegistryError and ToolError.
+    `name` is the tag in the store. If the registry has a .sif of the image, that is pulled; otherwise the
+    image is pulled and converted. Raises RegistryError and ToolError.
     """
     check_output(output or Path("image.sif"))
     mirror = resolve_mirror(reference, access.settings.mirror_map)
@@ -482,7 +482,7 @@ def pull_sif(
         if digest:
             with progress.stage(f"pull the .sif of {mirror}"):
                 graph = read_graph(source, digest)
-                # The .sif of an image is kept with that image; `T.sif` is what Apptainer built here.
+                # The .sif of an image is stored with that image; `T.sif` is one that Apptainer built here.
                 alone = not json.loads(graph.root.data).get("subject")
                 tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{digest[7:19]}.sif",)
                 sending = TransferRequest(graph=graph, repository=repository, tags=tags)
@@ -498,7 +498,7 @@ def pull_sif(
 
 
 def _sif_in_registry(source: StoreRepository, digest: str) -> str:
-    """Return the manifest of the .sif that `digest` is or that was made from it, empty for none."""
+    """Return the manifest of the .sif that `digest` is or that was converted from it, empty for none."""
     manifest = read_manifest(source, digest)
     if is_sif_manifest(json.loads(manifest.data)):
         return digest
@@ -512,11 +512,11 @@ def _sif_in_registry(source: StoreRepository, digest: str) -> str:
 
 
 def local_name(access: Access, reference: ImageReference) -> str:
-    """Return the tag in the store for what is pulled by a full reference: `repository:tag`.
+    """Return the tag in the store for a pull by a full reference: `repository:tag`.
 
     From the site's own registry it is that of the target, as for a built image. From elsewhere it begins with
-    the host (`docker.io/library/debian`), so an untrusted image never replaces that of a target. A reference
-    by digest gives the first 12 hex digits.
+    the host (`docker.io/library/debian`), so an untrusted image never replaces that of a target. For a
+    reference by digest it has the first 12 hex digits.
     """
     host = re.sub(r"[^a-z0-9]+", ".", reference.registry.lower()).strip(".")
     repository = f"{host}/{reference.repository}"
@@ -572,7 +572,7 @@ def copy_image(
             repository=destination.repository,
             candidate=destination.tag if immutable else "",
             tags=() if immutable else (destination.tag,),
-            # The age of a candidate counts from when it came to this registry.
+            # The age of a candidate counts from its arrival in this registry.
             attach=(record,) if immutable else (),
             origins=(lambda _: (mirror.repository,)) if same else no_origins,
             brake=brake,

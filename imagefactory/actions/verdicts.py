@@ -108,7 +108,7 @@ class VerdictReader:
 
     @cached_property
     def court(self) -> VerificationPolicy:
-        """Raises UsageError for rows of trust that cannot be read."""
+        """The trust and policy. Raises UsageError for rows of trust that cannot be read."""
         return read_verification_policy(self.access, self.now)
 
     def stored(self, artifact: Image | SifArtifact) -> tuple[VerificationResult, ...]:
@@ -124,7 +124,7 @@ class VerdictReader:
 
 
 def read_verification_policy(access: Access, now: datetime) -> VerificationPolicy:
-    """Return what this project verifies verdicts by. Raises UsageError for a trust that cannot be read."""
+    """Return the project's policy for verdicts. Raises UsageError if its trust cannot be read."""
     return VerificationPolicy(trust=read_trust(access.settings.files), suite=suite_digest(), now=now)
 
 
@@ -146,7 +146,7 @@ def count_valid(access: Access, place: StoreRepository, now: datetime) -> Callab
 
     def count(digest: str) -> int:
         if place.store.manifest(place.repository, digest) is None:
-            return 0  # an index names it, and it is not there
+            return 0  # an index lists it, and it is missing
         if not place.store.referrers(place.repository, digest, VERDICT_TYPE):
             return 0
         return sum(
@@ -190,8 +190,8 @@ def attach_signed(
 ) -> tuple[str, ...]:
     """Attach a verdict to its image in the local store and at `where`. Return the names of the places.
 
-    Raises UsageError if neither has the image, RegistryError and StoreError. What a registry rejected stays
-    in the journal, and `verdict sync` sends it.
+    Raises UsageError if neither has the image, RegistryError and StoreError. Statements that a registry
+    rejected stay in the journal, and `verdict sync` sends them.
     """
     places = places_of(access, signed.verdict.report.subject, where)
     for place, subject in places:
@@ -306,7 +306,7 @@ def writing(access: Access, place: StoreRepository, progress: Progress) -> Itera
 def repair_all_referrers(
     project: Project, registry: str, now: datetime, progress: Progress
 ) -> tuple[RepairResult, ...]:
-    """Let every repository of a registry list again what this store attached to it or knows of it.
+    """Make every repository of a registry list again what this store attached or knows.
 
     These are the repositories of all families, and those in the journal. Raises RegistryError.
     """
@@ -324,7 +324,7 @@ def repair_all_referrers(
     return tuple(results)
 
 
-# --- The log of acts of this store
+# --- The audit log of this store
 
 
 def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None = None) -> None:
@@ -371,7 +371,7 @@ def nonce_store(access: Access, folder: Path | None = None) -> NonceStore:
     """Return the nonces of the local store, or those of a directory, with their key from the environment.
 
     A named directory may travel between the jobs of a CI run, and belongs to that run. Raises UsageError for
-    a weak key: everyone can read what it signed.
+    a weak key, which others could guess.
     """
     if folder:
         return NonceStore(folder, read_nonce_store_key(access.environ), ci_run=ci_run_of(access.environ))
@@ -380,7 +380,7 @@ def nonce_store(access: Access, folder: Path | None = None) -> NonceStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedReport:
-    """`signed` is None if the report was not signed; `why` gives the reason in one line."""
+    """A report and its verdict. `signed` is None if it was not signed; `why` gives the reason in one line."""
 
     signed: SignedVerdict | None
     why: str

@@ -1,4 +1,4 @@
-"""The GPU suite in an image on this machine, or by a kit on another one, to a signed and attached verdict.
+"""Run the GPU suite in an image, here or by a kit elsewhere; sign and attach the verdict.
 
     name -> resolve -> preflight (GPU, key, suite) -> run -> report -> sign -> attach -> tags
 
@@ -88,7 +88,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyDependencies:
-    """What a verification needs of this machine. `runner` is None for the one that is requested by name."""
+    """What a verification uses of this machine. `runner` is None to select it by name."""
 
     evidence: Evidence = _LOCAL_EVIDENCE
     clock: Callable[[], datetime] = utc_now
@@ -98,10 +98,10 @@ class VerifyDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`runner` is empty for the setting, or for the one that fits. A GPU must have the `capability`.
+    """Options of a verification. An empty `runner` is the setting or the one that fits.
 
-    The verdict goes to the store and, with `registry` (`host[/path]`), there too. The report goes to
-    `output`, None for a file in the store.
+    A GPU must have the `capability`. The verdict goes to the store and, with `registry` (`host[/path]`),
+    there too. The report goes to `output`, None for a file in the store.
     """
 
     level: str = FULL
@@ -168,8 +168,8 @@ def verify_image(
 ) -> GpuReport:
     """Run the GPU suite in the image on this machine, whose GPUs are `hardware`.
 
-    Raises ToolError for an image of another processor, UsageError for a level that does not apply to it,
-    before anything is started. The nonce is issued here, and `sign_report` spends it.
+    Raises ToolError for an image of another processor and UsageError for a level that does not apply to it,
+    before anything is started. The nonce is issued here; `sign_report` spends it.
     """
     target, artifact = image.definition.target, image.made
     check_level(image.definition, options.level)
@@ -269,7 +269,7 @@ class KitDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitFiles:
-    """A kit: its nonce, its image, where that can be pulled, and until when it can be collected."""
+    """A kit: its nonce, its image, where that can be pulled, and when its collection ends."""
 
     subject: VerifiedImage
     reference: str
@@ -362,10 +362,10 @@ class KitResult:
 def collect(
     project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> KitResult:
-    """Sign and attach what a kit brought back. Raises as `collect_kit`, and UsageError without a key.
+    """Sign and attach the results of a kit. Raises as `collect_kit`, and UsageError without a key.
 
-    Raises CheckFailedError if the run says nothing of the image (`infrastructure`, `not-tested`),
-    StatementError if the evidence of the host lacks the GPU of the suite: then nothing is spent.
+    Raises CheckFailedError if the run says nothing about the image (`infrastructure`, `not-tested`),
+    StatementError if the host's evidence lacks the GPU of the suite. Then nothing is spent.
     """
     nonces = nonce_store(project, options.ledger)
     signed = earlier = unsettled(nonces, folder)
@@ -473,7 +473,7 @@ def format_signed(signed: SignedVerdict, reference: str) -> bytes:
 
 
 def parse_signed(data: bytes) -> tuple[SignedVerdict, str]:
-    """Raises StatementError for what this program did not sign."""
+    """Return the verdict and its reference. Raises StatementError if this program did not sign it."""
     texts = json.loads(data)
     envelope, test_result = texts["envelope"].encode("ascii"), texts["test_result"].encode("ascii")
     opened = parse_envelope(envelope, "the ledger")

@@ -1,3 +1,3 @@
-"""What makes images. One engine, one file, one row in settings/choices.py."""
+"""The building of images. Each engine is one file, and one row in settings/choices.py."""
 
 from __future__ import annotations

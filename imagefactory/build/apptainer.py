@@ -1,8 +1,8 @@
-"""The engine that builds the rendered definition with apptainer.
+"""The engine that builds the rendered definition with Apptainer.
 
-The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`), without a
-registry. This machine's settings (index, channels, certificates) are in a folder that is bound at /mnt while
-%post runs and are in no file of the .sif.
+The base comes from the store, through an image layout that Apptainer reads (`Bootstrap: oci`), without a
+registry. This machine's settings (index, channels, certificates) are in a directory that is mounted at /mnt
+while %post runs, and are in no file of the .sif.
 
 Apptainer's output differs from run to run, so it is recorded by the hash of its inputs, and named by its own
 sha256.
@@ -51,7 +51,7 @@ def make_engine(access: Access) -> ApptainerEngine:
 
 
 class ApptainerEngine:
-    """Builds .sif files into `layout`. `secrets` is called only when something is built."""
+    """An engine that builds .sif files into `layout`. `secrets` is called only for a build."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ApptainerEngine:
         self.layout, self.command, self.secrets = layout, command, secrets
 
     def require(self) -> str:
-        """Return apptainer's version. Raises ToolError when it cannot build here."""
+        """Return Apptainer's version. Raises ToolError if it cannot build here."""
         return self.command.require(building=True)
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> SifArtifact | None:
@@ -144,7 +144,7 @@ def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
 
 @contextmanager
 def scratch(layout: Layout) -> Iterator[Path]:
-    """Yield a folder in the store's tmp/ for one build: on the store's disk, and collected after a kill."""
+    """Yield a directory in the store's tmp/ for one build: on the store's disk, and deleted after a kill."""
     with explain_full_disk(layout.path):
         layout.tmp.mkdir(parents=True, exist_ok=True)
         with temporary_directory("sif-", layout.tmp) as folder:
@@ -172,4 +172,4 @@ def get_cached_sif(layout: Layout, key: str) -> SifArtifact | None:
     try:
         return load_sif(layout, str(record["digest"])) if record else None
     except (KeyError, StoreError):
-        return None  # what is missing or damaged is made again
+        return None  # a missing or corrupt one is built again

@@ -92,7 +92,7 @@ from imagefactory.progress import Progress
 from imagefactory.recipes.values import named_packages
 from imagefactory.runtime.unshare import UnshareRunner
 
-# Of two wheels with different files at one path one is kept. pip overwrites what it installed before, in
+# If two wheels have different files at one path, one file wins. pip overwrites files of earlier wheels, in
 # the order of names. Here the packages that a recipe names come first, because a person chose those.
 # `definition.py` has the ranks, by which the other engines run pip in parts.
 
@@ -102,7 +102,7 @@ HISTORY = "conda-meta/history"
 
 
 def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
-    """Yield a line for each two conda packages that bring one path with different content."""
+    """Yield a line for each two conda packages that have different content at one path."""
     paths: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
         if not claim.same:
@@ -114,7 +114,7 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOwners:
-    """`owners` maps each path to (package, content hash).
+    """The package of each path: `owners` maps paths to (package, content hash).
 
     `lost` maps (package that keeps, package that loses) to the paths; wheels are named by their files.
     """
@@ -183,7 +183,7 @@ def _check_directories(owners: Mapping[str, tuple[str, str]]) -> None:
 
 
 def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> Iterator[str]:
-    """Yield a line for each two wheels that bring one path with different content."""
+    """Yield a line for each two wheels that have different content at one path."""
     for (keeper, loser), paths in sorted(settled.lost.items()):
         (_, unnamed, name), (_, other_unnamed, other) = ranks[keeper], ranks[loser]
         files = f"{min(paths)}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
@@ -213,7 +213,7 @@ def make_engine(access: Access) -> AssembleEngine:
 
 
 class AssembleEngine:
-    """Builds images into `layout` with `workers` threads; small segments are cached in `cache`."""
+    """An engine that builds into `layout` with `workers` threads; `cache` has small segments."""
 
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
@@ -230,7 +230,7 @@ class AssembleEngine:
         with progress.stage(f"{definition.target.name}: assemble"):
             try:
                 image = self._assemble(definition, inputs, progress)
-            except PackageMismatchError as error:  # what an earlier build left in the cache has changed since
+            except PackageMismatchError as error:  # a cached file of an earlier build has changed
                 progress.note(f"  {error.message}; it is fetched or unpacked again")
                 image = self._assemble(definition, inputs, progress)
         self.tag(definition, image)
@@ -240,7 +240,7 @@ class AssembleEngine:
         """Remove the wheel or unpacked archive of a PackageMismatchError from the cache."""
         for package, path in files.items():
             if isinstance(package, LockedWheel):
-                if path.name == name and path.is_relative_to(self.cache):  # none of the project's own
+                if path.name == name and path.is_relative_to(self.cache):  # never the project's own files
                     remove_inside(self.cache, path)
             elif record_name(package) == name:
                 remove_from_extracted(self.cache, package)
@@ -314,7 +314,7 @@ class AssembleEngine:
             yield None
             return
         inputs.base().get()
-        files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
+        files = arrivals.wait_for_all()  # the owner of a shared path is known once all are complete
         staging = LinkPlan(
             archives={package: files[package] for package in definition.lock.conda},
             groups=[
@@ -338,9 +338,9 @@ class AssembleEngine:
         base: BuiltBase,
         progress: Progress,
     ) -> LayerResult:
-        """Return the layer of what post-link scripts change, run in the base: found, or built.
+        """Return the layer of changes by post-link scripts, run in the base: found, or built.
 
-        It is the last one. They may not change files of wheels: other engines run them before.
+        It is the last one. Scripts may not change files of wheels: other engines run them before.
         """
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
@@ -396,7 +396,7 @@ class AssembleEngine:
         tag_image(self.layout, definition.target, image)
 
     def require(self) -> str:
-        """Return the engine's version. Raises ToolError when this machine cannot run commands in a base."""
+        """Return the engine's version. Raises ToolError if this machine cannot run commands in a base."""
         UnshareRunner(self.layout).require()
         return __version__
 
@@ -432,7 +432,7 @@ class AssembleEngine:
             segment.folder(f"{definition.prefix}/bin".lstrip("/"))
             segment.folder(HOME.lstrip("/"), 0o1777)
             if definition.lock.conda:
-                # What tells conda's tools that this is an environment.
+                # Conda tools recognize an environment by this file.
                 segment.file(f"{definition.prefix}/{HISTORY}".lstrip("/"), [], size=0, executable=False)
             else:
                 text = pyvenv_cfg(definition).encode()
@@ -468,20 +468,20 @@ class AssembleEngine:
             definition.target.python,
             canonical_json(_of_config(definition)).decode(),
             *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
-            # Which wheel's file is kept where two bring one.
+            # The wheel whose file wins if two have the same path.
             *(
                 " ".join(sorted(names))
                 for names in (*definition.named_below, named_packages(definition.target))
             ),
             *((linker(),) if definition.lock.conda else ()),
             *(f"{p.url} {p.sha256}" for p in definition.lock.conda),
-            # Which of them are planned together.
+            # The groups that are planned together.
             *(f"below: {' '.join(sorted(p.sha256 for p in lock.packages))}" for lock in definition.under),
         )
 
 
 def _of_config(definition: BuildSpec) -> list[object]:
-    """Return what decides only an image's config; `start` where it differs from the default."""
+    """Return the inputs of only an image's config; `start` if it differs from the default."""
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
     own = [start.command, start.workdir, start.user]
     return [*decided, *(own if start != PLAIN_START else [])]

@@ -1,6 +1,6 @@
-"""Target, base and lock become a BuildSpec: all that an engine needs, and nothing that it could choose.
+"""Target, base and lock become a BuildSpec: all inputs of an engine, which leave no choice.
 
-Pure. The few files of the environment that every engine writes alike are defined here.
+Pure. The few files of the environment that are equal for every engine are defined here.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def define(
     under: tuple[Lock, ...] = (),
     files: tuple[OwnFile, ...] = (),
 ) -> BuildSpec:
-    """Return what `target`'s image is built of; `under` are the locks of its parents, lowest first.
+    """Return the definition of `target`'s image; `under` are the locks of its parents, lowest first.
 
-    Raises LockError when `lock` is another target's, lacks the framework or a package of `under`, RecipeError
-    when the target does not fit the base or sets a variable that every image has.
+    Raises LockError if `lock` is another target's, or lacks the framework or a package of `under`;
+    RecipeError if the target does not fit the base or sets a variable that every image has.
     """
     _check_fit(target, base, lock)
     _check_parent(target, lock, under)
     cuda = target.gpu and not rocm_of(target.cuda)
     environment = {
         "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if cuda else ""),
-        # What tells tools of an environment; conda's own looks at no VIRTUAL_ENV.
+        # Tools find the environment by these; conda ignores VIRTUAL_ENV.
         "CONDA_PREFIX" if lock.conda else "VIRTUAL_ENV": PREFIX,
         "HOME": HOME,
         "LANG": "C.UTF-8",
@@ -74,7 +74,7 @@ def define(
             what = f"environment sets {name}, which imagefactory sets in every image"
             raise RecipeError([Diagnostic("name-reserved", str(target.where), what)])
     environment |= _defaults(target, lock) | dict(target.environment)
-    if cuda and not base.image:  # such an image knows its own folders
+    if cuda and not base.image:  # such an image sets its own directories
         own = environment.get("LD_LIBRARY_PATH")
         environment["LD_LIBRARY_PATH"] = f"{f'{own}:' if own else ''}{DRIVER}/lib:{DRIVER}/lib64"
     labels = {
@@ -113,7 +113,7 @@ def define(
 def group_packages(definition: BuildSpec) -> tuple[tuple[LockedPackage, ...], ...]:
     """Return the packages of each parent, the lowest first, then those of the target itself.
 
-    Each package is once, in its first group. Without a parent there is one group.
+    Each package is in its first group only. Without a parent there is one group.
     """
     seen: set[LockedPackage] = set()
     groups = []
@@ -141,18 +141,18 @@ def rank_wheels(definition: BuildSpec) -> dict[str, Rank]:
 
 
 def entrypoint(definition: BuildSpec) -> tuple[str, ...]:
-    """Return what starts an image's command: the init of a built base, and the recipe's entry point."""
+    """Return the start of an image's command: the init of a built base, and the recipe's entry point."""
     return (*(INIT if "tini" in definition.base.packages else ()), *definition.start.entrypoint)
 
 
 def files_digest(files: Iterable[OwnFile]) -> str:
-    """Return `sha256:...` of own files: paths, content, and which are executable."""
+    """Return `sha256:...` of project files: paths, content, and which are executable."""
     text = json.dumps([[file.path, file.sha256, file.executable] for file in files], separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def new_places(definition: BuildSpec) -> tuple[str, ...]:
-    """Return the topmost paths that own files add to an image, sorted."""
+    """Return the topmost paths that project files add to an image, sorted."""
     places = set()
     for file in definition.files:
         parts = file.path.strip("/").split("/")
@@ -165,7 +165,7 @@ def _defaults(target: Target, lock: Lock) -> dict[str, str]:
     """Return variables that a recipe may override."""
     variables = {"PYTHONUNBUFFERED": "1"}
     if target.gpu and {"torch", "pytorch"} & {package.name for package in lock.packages}:
-        # For extensions compiled in the image, where no GPU need be at hand to ask.
+        # For extensions compiled in the image, where there may be no GPU to query.
         variables["PYTORCH_ROCM_ARCH" if rocm_of(target.cuda) else "TORCH_CUDA_ARCH_LIST"] = ";".join(
             target.capabilities
         )
@@ -173,9 +173,9 @@ def _defaults(target: Target, lock: Lock) -> dict[str, str]:
 
 
 def framework_package(target: Target, lock: Lock) -> LockedPackage:
-    """Return the package of the target's framework. Raises LockError when the lock has none."""
+    """Return the package of the target's framework. Raises LockError if the lock has none."""
     name = target.framework.lower()
-    names = {name, re.sub(r"[-_.]+", "-", name)}  # PyPI's are normalised (PEP 503), conda's are not
+    names = {name, re.sub(r"[-_.]+", "-", name)}  # PyPI names are normalized (PEP 503), conda names are not
     for package in lock.packages:
         if package.name in names:
             return package
@@ -212,7 +212,7 @@ def venv_links(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
 
 
 def interpreter(definition: BuildSpec) -> str:
-    """Return the base's own Python, to which a virtual environment's links lead."""
+    """Return the base's own Python, the target of a virtual environment's links."""
     return definition.base.python_path
 
 

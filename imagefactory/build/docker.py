@@ -1,7 +1,7 @@
-"""The docker engine: the rendered Dockerfile, built by BuildKit, brought back into the store.
+"""The docker engine: BuildKit builds the rendered Dockerfile, and the result goes to the store.
 
 Only `docker buildx build` is run as a command; everything else uses the SDK (docker_daemon.py). The base is
-the store's own, loaded into the daemon. The result comes back as `docker save` streams it: layers of the
+the store's own, loaded into the daemon. The result comes back as a stream of `docker save`: layers of the
 store stay as they are, new ones go through the codec. The image also keeps its name in the daemon, so that
 `docker run pytorch:2.3-cu121` works.
 """
@@ -80,10 +80,10 @@ class BuildxRequest:
 
 
 def command(build: BuildxRequest) -> tuple[str, ...]:
-    """Return the command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
+    """Return the command that builds with the daemon's own BuildKit and stores the image in that daemon."""
     return (
         *("docker", "buildx", "build", "--builder", build.builder, "--progress=plain", "--load"),
-        # An attestation would make the image an index, which a daemon cannot hold.
+        # An attestation would turn the image into an index, which a daemon cannot store.
         "--provenance=false",
         *("--platform", build.platform, "--tag", build.tag),
         *("--build-arg", f"BASE={build.base}", "--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"),
@@ -106,8 +106,8 @@ class BuildEventKind(StrEnum):
 class BuildEvent:
     """One line. `step` is None outside of all steps.
 
-    `text` is the step's name when it began, its output, or why it failed; `seconds` is how long a finished
-    step took.
+    `text` is the step's name at its start, its output, or the reason of its failure; `seconds` is the time of
+    a finished step.
     """
 
     kind: BuildEventKind
@@ -130,7 +130,7 @@ def parse_line(line: str) -> BuildEvent:
     if rest == "CACHED":
         return BuildEvent(kind=BuildEventKind.CACHED, step=step, text="")
     if rest.startswith("ERROR: "):
-        # In full: the command comes first, how it ended last.
+        # In full: the command comes first, its end last.
         return BuildEvent(
             kind=BuildEventKind.FAILED, step=step, text=clean(rest.removeprefix("ERROR: "), longest=len(rest))
         )
@@ -261,9 +261,9 @@ def make_engine(access: Access) -> DockerEngine:
 
 
 class DockerEngine:
-    """Builds images by `daemon` and stores them in `layout`, new layers packed by the codec `codec`.
+    """An engine that builds by `daemon` and stores images in `layout`, new layers packed by `codec`.
 
-    `secrets` is called once a build for what it needs to reach packages as this machine does.
+    `secrets` is called once a build for this machine's access to packages.
     """
 
     def __init__(self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: AskSecrets) -> None:
@@ -316,8 +316,8 @@ class DockerEngine:
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
         """Build the image in the daemon, store it, and tag it in both.
 
-        Packages come from the index inside the build. Raises BuildError with the last lines of the step that
-        failed. The caller holds the layout's `in_use`.
+        Packages come from the index inside the build. Raises BuildError with the last lines of the failed
+        step. The caller holds the layout's `in_use`.
         """
         base = inputs.base().get()
         image = self.find(definition, base)
@@ -346,7 +346,7 @@ class DockerEngine:
         return ""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
-        """Point the target's tag at the image, in the store and, where the daemon has it, there too."""
+        """Point the target's tag at the image in the store, and in the daemon if it has the image."""
         name = reference(definition.target)
         tag_image(self.layout, definition.target, image)
         if isinstance(image, Image):
@@ -406,18 +406,18 @@ class DockerEngine:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return the caller's environment without what would lead buildx away from the SDK's daemon."""
+        """Return the caller's environment without variables that lead buildx away from the SDK's daemon."""
         excluded = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
         return {name: value for name, value in self.daemon.environ.items() if name not in excluded}
 
     @contextmanager
     def _removed(self, temporary: str) -> Iterator[None]:
-        """Remove a name in the daemon at the end, and at the start that of a killed build."""
+        """Remove a name in the daemon at the end, and one of a killed build at the start."""
         self.daemon.untag(temporary)
         try:
             yield
         finally:
-            with suppress(ToolError):  # the daemon has gone; the first error is reported
+            with suppress(ToolError):  # the daemon is gone; the first error is reported
                 self.daemon.untag(temporary)
 
     def _bring_in(self, job: _DockerBuild, progress: Progress) -> Image:
@@ -462,7 +462,7 @@ class DockerEngine:
         return self.layout.load(reference(definition.target), index)
 
     def _key(self, files: Mapping[str, str], base: BuiltBase) -> str:
-        """Return the hash of all that decides what is built."""
+        """Return the hash of all inputs of a build."""
         parts = ["docker", VERSION, codec(self.codec).identity, base.image.manifest, base.epoch]
         return hashlib.sha256(canonical_json([*parts, sorted(files.items())])).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The directories in definitions/: their files, writing them, and checking whether they are stale."""
+"""The directories in definitions/: render, write and check their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIFF_LINES = 12
 
 
 def render(definition: BuildSpec) -> dict[str, str]:
-    """Return file name -> text of a target's directory; building it needs nothing from outside.
+    """Return file name -> text of a target's directory; building it needs no other files.
 
     With conda packages it has their explicit lists, and the program that installs them with its requirement.
     """
@@ -42,7 +42,7 @@ def render(definition: BuildSpec) -> dict[str, str]:
 
 
 def copied_files(definition: BuildSpec, *, largest: int | None = None) -> dict[str, OwnFile]:
-    """Return the files to copy into a target's directory: own files, and wheels of up to `largest` bytes."""
+    """Return the files to copy into a target's directory: project files, and wheels up to `largest` bytes."""
     wheels = (file for file in definition.local if largest is None or file.size <= largest)
     return {
         **{f"{OWN}{file.path}": file for file in definition.files},
@@ -55,8 +55,8 @@ def write_definitions(
 ) -> None:
     """Write `files` (path inside `folder`, with `/` -> text) and `copied` files, each atomically.
 
-    A file that is right already is not touched; files of earlier renderings that are no longer rendered are
-    removed. Raises UsageError for a path that leaves the folder and for one that cannot be written.
+    A file that is already right is not touched; files of earlier renderings that are no longer rendered are
+    removed. Raises UsageError for a path that leaves the directory and for one that cannot be written.
     """
     try:
         for path in folder.glob("*.*"):
@@ -81,7 +81,7 @@ def write_definitions(
                 replace_bytes(path, data)
             if mode and stat.S_IMODE(path.stat().st_mode) != mode:
                 path.chmod(mode)
-            # What a kill left beside it earlier.
+            # A remainder of an earlier kill.
             for leftover in path.parent.glob(f".{path.name}.????????"):
                 remove_inside(folder, leftover)
         except OSError as error:
@@ -105,7 +105,7 @@ def check_definitions(
             if name not in there:
                 faults.append(f"{path}: missing")
                 continue
-            if path.is_symlink():  # what it leads to is not to be shown
+            if path.is_symlink():  # never show the content of its target
                 faults.append(f"{path}: stale\n  (it is a link)")
                 continue
             (data, mode), present = _data(content), path.read_bytes()

@@ -102,14 +102,14 @@ OWN_TITLE = "own files"
 
 
 def own_title(definition: BuildSpec) -> str:
-    """Return the title of the layer with own files, by their content; empty for no such layer."""
+    """Return the title of the layer with project files, by their content; empty for no such layer."""
     if not definition.files and definition.start.workdir == "/":
         return ""
     return f"{OWN_TITLE} {hash_key(files_digest(definition.files), definition.start.workdir)[:12]}"
 
 
 def lay_own_files(definition: BuildSpec, segment: TarSegment) -> None:
-    """Write own files as root's, readable by all.
+    """Write project files as root's, readable by all.
 
     Directories that every image has get no entry, so they stay as they are. Raises BuildError for a file that
     has changed since it was hashed.
@@ -153,7 +153,7 @@ def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, 
 
 
 def changed_inputs(lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock]) -> str:
-    """Return what has changed since the layer lock was written, empty for nothing."""
+    """Return the inputs that changed since the layer lock was written, empty for none."""
     if lock.lock != lock_digest(definition.lock):
         return f"the lock of {definition.target.name} has changed"
     if lock.base != _bases_key(bases):
@@ -188,7 +188,7 @@ def image_of(
 
 
 class _LayerNamer:
-    """Computes digests as a layout does, and knows the last blob of each media type."""
+    """A sink that computes digests as a layout does, and knows the last blob of each media type."""
 
     def __init__(self, blobs: BlobSink | None = None) -> None:
         self.blobs, self.last, self.config = blobs, dict[str, Descriptor](), b""

@@ -1,4 +1,4 @@
-"""Which package goes into which layer of an image, and what decides a layer's bytes. Pure."""
+"""Assign packages to the layers of an image, and compute the keys of layers. Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MOST_LAYERS = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
-    """What all layers of a build have in common; what decides bytes is part of each layer's key.
+    """The common inputs of all layers of a build; those that decide bytes are part of each layer's key.
 
-    `interpreter` is the Python that compiles byte code and `environment` what it needs to start; `compiler`
-    names both: of the base, or conda's own. `linked` is the folder of a linked conda prefix, None for none;
-    `linker` names what linked it. `processor` is that of the base's programs.
+    `interpreter` is the Python that compiles byte code and `environment` the variables to start it;
+    `compiler` names both: of the base, or conda's own. `linked` is the directory of a linked conda prefix,
+    None for none; `linker` names its linker. `processor` is that of the base's programs.
     """
 
     store: Path
@@ -52,7 +52,7 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPackage:
-    """One package on its way into a layer; `key` is the hash of all that decides its segment.
+    """One package for a layer; `key` is the hash of all inputs of its segment.
 
     `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package. `left_out`
     are paths of the wheel that the image has from another one.
@@ -101,9 +101,9 @@ Group = Mapping[LockedPackage, LayerPackage]
 def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
     """Return the layers for groups of packages. Pure; the same packages, the same plan.
 
-    The first group is planned as if it were alone, so are the first two, and so on: what a target adds to its
-    parent changes none of the parent's layers. Conda packages and wheels share no layer; conda packages come
-    first.
+    The first group is planned as if it were alone, so are the first two, and so on: a target's additions to
+    its parent change none of the parent's layers. Conda packages and wheels share no layer; conda packages
+    come first.
     """
     plans: list[LayerPlan] = []
     for number, group in enumerate(groups):
@@ -170,7 +170,7 @@ def conda_part(package: LockedCondaPackage, prefix: LinkedPrefix, bench: LayerIn
         bench.place.python if package.subdir == "noarch" else "",
         bench.compiler if record.sources(bench.place) else "",
         str(bench.epoch),
-        # What is left of it beside the others: claimed paths, byte code whose source another one brings.
+        # Without claimed paths, and without byte code whose source is in another package.
         hashlib.sha256(record.data).hexdigest(),
     )
     return LayerPackage(key=key, path=record.path, size=package.size)
@@ -197,7 +197,7 @@ def conda_python(lock: Lock) -> str:
 
 
 def build_tools_hash(lock: Lock, codec_name: str) -> str:
-    """Return what else decides the bytes of layers, besides the packages of a lock and their base."""
+    """Return the hash of the tools that decide layer bytes, besides the lock's packages and their base."""
     import installer
 
     tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
@@ -206,5 +206,5 @@ def build_tools_hash(lock: Lock, codec_name: str) -> str:
 
 
 def linker() -> str:
-    """Return what linked the conda packages: another version may link them differently."""
+    """Return the linker of conda packages: another version may link them differently."""
     return f"py-rattler {importlib.metadata.version('py-rattler')}, {conda_install.LINKER}"

@@ -1,4 +1,4 @@
-"""Builds the layers of a plan in threads, each as its packages arrive. A built layer is found again."""
+"""Build the layers of a plan in threads, each as its packages arrive. A built layer is reused."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
 
 
 class BaseCompiler:
-    """Compiles with the Python of a base image, through `pyc_server.py` running in it.
+    """A compiler that uses the Python of a base image, through `pyc_server.py` running in it.
 
-    `start` starts a command inside the unpacked base with pipes on its three streams, when the first source
-    comes: nothing of a base reaches the terminal. `interpreter` is the absolute path of that Python, empty
-    for Debian's. Raises BuildError when the base's Python is not `python` (`3.11`) or stops answering.
+    `start` starts a command inside the unpacked base with pipes on its three streams, at the first source:
+    no output of a base reaches the terminal. `interpreter` is the absolute path of that Python, empty
+    for Debian's. Raises BuildError if the base's Python is not `python` (`3.11`) or stops answering.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class BaseCompiler:
 
 
 class _StderrTail:
-    """The last of what a process writes to stderr."""
+    """The last bytes that a process writes to stderr."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._kept, self._thread = b"", threading.Thread(target=self._read, args=(stream,), daemon=True)
@@ -181,7 +181,7 @@ class CompilerPool:
 
 @dataclass(slots=True)
 class LazyCompiler:
-    """Gets a compiler from `lend` when the first source comes."""
+    """A compiler that it gets from `lend` at the first source."""
 
     lend: Callable[[], BaseCompiler]
     lent: BaseCompiler | None = None
@@ -196,7 +196,7 @@ KILLED = 128 + signal.SIGKILL
 
 
 def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipes and does not end
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it closed its pipes and still runs
         process.wait(timeout=10)
     problem = "the base's Python ended while it compiled .py files"
     if process.returncode != KILLED:
@@ -218,7 +218,7 @@ class PackageSupply:
     """The inputs that may still arrive while layers are built.
 
     `package` returns when the wheel at that path is complete: threads wait for it until `stop` ends the work.
-    `base` builds the base, in the caller's thread, and returns its unpacked folders. `unpacked` gets each
+    `base` builds the base, in the caller's thread, and returns its unpacked directories. `unpacked` gets each
     layer as files too, None for no such copy.
     """
 
@@ -248,15 +248,15 @@ def build_layers(
         return [results[plan.key] for plan in plans]
     with progress.task("making layers", total=sum(plan.size for plan in missing)) as task:
         work = BuildWorkers(bench, supply, task, workers)
-        # A thread for each layer: most of them wait for packages or the base, and hold no slot meanwhile.
+        # A thread for each layer: most of them wait for packages or the base, without a slot.
         pool = ThreadPoolExecutor(len(missing))
         try:
             futures = {pool.submit(work.make_layer, plan): plan.key for plan in in_build_order(missing)}
             work.base.set_result(supply.base())
             for future in as_completed(futures):
-                if not isinstance(future.exception(), _CancelledError):  # who stopped it says why
+                if not isinstance(future.exception(), _CancelledError):  # the error that stopped it says why
                     results[futures[future]] = future.result()
-            work.compilers.close()  # before the threads that started them end: so would they
+            work.compilers.close()  # compilers end with the threads that started them
         except BaseException:
             supply.stop.set()
             if not work.base.done():
@@ -279,7 +279,7 @@ class _CancelledError(Exception):
 
 
 class BuildWorkers:
-    """What the threads of one build share: `slots` for as many as work at once, the base, and compilers."""
+    """The shared state of a build's threads: `slots` for those that work at once, base, compilers."""
 
     def __init__(self, bench: LayerInputs, supply: PackageSupply, task: ProgressTask, workers: int) -> None:
         self.bench, self.supply, self.layout = bench, supply, Layout(bench.store)
@@ -296,7 +296,7 @@ class BuildWorkers:
             if self._task and count:
                 self._task.advance(count)
         except Exception:
-            self._task = None  # the terminal has gone
+            self._task = None  # the terminal is gone
 
     def _await_base(self) -> None:
         self.slots.release()  # another thread works while this one waits
@@ -315,7 +315,7 @@ class BuildWorkers:
             if stored:
                 self.report(plan.size)
             result = stored or self._make(plan)
-            if self.supply.unpacked:  # those that are there already are left
+            if self.supply.unpacked:  # existing ones stay
                 self.supply.unpacked.unpack([result.layer], self.layout.blob_path, QUIET, workers=1)
             return result
 
@@ -390,7 +390,7 @@ class _CachedSegment:
 def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _CachedSegment:
     """Return the compressed tar entries of a small package except `skip`, cached for layers with it.
 
-    A cached segment is used only while it has its recorded digest: anyone may have changed the cache.
+    A cached segment is used only if it has its recorded digest: anyone may have changed the cache.
     """
     key = hash_key("without", part.key, *sorted(skip)) if skip else part.key
     path = work.bench.segments / key[:2] / key

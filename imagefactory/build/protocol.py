@@ -1,4 +1,4 @@
-"""The protocol of engines: an image of the store from a definition and its packages."""
+"""The protocol of engines: they build an image of the store from a definition and its packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every wheel above 20 MB is 1.3 to 2.7 times as large unpacked."""
 
 
 def require_image_space(store: Path, definition: BuildSpec) -> None:
-    """Raise StoreError where the store has no space for the image.
+    """Raise StoreError if the store has no space for the image.
 
     For engines that fetch inside the build.
     """
@@ -63,10 +63,10 @@ class BuildInputs:
 
 
 class Engine(Protocol):
-    """Its module has a `make_engine` that takes an Access; its row is in settings/choices.py."""
+    """An engine. Its module has a `make_engine` that takes an Access; its row is in settings/choices.py."""
 
     def require(self) -> str:
-        """Return the engine's version. Raises ToolError when it cannot work here."""
+        """Return the engine's version. Raises ToolError if it cannot work here."""
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | SifArtifact | None:
         """Return the image of this definition on this base, if the store has all of it."""
@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Build and tag the image. Raises BuildError; nothing incomplete stays in the store."""
 
     def toolchain(self, definition: BuildSpec) -> str:
-        """Return what else decides the bytes of layers; empty for an engine that does not reproduce them."""
+        """Return the tools that decide layer bytes; empty for an engine that does not reproduce them."""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
         """Point the target's tag at the image."""

@@ -70,14 +70,14 @@ def named_indexes(definition: BuildSpec) -> str:
 
 
 def large_wheels(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
-    """Return (path in the project, size) of wheels too large to be copied into the target's directory."""
+    """Return (path in the project, size) of wheels too large to copy into the target's directory."""
     paths = from_files(definition.lock.origins)
     large = (wheel for wheel in own_wheels(definition) if wheel.size > LARGEST_COPY)
     return tuple((paths[wheel.name].removeprefix("./"), format_bytes(wheel.size)) for wheel in large)
 
 
 def facts(definition: BuildSpec) -> str:
-    """Return a line for the reader: what is in the image, and how many packages and bytes it fetches."""
+    """Return a line for the reader: the image's content, and how many packages and bytes it fetches."""
     target, lock = definition.target, definition.lock
     size = format_bytes(sum(package.size for package in lock.packages))
     fetched = f"{len(lock.wheels)} packages, {size} of wheels"
@@ -92,9 +92,9 @@ def facts(definition: BuildSpec) -> str:
 
 
 def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place: str = "") -> str:
-    """Return apptainer.def on the definition's public base, or on what `bootstrap` finds at `place`.
+    """Return apptainer.def on the definition's public base, or on `place` by the agent `bootstrap`.
 
-    spython can turn it into a Dockerfile: that makes each command line of %post a RUN and knows no build
+    spython can turn it into a Dockerfile: it turns each command line of %post into a RUN and knows no build
     arguments, so each step is one command. Raises UsageError for a value that cannot be in it.
     """
     return fill(
@@ -103,7 +103,7 @@ def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place:
         base=definition.base,
         bootstrap=bootstrap,
         place=place or definition.base.public,
-        # apptainer gives users their own home, or none.
+        # With apptainer users have their own home, or none.
         environment=tuple(pair for pair in definition.environment if pair[0] != "HOME"),
         labels=definition.labels,
         facts=facts(definition),

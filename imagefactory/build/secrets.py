@@ -1,8 +1,8 @@
-"""What a build in a container knows of this machine: its package index, proxy, certificates, channels.
+"""A build's knowledge of this machine: its package index, proxy, certificates, channels.
 
-They reach a build as secrets (docker) or a bound folder (apptainer), under the names in build/steps.py, and
-are in no layer. The index's address may have a password: it is only in `pip_conf`, as channels' credentials
-are only in `channels`, and `hide` removes it from all output of a build.
+They reach a build as secrets (docker) or a mounted directory (apptainer), under the names in build/steps.py,
+and are in no layer. The index's address may have a password: it is only in `pip_conf`, as channels'
+credentials are only in `channels`, and `hide` removes it from all output of a build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST_SECRET = 500 * 1024
 class BuildSecrets:
     """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own apply).
 
-    `channels` is the text of channels.json, empty without channels. `loopback` is true where the index, its
+    `channels` is the text of channels.json, empty without channels. `loopback` is true if the index, its
     proxy or a channel is on this machine's loopback, which a build reaches only in this machine's own
     network. `hidden` are secret words.
     """
@@ -69,7 +69,7 @@ AskSecrets = Callable[[Lock | None], BuildSecrets]
 
 
 def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
-    """Return what a build of `lock` in a container knows of this machine."""
+    """Return the secrets for a build of `lock` in a container."""
     channels = lock.channels if lock else ()
     site = conda_channels(access).site(channels) if channels else None
     index = package_index(access)
@@ -85,9 +85,9 @@ def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
 def find_secrets(
     index: PackageIndex, environ: Mapping[str, str], channels: ContainerChannels | None = None
 ) -> BuildSecrets:
-    """Return what a build needs to reach `index`, its named indexes, and `channels`, as this machine does.
+    """Return the secrets with which a build reaches `index`, its named indexes and `channels`.
 
-    `index` decides the certificates too; where it has none or a folder, Debian's bundle is used if it exists.
+    `index` decides the certificates too; if it has none or a directory, Debian's bundle is used if it exists.
     Raises UsageError for an index or a channel that no container can reach, for certificates that cannot be
     read, and for more of them than a build accepts.
     """
@@ -106,7 +106,7 @@ def find_secrets(
     trusted = dict.fromkeys(host for address in (url, *more) for host in _trusted(index, address))
     settings = {
         "index-url": url,
-        "extra-index-url": " ".join(more),  # whichever has a file of that hash
+        "extra-index-url": " ".join(more),  # pip uses the one with a file of that hash
         "proxy": proxy,
         "trusted-host": " ".join(trusted),
     }
@@ -130,7 +130,7 @@ def find_secrets(
 
 
 def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the proxy variables in small letters, which all programs read."""
+    """Return the proxy variables in lower case, which all programs read."""
     names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
     return {name: value for name in names if (value := environ.get(name) or environ.get(name.upper()))}
 
@@ -185,7 +185,7 @@ def _proxy(index: PackageIndex, url: str) -> str:
     scheme = urlsplit(url).scheme or "https"
     proxy = index.proxy or variables.get(f"{scheme}_proxy") or variables.get("all_proxy") or ""
     host = urlsplit(url).hostname or ""
-    # pip asks its own `proxy` for every host, so what is to be reached without it is decided here.
+    # pip uses its `proxy` for every host, so exceptions are decided here.
     around = [name.strip().lstrip(".") for name in variables.get("no_proxy", "").split(",")]
     direct = any(name == "*" or (name and f".{host}".endswith(f".{name}")) for name in around)
     return "" if direct or on_loopback(host) else proxy

@@ -63,7 +63,7 @@ _BUILT_FOR = re.compile(rb'("org\.label-schema\.build-arch": ?")[^"]*')
 
 
 class SifBuilder:
-    """Builds .sif files from images of `layout`, each once for a compression and a version of apptainer."""
+    """A builder of .sif files from images of `layout`, one for each compression and apptainer version."""
 
     def __init__(self, layout: Layout, command: ApptainerCommand, *, workers: int) -> None:
         self.layout, self.command, self.workers = layout, command, workers
@@ -120,7 +120,7 @@ class SifBuilder:
             return sif
 
     def _dress(self, image: Image, squeeze: SquashCompression, folder: Path) -> _SifMetadata:
-        """Return what apptainer adds to an image without files that has the config of `image`."""
+        """Return apptainer's additions to an image without files that has the config of `image`."""
         config = json.loads(self.layout.read(Descriptor(media_type="", digest=image.config, size=0)))
         empty = Layout(folder / SHARED_IMAGE)
         layer = empty.add(END_OF_ARCHIVE, "application/vnd.oci.image.layer.v1.tar")
@@ -174,7 +174,7 @@ class SifBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SifMetadata:
-    """What apptainer adds: `row` has its files, `container` returns the bytes before a partition of a size.
+    """The additions of apptainer: `row` has its files, `container` returns the bytes before a partition.
 
     `moment` is the time of all of it, in seconds since 1970.
     """

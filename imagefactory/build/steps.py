@@ -1,8 +1,8 @@
-"""The steps inside an image when it is built manually: one list for the Dockerfile and the definition file.
+"""The steps of a manual build inside an image: one list for the Dockerfile and the definition file.
 
-Pure. The steps leave under the prefix what the assemble engine puts there: the packages of the lock, their
+Pure. The steps create the same files under the prefix as the assemble engine: the packages of the lock, their
 scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual environment on the
-base's Python. Conda packages bring their own Python, and the base's only runs the program that links them.
+base's Python. Conda packages have their own Python, and the base's only runs the program that links them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
 
 
 class QuotedText(str):
-    """Text that is quoted for the file it goes to."""
+    """Text that is quoted for its file."""
 
     __slots__ = ()
 
@@ -191,8 +191,8 @@ OLDEST_PYTHON = (3, 10)
 class ShellStep:
     """Shell commands with one purpose.
 
-    `comment` is for readers, one line for each entry. `built` is true where the step creates the environment,
-    false where it prepares what the image runs on: a Dockerfile discards the stage of the former. Commands
+    `comment` is for readers, one line for each entry. `built` is true if the step creates the environment,
+    false if it prepares the image below it: a Dockerfile discards the stage of the former. Commands
     run under `set -eu`; a line end inside one means a blank. `secrets` are the files of SITE that they read.
     """
 
@@ -227,7 +227,7 @@ def _requirements(definition: BuildSpec) -> str:
 
 
 def explicit_lists(definition: BuildSpec) -> dict[str, str]:
-    """Return file name -> the conda packages of a list with address and hash, as conda's `--file` takes them.
+    """Return file name -> the conda packages of a list with address and hash, for conda's `--file`.
 
     There is one list, or one for each parent, the lowest first: of two packages with one path the earlier
     list keeps it, so that a parent stays as it is.
@@ -366,7 +366,7 @@ def _conda_steps(definition: BuildSpec) -> tuple[ShellStep, ...]:
             comment=_BYTE_CODE,
             built=True,
             commands=(
-                # Byte code that packages bring says the time of a source that this installation changed.
+                # Byte code in packages has the time of a source that this installation changed.
                 *_compile(definition, f"{prefix}/lib/python{target.python}", " -f -x /tests/"),
                 f"rm -r {shell_words((PIP, INPUT))}",
             ),

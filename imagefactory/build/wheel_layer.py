@@ -1,7 +1,7 @@
-"""A wheel becomes tar entries, without being installed anywhere.
+"""Convert a wheel to tar entries, without installing it.
 
-pypa/installer decides what goes where (schemes, scripts, RECORD). Here it gets a source that inflates with
-isal in a fixed order and a destination that writes tar entries instead of files.
+pypa/installer decides the path of each file (schemes, scripts, RECORD). Here its source inflates with isal in
+a fixed order, and its destination writes tar entries instead of files.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from imagefactory.scan.zip import check_list, check_members, data_start
 
 READ = 256 * 1024
 PYTHON_SCRIPT = b"#!python"
-TEXT = 64 << 20  # bytes; the most of a file that is read whole
-SHORT_TEXT = 1 << 20  # the same of what is read into objects many times its size
+TEXT = 64 << 20  # bytes; the limit of a file that is read completely
+SHORT_TEXT = 1 << 20  # the same for files that become objects many times their size
 
 
 class PackageMismatchError(BuildError):
-    """A package in the cache is not what its lock says.
+    """A package in the cache differs from its lock.
 
     `name` is the wheel's file, or a linked conda package's record in conda-meta.
     """
@@ -57,7 +57,7 @@ class PackageMismatchError(BuildError):
 class InstallPrefix:
     """The environment of a wheel: its `prefix` in the image (`/opt/env`) and its Python (`3.11`).
 
-    `venv` is false where that Python is the environment's own.
+    `venv` is false if that Python is the environment's own.
     """
 
     prefix: str
@@ -91,7 +91,7 @@ class InstalledFile:
 
 class BytecodeCompiler(Protocol):
     def compile(self, path: str, source: bytes) -> bytes | None:
-        """Return the .pyc of `source`, or None when it is not valid for this Python."""
+        """Return the .pyc of `source`, or None if it is not valid for this Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class WheelMember:
 
     @property
     def deflated(self) -> DeflateStream | None:
-        """Its packed bytes, valid once `chunks` came to their end."""
+        """Its packed bytes, valid once `chunks` reached their end."""
         if self.info.compress_type != zipfile.ZIP_DEFLATED:
             return None
 
@@ -173,7 +173,7 @@ class WheelMember:
 
 
 class WheelSource(WheelFile):
-    """A wheel read in sorted order; rejects what a wheel may not have."""
+    """A wheel read in sorted order; rejects entries that a wheel may not have."""
 
     def __init__(self, archive: zipfile.ZipFile, raw: VerifiedWheelReader) -> None:
         super().__init__(archive)
@@ -195,7 +195,7 @@ class WheelSource(WheelFile):
             seen.add(info.filename)
 
     def read_dist_info(self, filename: str) -> str:
-        # zipfile would inflate the member whole, whatever size the list gives it.
+        # zipfile would inflate the whole member, whatever size the list declares.
         name = posixpath.join(self.dist_info_dir, filename)
         try:
             info = self._zipfile.getinfo(name)
@@ -261,12 +261,12 @@ def _check_path(path: str) -> None:
     parts = path.split("/")
     if {"", ".", ".."} & set(parts) or "\\" in path or not path.isprintable():
         raise BuildError("wheel-invalid", f"{path!r} is not a path inside the environment")
-    if any(part.startswith(".wh.") for part in parts):  # how layers say that a file is removed
+    if any(part.startswith(".wh.") for part in parts):  # a whiteout in layers
         raise BuildError("wheel-invalid", f"{path!r} is not a valid name in an image")
 
 
 class _InvalidWheelError(ValueError):
-    """What is wrong with a wheel: its member, and why."""
+    """A problem of a wheel: its member, and the reason."""
 
 
 _PROGRAM = re.compile(r"[^\s#;=][^=]*=")
@@ -275,7 +275,7 @@ _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 
 
 class LayerDestination(WheelDestination):
-    """Writes the files of pypa/installer as tar entries below `place`."""
+    """The destination that writes files of pypa/installer as tar entries below `place`."""
 
     def __init__(self, segment: TarSegment, place: InstallPrefix, distribution: str) -> None:
         self.segment, self.place, self.distribution = segment, place, distribution
@@ -367,8 +367,8 @@ def lay_wheel(
 
     Directories called `tests` get no byte code: jobs do not import them, and they are a fifth of it. `report`
     gets the number of bytes read. Return the files without .pyc. Raises PackageMismatchError for a file
-    without this `sha256`, and BuildError, naming the wheel, for what a wheel may not have: paths outside,
-    paths that cannot be unpacked, links, setuid files.
+    without this `sha256`, and BuildError, naming the wheel, for invalid entries: paths outside, paths that
+    cannot be unpacked, links, setuid files.
     """
     with _naming_wheel(wheel), open_verified(wheel, sha256) as raw, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is skipped, as by pip
@@ -391,7 +391,7 @@ def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
     """Open the file once its bytes are the locked ones: later reads are of the same file."""
     try:
         file = wheel.open("rb")
-    except FileNotFoundError as error:  # another build has found it altered and fetches it anew
+    except FileNotFoundError as error:  # another build found it changed and fetches it again
         raise _altered(wheel, "is not there") from error
     with file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -471,11 +471,11 @@ def _naming_wheel(wheel: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of the libraries in one line; some have it after an object, some have none."""
+    """Return a library's error in one line; some have it after an object, some have none."""
     if isinstance(error, InvalidRecordEntry):
         return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error
-    if isinstance(error, configparser.Error):  # whose one text is that of the programs
+    if isinstance(error, configparser.Error):  # its one text is that of the programs
         text = str(error).replace("'<string>'", "entry_points.txt")
     return " ".join(str(text).split()) or type(error).__name__
 

@@ -1,1 +1,1 @@
-"""Submit files for researchers: what is offered, what of it is proven, what to write."""
+"""Job files for researchers: the offered images, their verdicts, and the text of the files."""

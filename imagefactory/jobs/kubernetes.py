@@ -45,7 +45,7 @@ done"""
 
 
 def write_kubernetes(spec: JobSpec) -> dict[str, str]:
-    """Return the manifest by its file name. Raises UsageError for a name or files that it cannot have."""
+    """Return the manifest by its file name. Raises UsageError for an unsupported name or file."""
     name = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")
     if not 0 < len(name) <= _LABEL_MOST:
         raise UsageError(
@@ -145,7 +145,7 @@ def _drivers(cuda: str) -> list[list[dict[str, Any]]]:
     if not cuda:
         return [[]]
     major, minor = (int(part) for part in cuda.split("."))
-    # Called cuda.runtime-version.* too since 0.16; all versions so far have this name.
+    # Since 0.16 also cuda.runtime-version.*; all versions so far have this name.
     whole, part = "nvidia.com/cuda.runtime.major", "nvidia.com/cuda.runtime.minor"
     if not minor:
         return [[_above(whole, major - 1)]]
@@ -177,7 +177,7 @@ def _config_map(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _job(name: str, spec: JobSpec, files: Sequence[str]) -> dict[str, Any]:
-    """Return a Job that retries pods which their node drops, but no failures: a person should see those."""
+    """Return a Job that retries pods dropped by their node, but no failures: a person should see those."""
     runs = len(spec.rows)
     tries: dict[str, Any] = {"backoffLimit": 0}
     if spec.columns:
@@ -253,7 +253,7 @@ def _mebibytes(size: int) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Write texts of several lines as blocks, and nothing by reference."""
+    """A dumper that writes texts of several lines as blocks, and no references."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True

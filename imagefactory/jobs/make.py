@@ -43,7 +43,7 @@ _CHUNK = 1 << 20
 
 
 def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, now: datetime) -> JobSpec:
-    """Return the job that is requested, in the best form of an offered image. Pure.
+    """Return the requested job, in the best form of an offered image. Pure.
 
     An image for CPUs needs no verdict. Raises NothingSelectedError for a form that is not offered,
     CheckFailedError if no GPU is verified, UsageError for a value that a job cannot have.
@@ -118,7 +118,7 @@ def _first_trial(framework: str, gpus: int) -> str:
 def _not_verified(
     offer: ImageOffer, form: ImageForm, expected: ImageEvidence, trust: TrustRules, request: JobParameters
 ) -> CheckFailedError:
-    """Return why there is no job, what is predicted, and what this person can do."""
+    """Return why there is no job, what is predicted, and what the user can do."""
     name = f"{request.prefix}{offer.image.target}"
     sifs = (sif.judged for sif in offer.sifs if sif.sif.subject == form.image.subject)
     poor = [row for row in next(sifs, offer.judged) if row.standing is not VerdictStatus.GOOD]

@@ -50,8 +50,7 @@ class GpuClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageEvidence:
-    """The classes of GPUs that an image may use, and the capabilities that it may not use, each with the
-    reason.
+    """The classes of GPUs that an image may use, and the excluded capabilities, each with the reason.
 
     `revoked` are revocations without a newer verdict: no prediction outweighs them.
     """
@@ -72,7 +71,7 @@ class ImageEvidence:
 def verified_evidence(
     judged: Sequence[VerificationResult], revoked: Iterable[RevokedCell] = ()
 ) -> ImageEvidence:
-    """Return what the good verdicts of one image and its revocations say.
+    """Return the evidence of the good verdicts of one image and its revocations.
 
     A class begins at the lowest driver from which on every verdict says verified: a pass is valid for its
     driver and newer ones until a newer one fails (trust/claims.py).
@@ -328,7 +327,7 @@ def _is_pinned(reference: str) -> bool:
 
 
 # --- GPUs of an inventory, by values only; `--check` evaluates the expressions of files, also those of
-# people. What machines have at most counts, and free is what no job has at the moment. If the inventory lacks
+# people. The maximum of each machine counts; free means without a job now. If the inventory lacks
 # something (START, the attributes of a machine), a GPU counts and is marked as unsure.
 
 

@@ -1,4 +1,4 @@
-"""What to request for a job after an emulated run: its summary file, read and turned into resources. Pure.
+"""The resources to request for a job after an emulated run, by its summary file. Pure.
 
 The values are emulated. Times are *recorded* on such a GPU or *estimated* from its data sheet: a step takes
 at least that long, because no kernel is faster than a data sheet. They never become a verdict.
@@ -63,7 +63,7 @@ class EmulatedLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedMemory:
-    """Memory of a GPU in bytes: the peak of tensors, CUDA's own, all of it; did the run need more?"""
+    """Bytes of a GPU's memory: the peak of tensors, CUDA's own, all of it; did the run need more?"""
 
     peak: Count
     context: Count
@@ -124,7 +124,7 @@ def computing(loader: EmulatedLoader) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceAdvice:
-    """What to request for a job.
+    """The resources to request for a job.
 
     `gpu_memory` in bytes is None if the run needed more than the GPU has. `workers` is the number for which
     the program never waits, None without a loader. `cpus` are the cores that they and the program use.
@@ -139,7 +139,7 @@ class ResourceAdvice:
 
 
 def advise(run: EmulatedRun) -> ResourceAdvice:
-    """Return what to request for a job of the same program."""
+    """Return the resources to request for a job of the same program."""
     memory = run.memory
     gpu_memory = math.ceil((memory.peak * MARGIN + memory.context) / GB) * GB
     workers = None if run.loader is None else enough_workers(run.loader)
@@ -159,7 +159,7 @@ def advise(run: EmulatedRun) -> ResourceAdvice:
 def enough_time(run: EmulatedRun) -> timedelta | None:
     """Return the time to request for the whole program, in whole minutes; None if it did not end.
 
-    Its kernels take as long as SLOWER expects, with MARGIN, and its image needs time to start.
+    It includes slower kernels (SLOWER), MARGIN, and the start of the image.
     """
     if not run.ended:
         return None

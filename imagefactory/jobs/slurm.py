@@ -94,8 +94,7 @@ exit "$code\""""
 
 
 def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
-    """Return the #SBATCH options that give the job GPUs of its classes and no others, and the GPUs they
-    reach.
+    """Return the #SBATCH options for only GPUs of the job's classes, and the GPUs they reach.
 
     Without an inventory the options request any GPU. Raises CheckFailedError if the cluster has no such GPU,
     UsageError if Slurm cannot select it.

@@ -1,9 +1,9 @@
-"""One job for a batch system: its image, the GPUs it may get, and what it runs. Pure.
+"""One job for a batch system: its image, its possible GPUs, and its program. Pure.
 
-    JobParameters (what a person asks for) + an offered image -> JobSpec, checked once -> a writer
+    JobParameters (from the command line) + an offered image -> JobSpec, checked once -> a writer
 
 Files for batch systems are full of macros (`$(...)`), and the end of a line begins another command. So every
-value passes an allow-list by full match before a JobSpec exists. Source: HTCondor's manual, condor_submit(1),
+value must fully match an allow-list before a JobSpec exists. Source: HTCondor's manual, condor_submit(1),
 "Container Universe Jobs" and "DAGMan".
 """
 
@@ -142,7 +142,7 @@ class JobSpec(JobParameters):
 
 
 def resource_request(spec: JobSpec) -> ResourceRequest:
-    """Return what the job requires of machines and GPUs, besides the classes of GPUs."""
+    """Return the job's requirements for machines and GPUs, besides the classes of GPUs."""
     return ResourceRequest(
         gpus=spec.gpus,
         gpu_memory=spec.gpu_memory,

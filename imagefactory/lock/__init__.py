@@ -1,6 +1,6 @@
 """Locking: from a target to the exact packages of its image, and to their addresses.
 
-files.py reads and writes the files of a lock, content_hash.py says what makes one stale. pypi/ locks wheels
+files.py reads and writes the files of a lock, content_hash.py decides when one is stale. pypi/ locks wheels
 with uv, conda/ conda packages with py-rattler, debian/ the packages of a base with apt. download.py fetches
 locked packages.
 """
@@ -18,11 +18,11 @@ from imagefactory.progress import Progress
 
 @dataclass(frozen=True, kw_only=True)
 class LockRequest:
-    """What to solve.
+    """The input of a solver.
 
     `previous` is the present lock: its packages are preferred, except those that `update` names; with
     `update_all` all may move. `under` is the lock of the parent target, whose packages all stay. `absent` are
-    pins (`name==version`) of wheels that others may require and that are omitted.
+    pins (`name==version`) of wheels that are omitted although others require them.
     """
 
     target: Target
@@ -48,7 +48,7 @@ def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutdatedPackage:
-    """A package locked at an older release than the newest that the recipe's own bounds allow, and why.
+    """A package locked at an older release than the newest within the recipe's own bounds, and why.
 
     With `asked` the recipe names it and the lock is rejected; `accept` is the bound that accepts the old
     release in the recipe. `build` is the requirement that has no wheel and could be built, empty for none.

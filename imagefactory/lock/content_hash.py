@@ -1,4 +1,4 @@
-"""What makes a lock stale: the hash of all that decides a target's solution."""
+"""The hash of all inputs of a target's solution; a lock with another hash is stale."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FORMAT = 1
 
 
 def content_hash(target: Target, base: BaseSpec, under: Lock | None) -> str:
-    """Return `sha256:...` of all that decides a target's solution; a lock with another one is stale.
+    """Return `sha256:...` of all inputs of a target's solution; a lock with another one is stale.
 
-    `under` is the lock of the parent target. Not in it: name, description, checks and environment (they
-    change no package), the order in which requirements are written, and the versions of the solvers (a newer
-    one must not make every lock stale).
+    `under` is the lock of the parent target. Excluded are name, description, checks and environment (they
+    change no package), the written order of requirements, and the versions of the solvers (a newer one must
+    not make every lock stale).
     """
     conda = target.conda
     decides: dict[str, object] = {
@@ -26,7 +26,7 @@ def content_hash(target: Target, base: BaseSpec, under: Lock | None) -> str:
         "constraints": sorted(set(target.constraints)),
         "python": target.python,
         "platform": target.platform,
-        # For conda packages `system` says it, whatever their base.
+        # For conda packages it is in `system`, whatever their base.
         "glibc": "" if conda else base.glibc,
     }
     if conda or under:

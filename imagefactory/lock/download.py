@@ -40,7 +40,7 @@ from imagefactory.progress import Progress, ProgressTask, format_bytes
 
 
 class PendingDownloads:
-    """Packages on their way to `paths`, their places in the cache: any thread can wait for one of them.
+    """Packages in download to `paths`, their places in the cache: any thread can wait for one of them.
 
     `stop` ends the downloads; complete files stay.
     """
@@ -72,8 +72,8 @@ class PendingDownloads:
 
 
 CHUNK = 1 << 20
-_SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages
-_POLL_SECONDS = 0.1  # seconds between looks at a file that another process holds
+_SPARE = 16 << 20  # bytes to leave free on the disk, for directories and lock files
+_POLL_SECONDS = 0.1  # seconds between checks of a file that another process has locked
 
 
 Package = TypeVar("Package", bound=LockedPackage)
@@ -82,10 +82,10 @@ Package = TypeVar("Package", bound=LockedPackage)
 class PackageCache:
     """Packages of locks in `folder`, fetched from `source`: a package index, or conda channels."""
 
-    def __init__(self, folder: Path, source: WebAccess, *, patience: RetryPolicy | None = None) -> None:
+    def __init__(self, folder: Path, source: WebAccess, *, retry_policy: RetryPolicy | None = None) -> None:
         self.folder = folder
         self._source = source
-        self._patience = patience or RetryPolicy()
+        self._retry_policy = retry_policy or RetryPolicy()
 
     def path(self, package: LockedPackage) -> Path:
         """Return the place of a package's file, fetched or not."""
@@ -151,14 +151,14 @@ class PackageCache:
         arrivals: PendingDownloads,
         progress: Progress,
     ) -> None:
-        web = HttpSession(self._source, patience=self._patience)
+        web = HttpSession(self._source, retry_policy=self._retry_policy)
         total = sum(self._to_fetch(package) for package in missing)
         # The largest first: the last to end should not be the one that takes longest.
         queue = sorted(missing, key=lambda package: (-package.size, package.name))
         try:
             with (
                 progress.task("packages", total=total) as task,
-                ThreadPoolExecutor(self._patience.threads) as pool,
+                ThreadPoolExecutor(self._retry_policy.threads) as pool,
             ):
                 transfers = [
                     _Transfer(
@@ -167,7 +167,7 @@ class PackageCache:
                         path=self.path(package),
                         part=self._part(package),
                         web=web,
-                        patience=self._patience,
+                        retry_policy=self._retry_policy,
                         arrivals=arrivals,
                         count=_DownloadProgress(task, package.size - self._to_fetch(package)),
                     )
@@ -209,14 +209,14 @@ class _DownloadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transfer:
-    """One package on its way from `url` through `part` to `path`."""
+    """The download of one package from `url` through `part` to `path`."""
 
     package: LockedPackage
     url: str
     path: Path
     part: Path
     web: HttpSession
-    patience: RetryPolicy
+    retry_policy: RetryPolicy
     arrivals: PendingDownloads
     count: _DownloadProgress
 
@@ -265,7 +265,7 @@ class _Transfer:
         Gives up after repeated failures without progress.
         """
         try:
-            return self.patience.retry(
+            return self.retry_policy.retry(
                 self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
             )
         except RejectedError as error:
@@ -304,11 +304,11 @@ class _Transfer:
                         digest.update(chunk)
             if position < size:
                 with self._source(position) as (start, chunks):
-                    if start != position:  # the server sends the whole file whatever was asked
+                    if start != position:  # the server ignores the requested range
                         position, digest = 0, hashlib.sha256()
                         file.truncate(0)
                     position = self._write(file, position, chunks, digest.update)
-            os.fdatasync(file.fileno())  # a name must not be on the disk before its bytes are
+            os.fdatasync(file.fileno())  # the bytes must be on the disk before the name
         if position > size:
             self.part.unlink()
             raise RejectedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
@@ -363,7 +363,7 @@ class _Transfer:
         except RejectedError as error:
             if error.status != 416:
                 raise
-            self.part.unlink(missing_ok=True)  # a part that the server does not know how to continue
+            self.part.unlink(missing_ok=True)  # a part that the server cannot continue
             raise TransientError(str(error)) from error
 
     def _part_size(self) -> int:

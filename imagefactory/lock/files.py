@@ -39,14 +39,14 @@ def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
 
 
 def lock_path(folder: Path, target: Target) -> Path:
-    """Return the file of a target's lock that always exists when there is a lock."""
+    """Return the file of a target's lock that always exists if there is a lock."""
     return folder / lock_names(target.name, conda=target.conda)[0]
 
 
 def read_lock(folder: Path, target: Target) -> Lock | None:
     """Return the lock of `target` in `folder`, or None.
 
-    Raises LockError for one that is malformed or unreadable, and for two files that are not of one lock.
+    Raises LockError for one that is malformed or unreadable, and for two files of different locks.
     """
     path = lock_path(folder, target)
     try:
@@ -56,7 +56,7 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
             return requirements.read_lock(path)
         return _read_pair(path, folder / f"{target.name}.{WHEELS}")
     except LockError as error:
-        # A file whose head is damaged does not say whose lock it is; here it is known.
+        # A file with a corrupt head does not name its target; here it is known.
         error.hint = error.hint.replace("TARGET", target.name)
         raise
 
@@ -82,7 +82,7 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
 def read_remains(folder: Path, target: Target) -> Lock | None:
     """Return the packages in files that do not belong together, with a content hash of no target.
 
-    A killed write leaves such files. None where one of them is malformed.
+    A killed write leaves such files. None if one of them is malformed.
     """
     path, beside = lock_path(folder, target), folder / f"{target.name}.{WHEELS}"
     if not target.conda:
@@ -98,8 +98,8 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
 def write_lock(folder: Path, lock: Lock) -> None:
     """Write the files of a lock atomically and remove those that are no longer part of it.
 
-    Raises LockError for what cannot be written, and for what could not be read again, by us or by conda-lock:
-    a channel's records may have what no lock can.
+    Raises LockError if they cannot be written, or could not be read again, by us or by conda-lock: a
+    channel's records may have values that no lock can have.
     """
     texts = format_lock_files(lock)
     _check_readable(lock, texts)
@@ -128,7 +128,7 @@ def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
                 f"{lock.target}: a channel has a record that cannot be locked: {error.message}",
                 hint="remove that package, or get it from another channel",
             ) from error
-        if all(package.md5 for package in lock.conda):  # else the lock's own head says who reads it
+        if all(package.md5 for package in lock.conda):  # else the lock's own head says which tools read it
             by_conda_lock.read_back(lock, texts[CONDA])
 
 
@@ -138,7 +138,7 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
         return {WHEELS: requirements.format_lock(lock)}
     if not lock.wheels:
         return {CONDA: conda_file.format_conda_lock(lock)}
-    # What solved the wheels is the last that is named.
+    # The solver of the wheels is named last.
     wheels = requirements.format_lock(
         replace(lock, conda=(), channels=(), virtual=(), note="", solver=lock.solver.rpartition(", ")[2])
     )
@@ -147,7 +147,7 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
 
 
 def lock_digest(lock: Lock) -> str:
-    """Return `sha256:...` of a lock's files one after the other, as image labels have it."""
+    """Return `sha256:...` of a lock's files one after the other, as in image labels."""
     return "sha256:" + hashlib.sha256("".join(format_lock_files(lock).values()).encode()).hexdigest()
 
 
@@ -176,7 +176,7 @@ def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
 def explicit(lock: Lock) -> str:
     """Return the conda packages as conda's explicit list: an address with its sha256 in each line.
 
-    Dependencies come first, as installers that do not solve need it.
+    Dependencies come first, for installers that do not solve.
     """
     lines = [f"# platform: {conda_file.platform_subdir(lock)}", "@EXPLICIT"]
     lines += [f"{package.url}#sha256:{package.sha256}" for package in in_order(lock.conda)]
@@ -279,7 +279,7 @@ def read_unsolvable(folder: Path, target: Target) -> UnsolvableTarget | None:
 
 
 def write_unsolvable(folder: Path, record: UnsolvableTarget) -> None:
-    """Write a record, a very long output cut. Raises LockError."""
+    """Write a record, with a very long output truncated. Raises LockError."""
     path = folder / f"{record.target}.{UNSOLVABLE}"
     reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "unknown"
     tree = "\n".join(_plain(line) for line in record.tree[:MAX_TREE].split("\n"))
@@ -345,7 +345,7 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRe
         for target in revised:
             try:
                 lock = read_lock(Path(scratch), target)
-            except LockError:  # of a format that nobody writes any more
+            except LockError:  # of an obsolete format
                 continue
             if lock is not None:
                 revisions[target.name] = LockRevision(lock=lock, day=days[target.name])
@@ -389,7 +389,7 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
 class VersionChange:
     """A package in two locks: `before` is empty for a new one, `after` for a removed one.
 
-    Both are versions; where only the file changes, `after` says so (`1.2, new file`).
+    Both are versions; if only the file changes, `after` says so (`1.2, new file`).
     """
 
     name: str

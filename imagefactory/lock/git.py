@@ -1,4 +1,4 @@
-"""git on untrusted repositories: nothing that their `.git/config` names is run."""
+"""Run git on untrusted repositories, without the programs that their `.git/config` names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 60
 
 
 def git_output(folder: Path, *arguments: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
-    """Return the output of git in the repository of `folder`, empty where it fails or is missing.
+    """Return the output of git in the repository of `folder`, empty if it fails or is missing.
 
     `arguments` are those of a command that reads only objects and references: one that reads the work tree
     would run the filters of the repository's configuration.

@@ -2,7 +2,7 @@
 
     lockfiles/<target>.layers.txt
 
-The head names what they were built of (`lock`, `base`) and with (`made-with`). Each layer is a line with its
+The head names their inputs (`lock`, `base`) and tools (`made-with`). Each layer is a line with its
 digest, diff id, size and title, the lowest first.
 """
 
@@ -40,7 +40,7 @@ class LayerLock:
     """All layers of a target's image, with those of its base.
 
     `lock` is the digest of the target's lock, `base` names the base; with other values these are layers of
-    another image. `toolchain` names what else decides their bytes: the codec, the layer format and the
+    another image. `toolchain` names the other inputs of their bytes: the codec, the layer format and the
     installers.
     """
 

@@ -1,1 +1,1 @@
-"""Recipes: read, judged, expanded to targets, and drafted from what people have."""
+"""Recipes: read, checked, expanded to targets, and drafted from existing files."""

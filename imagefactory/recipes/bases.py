@@ -1,4 +1,4 @@
-"""YAML -> Base: those of bases.yaml, and those that recipes name by digest themselves."""
+"""YAML -> BaseSpec: the rows of bases.yaml, and the bases that recipes describe by digest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IMAGE_REQUIRED = {
 
 
 def parse_bases(text: str, file: str) -> tuple[BaseSpec, ...]:
-    """The bases from the text of bases.yaml, in its order. Raises RecipeError with all faults."""
+    """Return the bases in the text of bases.yaml, in its order. Raises RecipeError with all problems."""
     reader = NodeReader(file)
     fields = reader.mapping(parse_tree(text, file), ("bases",), {"bases": "bases: and its rows"})
     bases: list[BaseSpec] = []
@@ -46,7 +46,7 @@ def parse_bases(text: str, file: str) -> tuple[BaseSpec, ...]:
 
 
 def _base(reader: NodeReader, node: YamlNode) -> BaseSpec:
-    """A row of bases.yaml: of Debian's packages, or with `image` one that is pulled by digest."""
+    """Return a row of bases.yaml: built from Debian packages, or with `image` pulled by digest."""
     pulled = node.kind == "map" and any(key.text == "image" for key, _ in node.pairs)
     required = _IMAGE_REQUIRED if pulled else _BASE_REQUIRED
     keys = (*required, "python", "interpreter") if pulled else (*required, "python")
@@ -66,7 +66,7 @@ def _base(reader: NodeReader, node: YamlNode) -> BaseSpec:
 
 
 def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[BaseSpec, ...]:
-    """`bases` and those that recipes name by digest themselves, each once.
+    """Return `bases` and those that recipes describe by digest, each once.
 
     Raises RecipeError for one image that is described in two ways.
     """
@@ -88,13 +88,13 @@ def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[Bas
 
 
 def _described(base: BaseSpec, other: BaseSpec) -> tuple[str, ...]:
-    """What may not differ; the tag beside a digest may, and a Python that one of them leaves open."""
+    """Return what must be equal: all but the tag of a digest, and a Python that one of them omits."""
     python = (base.python, base.python_path) if base.python and other.python else ()
     return base.public, base.glibc, *python
 
 
 def without_tag(image: str) -> str:
-    """The reference as all tools take it: some refuse a tag beside a digest."""
+    """Return a reference for all tools: some reject a tag with a digest."""
     place, at, digest = image.partition("@")
     host, slash, path = place.partition("/")
     return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
@@ -114,7 +114,7 @@ class BaseName:
     where: SourceLocation | None = None
 
     def own(self, python: str) -> BaseSpec | None:
-        """The base that the recipe describes itself, if it does."""
+        """Return the base that the recipe describes itself, or None."""
         if not self.image or self.where is None:
             return None
         return BaseSpec(

@@ -1,7 +1,7 @@
-"""A row more for a family that exists, as its maintainer would write it: after the row nearest to it.
+"""Add a row to an existing family, as its maintainer would write it: after the most similar row.
 
-What rows share by hand (packages, bounds, variables) comes from the nearest row; what goes by version comes
-from the knowledge tables: CUDA, extras, companions, and the capabilities that the build has code for.
+Values that all rows repeat (packages, bounds, variables) are copied from that row. Values that depend on the
+version come from the knowledge tables: CUDA, extras, companions, and the capabilities with code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COPIED_KEYS = ("version", "cuda", "extras", "packages", "constraints", "capabil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeAddition:
-    """A recipe's text with a row more, `row` as it stands there, and what a person must know of it."""
+    """A recipe's text with the new `row`, and notes for the reader."""
 
     text: str
     row: str
@@ -38,10 +38,10 @@ class RecipeAddition:
 
 
 def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAddition:
-    """`text`, which `recipe` was read from, with a row for `version`; all else stays as it is.
+    """Return the `text` of `recipe` with a row for `version`; all else stays as it is.
 
-    Without `cuda` it is the one that the framework's wheels come with. Raises UsageError where there is no
-    one answer, and where the rows of the family are not written a line each.
+    Without `cuda` it is the one that the framework's wheels come with. Raises UsageError if there is more
+    than one answer, or none, and if the rows of the family are not one line each.
     """
     file = recipe.where.file
     if recipe.source != "pypi":
@@ -94,9 +94,9 @@ def _for_cuda(row: RecipeRow) -> bool:
 
 
 def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[_Pair]:
-    """The rows on a Python that the framework's wheels are for, those of the family's own first of all.
+    """Return the rows on a Python that the framework's wheels support, preferring the family's own.
 
-    What is for another platform alone has capabilities of its own.
+    Rows only for another platform are skipped: their capabilities differ.
     """
     pairs = [pair for pair in pairs if recipe.platform in pair[0].platforms] or pairs
     needs = [wheel.python for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
@@ -106,7 +106,7 @@ def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[
 
 
 def _nearest(pairs: list[_Pair], version: str, cuda: str) -> _Pair:
-    """The last older row of the same major CUDA, else the next of the same CUDA, else the last older."""
+    """Return the last older row of the same major CUDA, else the next of this CUDA, else the last older."""
     older = _until(pairs, version)
     same = [pair for pair in older if _major(pair[0].cuda[-1]) == _major(cuda)]
     newer = [pair for pair in pairs if pair not in older and cuda in pair[0].cuda]
@@ -142,7 +142,7 @@ def _cuda(recipe: Recipe, version: str) -> str:
 def _fields(
     root: YamlNode, recipe: Recipe, near: RecipeRow, node: YamlNode, version: str, cuda: str
 ) -> list[str]:
-    """The lines of the new row after its version."""
+    """Return the lines of the new row after its version."""
     wheels = [wheel for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
     extras = wheels[0].extras if wheels else near.extras
     family = _texts(root, "capabilities")
@@ -160,7 +160,7 @@ def _fields(
 
 
 def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
-    """The nearest row's, the framework's companions in the series that goes with `version`."""
+    """Return the nearest row's packages, with companions in the series that fits `version`."""
     known = {row.package: row for row in knowledge.companions(recipe.framework, version, python)}
     ours = knowledge.companion_names(recipe.framework)
     requested = _requested(recipe, node)
@@ -191,7 +191,7 @@ def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Itera
 
 
 def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
-    """The nearest row's, without what its version is known to need: a solve adds that for each version."""
+    """Return the nearest row's, without those that each solve adds for its own version."""
     releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
     known = {
         str(bound.needs)
@@ -204,7 +204,7 @@ def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...
 
 
 def _capabilities(recipe: Recipe, near: tuple[str, ...], version: str, cuda: str) -> tuple[str, ...]:
-    """Those of the nearest row that the new build is documented to have code for, or its toolkit to know."""
+    """Return the nearest row's, if the new build is documented for them or its toolkit supports them."""
     build = knowledge.documented(recipe.framework, version, cuda)
     codes = build.codes if build else knowledge.targets_of(cuda)
     archs = [code.architecture for code in codes if code.architecture]
@@ -224,7 +224,7 @@ def _texts(node: YamlNode, key: str) -> tuple[str, ...]:
 
 
 def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -> int:
-    """How many lines stand up to the end of a row: comments above the next one are that one's."""
+    """Return the number of lines up to the end of a row. Comments above the next row belong to that one."""
     after = [row.where.line - 1 for row in nodes if row.where.line > node.where.line]
     end = min(after, default=len(lines))
     for index in range(node.where.line, end):
@@ -237,17 +237,16 @@ def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -
     return end
 
 
-# --- A commented recipe to start from, for a family of which nobody has an environment yet
+# --- A commented recipe to start from, for a family without an environment file
 
 
 def scaffold(
     family: str, bases: Sequence[BaseSpec], *, framework: str = "", source: str = "pypi"
 ) -> RecipeDraft:
-    """A commented recipe for `family` that parses and expands without a fault.
+    """Return a commented recipe for `family` that is valid.
 
-    A family or framework that the knowledge table holds gets its newest version there, with the CUDA
-    and the extras that it comes with; another, and all of conda's, get values to change. Raises UsageError
-    for a name that is not allowed, or when there is no base.
+    A framework in the knowledge table gets its newest version there, with its CUDA and extras. Others, and
+    all conda families, get values to change. Raises UsageError for an invalid name, or if there is no base.
     """
     known = knowledge.families()
     if source == "conda":
@@ -267,7 +266,7 @@ def scaffold(
 
 
 def scaffold_on(family: str, target: Target) -> RecipeDraft:
-    """Return a recipe that adds packages, none yet, to a target."""
+    """Return a recipe that adds packages to a target; its list is still empty."""
     text = (
         "# yaml-language-server: $schema=recipe.schema.json\n"
         f"family: {family}\ndescription: more on {target.name}\n"
@@ -324,7 +323,7 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
 
 
 def check_name(value: str, rule: str) -> None:
-    """Raises UsageError for an argument that RULES[rule] does not allow."""
+    """Raise UsageError for an argument that RULES[rule] rejects."""
     if not RULES[rule].allows(value):
         what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
         what = what or f"{show(value)} is not a name for a {rule}"
@@ -388,13 +387,13 @@ matrix:
 """
 
 
-# --- What a family's description promises beside its framework, and a row leaves out
+# --- Packages that a family's description promises, and a row omits
 
 
 def omitted_companions(target: Target) -> str:
-    """What a person is told of companions that the target lacks and could have; empty for none.
+    """Return a message about companions that the target omits and could have; empty for none.
 
-    Only those count that the description of its recipe names.
+    Only companions in the description of its recipe count.
     """
     named = set(map(package_of, target.requirements))
     promised = {canonical(word) for word in re.findall(r"[A-Za-z0-9_-]+", target.description)}
@@ -413,7 +412,7 @@ def omitted_companions(target: Target) -> str:
     )
 
 
-# A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
+# A framework's name in conda channels -> on PyPI. The first one that a file names is its framework.
 FRAMEWORKS = {
     "pytorch-gpu": "torch",
     "pytorch": "torch",
@@ -426,7 +425,7 @@ FRAMEWORKS = {
 def check_draft(
     text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[BaseSpec]
 ) -> tuple[Target, ...]:
-    """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
+    """Return the targets that a draft would add. Raises RecipeError if it is invalid next to `recipes`."""
     try:
         recipe = parse_recipe(text, f"recipes/{family}.yaml")
         targets = expand_all([*recipes, recipe], bases)
@@ -440,7 +439,7 @@ def check_draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageChoice:
-    """What an image is for: all of it is written into the recipe."""
+    """The purpose of an image; all values are written into the recipe."""
 
     framework: str
     version: str
@@ -450,8 +449,9 @@ class ImageChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeDraft:
-    """A recipe's text. `lost` is what the file asks for and the recipe does not keep, `notes` is what else a
-    person must know of it; both are lines. `choice` is None for a recipe that no file decided."""
+    """A recipe's text. `lost` are lines about requests of the file that the recipe omits, `notes` are further
+    lines for the reader. `choice` is None for a recipe without such a file.
+    """
 
     text: str
     notes: tuple[str, ...] = ()
@@ -460,5 +460,5 @@ class RecipeDraft:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """All that is written into the recipe's head."""
+        """The lines of the recipe's header comment."""
         return (*self.lost, *self.notes)

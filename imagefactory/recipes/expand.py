@@ -1,6 +1,6 @@
-"""Recipe -> Target: each row of a matrix becomes its targets, also those that are built on others. Pure.
+"""Recipe -> Target: each row of a matrix becomes its targets, also those built on others. Pure.
 
-What a recipe alone cannot show is judged here: its base, what its source offers, the target below.
+These checks need more than one recipe: its base, its source, its parent target.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from imagefactory.recipes.values import (
 from imagefactory.recipes.yaml_tree import YamlNode, show
 from imagefactory.versions import natural, nearest
 
-# --- What is wrong with a row that its recipe alone cannot show: its base, its source, the target below
+# --- Problems of a row that need more than its recipe: its base, its source, its parent
 
 
 def place_of(row: RecipeRow, key: str) -> SourceLocation:
@@ -62,7 +62,7 @@ def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, S
 
 
 def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
-    """What the source of the target below does not take."""
+    """Yield the problems of additions that the source of the parent target does not support."""
     source = RequirementContext(
         kind=under.source, framework=under.framework, channels=under.channels, on=under.name
     )
@@ -95,7 +95,7 @@ def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
 
 
 def exclude_problems(row: RecipeRow, target: Target) -> Iterator[Diagnostic]:
-    """Yield what cannot be left out of a target."""
+    """Yield the problems of packages that cannot be excluded from a target."""
     named = named_packages(target)
     for index, name in enumerate(row.exclude):
         key = f"exclude.{index}"
@@ -117,7 +117,7 @@ def base_problems(row: RecipeRow, base: BaseSpec | None, names: Sequence[str]) -
 def virtual_package_problems(
     row: RecipeRow, index: int, base: BaseSpec | None, platform: str
 ) -> Iterator[Diagnostic]:
-    """What no machine has, or none that the image is for."""
+    """Yield the problems of virtual packages that no machine has, or none that the image is for."""
     cuda, virtual = row.cuda[index], dict(row.virtual)
     if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
         what = f"base '{base.name}' has glibc {base.glibc}, older than {virtual['glibc']}"
@@ -146,15 +146,14 @@ def virtual_package_problems(
 
 
 def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagnostic]:
-    """What the source is known not to offer. What the table lacks is left to the solver: a version, and all
-    that is for another platform than amd64."""
+    """Yield versions that the source is known to lack. Others, and other platforms, the solver checks."""
     cuda, name = row.builds[index], f"{row.framework} {row.version}"
     wheels = knowledge.offered(row.framework, row.version)
     if cuda == NO_CUDA or rocm_of(cuda):
         whose = "CPUs" if cuda == NO_CUDA else "AMD GPUs"
         yield from _cpu_problems(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
         return
-    if platform != AMD64 or not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
+    if platform != AMD64 or not wheels or row.framework in dict(row.origins):  # known only for PyPI
         return
     fitting = [wheel for wheel in wheels if wheel.cuda == cuda]
     if not fitting:
@@ -174,7 +173,7 @@ def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagn
 
 
 def _cpu_problems(row: RecipeRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
-    """What brings CUDA although the row is for others. What the table does not know the lock tells."""
+    """Yield packages that bring CUDA to a row for other devices. The lock finds unknown ones."""
     if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
         such = "tensorflow-rocm" if row.rocm else "onnxruntime"
         what = f"'{row.framework}' is built for CUDA, and the row is for {whose}"
@@ -185,14 +184,14 @@ def _cpu_problems(row: RecipeRow, name: str, gpu_extras: set[str], whose: str) -
         yield _at(row, "extras", "build-mismatch", what, "remove it")
 
 
-# --- Which packages of a recipe come from elsewhere than the machine's package index
-# `index` names the index of a package, which then comes from no other; a wheel of the factory stands under
-# `packages` or `pip` by its path, and becomes its exact version here, with the path as where it comes from.
-# Folders and repositories that have no wheel yet are set apart.
+# --- Packages that come from elsewhere than the machine's package index
+# `index` names the only index of a package. A wheel of the project is listed in `packages` or `pip` by its
+# path. Here it becomes its exact version, with the path as its origin.
+# Directories and repositories without a wheel are collected separately.
 
 
 def read_origins(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
-    """(normalised name, name of an index), as they are written."""
+    """Return (normalized name, name of an index) in written order."""
     indexes: dict[str, str] = {}
     for name, key, value in reader.pairs(node, "index"):
         if not reader.text(key, "index", "framework"):
@@ -206,7 +205,7 @@ def read_origins(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, 
 def with_origins(
     reader: NodeReader, root: YamlNode, kind: str, framework: str, matrix: Sequence[RecipeRow]
 ) -> list[RecipeRow]:
-    """The rows of a recipe, each with the origins of what it asks for; what no row asks for is a fault."""
+    """Return the rows of a recipe with their origins. Reports origins that no row uses."""
     required = [_pypi_requirements(row, kind, framework) for row in matrix]
     _check_index_used(reader, root.get("index"), frozenset().union(*required), kind)
     section = root.get("matrix")
@@ -230,7 +229,7 @@ def with_origins(
 
 
 def origin_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
-    """What is not PyPI's where the target below is of conda, whose `packages` are its channels'."""
+    """Yield origins other than PyPI if the parent is of conda, whose `packages` are from its channels."""
     pip = set(map(package_of, row.pip))
     for key, text in row.sources if under.source == "conda" else ():
         if key == "packages":
@@ -257,7 +256,7 @@ def _without_sources(texts: Iterable[str]) -> list[str]:
 def _files(
     reader: NodeReader, sections: Sequence[YamlNode], row: RecipeRow, named: Mapping[str, str]
 ) -> dict[str, str]:
-    """The wheels of the factory that a row names, by package."""
+    """Return the wheels of the project that a row names, by package."""
     wheels: dict[str, str] = {}
     for text in (
         entry for entry in (*row.packages, *row.pip) if entry.startswith("./") and not is_source(entry)
@@ -279,7 +278,7 @@ def _item(sections: Sequence[YamlNode], text: str) -> SourceLocation | None:
 
 
 def _exact(text: str) -> str:
-    """A requirement; of a wheel's path the version that it holds."""
+    """Return a requirement; for a wheel's path the exact version of the wheel."""
     if not text.startswith("./"):
         return text
     _, version, *_ = parse_wheel_filename(text.rpartition("/")[2])
@@ -287,7 +286,7 @@ def _exact(text: str) -> str:
 
 
 def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[str]:
-    """What a row itself asks of PyPI by name; of a row that is built on a target all that may be."""
+    """Return the names that a row requires from PyPI; for a row on a parent all possible ones."""
     own = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
     return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
 
@@ -295,7 +294,7 @@ def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[s
 def _check_index_used(
     reader: NodeReader, node: YamlNode | None, required: Collection[str], kind: str
 ) -> None:
-    """No index of a name is asked for what packages need: uv asks it for what is asked by name alone."""
+    """Report an index that no named requirement uses: uv queries it only for those, not for dependencies."""
     for key, _ in node.pairs if node and node.kind == "map" else ():
         if key.kind == "text" and canonical(key.text) not in required:
             reader.fault(
@@ -311,17 +310,16 @@ PYTHON_CHANNEL = "conda-forge"
 
 
 def expand(recipe: Recipe, bases: Sequence[BaseSpec]) -> tuple[Target, ...]:
-    """The targets of one recipe, in the order of its matrix.
+    """Return the targets of one recipe, in the order of its matrix.
 
-    Raises RecipeError for a base that is not there, a Python that the base does not carry, a CUDA
-    version that the source does not offer, virtual packages of no machine, a target that is made twice,
-    or one that is built on a target of another recipe (`expand_all` knows those).
+    Raises RecipeError for a missing base, a Python that the base lacks, a CUDA version that the source lacks,
+    virtual packages of no machine, a duplicate target, or a parent in another recipe (see `expand_all`).
     """
     return _unique(*_expand([recipe], {base.name: base for base in bases}))
 
 
 def expand_all(recipes: Iterable[Recipe], bases: Sequence[BaseSpec]) -> tuple[Target, ...]:
-    """The targets of all recipes, sorted naturally (1.13 before 2.3 before 2.15). Raises like `expand`."""
+    """Return the targets of all recipes, sorted naturally (1.13, 2.3, 2.15). Raises like `expand`."""
     return _expand_all(recipes, {base.name: base for base in bases})
 
 
@@ -332,10 +330,10 @@ def _expand_all(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[
 def expand_lenient(
     recipes: Iterable[Recipe], bases: Sequence[BaseSpec], faults: Mapping[str, tuple[Diagnostic, ...]]
 ) -> tuple[tuple[BaseSpec, ...], tuple[Target, ...], tuple[Diagnostic, ...]]:
-    """All bases and the targets of the recipes that have no fault, and the faults of all others.
+    """Return all bases, the targets of the valid recipes, and the problems of the others.
 
-    `faults` are those of files that could not be read, by family. What is built on a target of a recipe with
-    faults waits for it, which is told as a fault of its own.
+    `faults` are those of files that could not be read, by family. A recipe on a target of an invalid recipe
+    is skipped, with a problem of its own.
     """
     sound, faulty = list(recipes), dict(faults)
     while True:
@@ -371,9 +369,9 @@ def _waits(recipe: Recipe, families: Sequence[str], faulty: Mapping[str, object]
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
-    """The targets that `names` ask for (names, beginnings, families or patterns); all when empty.
+    """Return the targets that `names` select (names, prefixes, families or patterns); all if it is empty.
 
-    Raises NothingSelectedError for a name that fits no target, UsageError for one that begins several.
+    Raises NothingSelectedError for a name without a match, UsageError for a prefix of several targets.
     """
     if base := next((name for name in names if name.startswith("base:")), ""):
         raise NothingSelectedError(
@@ -386,7 +384,7 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
 
 
 def select_single(targets: Sequence[Target], name: str) -> Target:
-    """The one target of `name`. Raises UsageError for what fits several."""
+    """Return the one target that `name` selects. Raises UsageError for several."""
     (chosen,) = select(targets, (choose_name(name, _known_targets(targets)),))
     return chosen
 
@@ -396,7 +394,7 @@ def _known_targets(targets: Iterable[Target]) -> KnownNames:
 
 
 def _expand(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[list[Target], list[Diagnostic]]:
-    """Targets and faults; `bases`, by name, gets those of bases and packages that recipes add to them."""
+    """Return targets and problems; adds to `bases`, by name, the bases that recipes describe."""
     targets = []
     faults: list[Diagnostic] = []
     above = []
@@ -450,7 +448,7 @@ def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
 def _on_platform(
     target: Target, base: BaseSpec | None, bases: dict[str, BaseSpec], faults: list[Diagnostic]
 ) -> Target:
-    """The target on its base for its platform, which has a name of its own beside the one for amd64."""
+    """Return the target on its base for its platform, whose name differs from that for amd64."""
     if base is None or target.platform == base.platform:
         return target
     below = bases.get(base.name, base)
@@ -464,7 +462,7 @@ def _on_platform(
 def _on_system(
     target: Target, recipe: Recipe, row: RecipeRow, bases: dict[str, BaseSpec], faults: list[Diagnostic]
 ) -> Target:
-    """The target on its base with the packages of Debian that its recipe adds, a base of its own name."""
+    """Return the target on its base with the recipe's Debian packages: a base with its own name."""
     below = bases.get(target.base) or row.own_base
     if not recipe.system or below is None:
         return target
@@ -482,9 +480,9 @@ def _on_system(
 
 
 def _framework_requirement(recipe: Recipe, row: RecipeRow) -> str:
-    """The framework at the row's version; from the channel that a constraint names for it.
+    """Return the framework at the row's version, from the channel that a constraint names.
 
-    Under strict priority only a requirement can ask for a package of a later channel.
+    Under strict priority only a requirement can select a package of a later channel.
     """
     if recipe.source == "conda":
         specs = (parse_spec(text) for text in row.constraints)
@@ -495,7 +493,7 @@ def _framework_requirement(recipe: Recipe, row: RecipeRow) -> str:
 
 
 def _all_virtual(target: Target, row: RecipeRow, glibc: str) -> tuple[tuple[str, str], ...]:
-    """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
+    """Return the written virtual packages of conda, else those of the oldest machine for the target."""
     if not target.conda:
         return ()
     virtual = {"glibc": glibc, "archspec": MACHINES[target.platform]} | dict(row.virtual)
@@ -510,7 +508,7 @@ def _build_on(
     bases: dict[str, BaseSpec],
     faults: list[Diagnostic],
 ) -> None:
-    """Appends the targets that are built on others, which may be built on others in their turn."""
+    """Append the targets that are built on others, in any depth."""
     expanded = {target.name: target for target in targets}
     while ready := [pair for pair in waiting if pair[1].on in expanded]:
         waiting = [pair for pair in waiting if pair[1].on not in expanded]
@@ -537,7 +535,7 @@ def _build_on(
 
 
 def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, RecipeRow]]) -> list[str]:
-    """The families that a row waits for, the nearest first: up to itself, a circle, or what is missing."""
+    """Return the families that a row waits for, nearest first: up to itself, a cycle, or a missing one."""
     chain: list[str] = []
     while True:
         below = [pair for pair in waiting if row.on.startswith(f"{pair[0].family}-")]
@@ -579,7 +577,7 @@ def _target_on(recipe: Recipe, row: RecipeRow, under: Target) -> Target:
 
 
 def _start_on(own: ContainerStart, under: ContainerStart) -> ContainerStart:
-    """What is said anew holds; another entry point takes no command of the one below, as docker has it."""
+    """Return a child's start: its own values win; a new entry point drops the parent's command."""
     return ContainerStart(
         entrypoint=own.entrypoint or under.entrypoint,
         command=own.command or (() if own.entrypoint else under.command),
@@ -589,8 +587,8 @@ def _start_on(own: ContainerStart, under: ContainerStart) -> ContainerStart:
 
 
 def _unique(targets: Iterable[Target], faults: Iterable[Diagnostic]) -> tuple[Target, ...]:
-    """The targets, unless there are faults or two of one name."""
-    all_faults = list(dict.fromkeys(faults))  # rows that inherit a fault tell it once
+    """Return the targets, unless there are problems or duplicate names."""
+    all_faults = list(dict.fromkeys(faults))  # rows that inherit a problem report it once
     first: dict[str, Target] = {}
     for target in targets:
         if (other := first.setdefault(target.name, target)) is not target:

@@ -1,4 +1,4 @@
-"""The frozen values of recipes: a family and the rows of its matrix, as they were read."""
+"""Frozen values of recipes: a family and the rows of its matrix, as they were read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ class RecipeRow(EnvironmentValues):
     """One framework version of a recipe with its CUDA versions, or only NO_CUDA, or its ROCm versions.
 
     Values that are not written in the row are the family's, so a row is complete by itself. Only
-    `description` and `labels` are the row's own. `virtual` is as far as it is written.
-    `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
-    `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
-    `sources` are (`packages` or `pip`, entry) of folders and repositories without a wheel.
+    `description` and `labels` are the row's own. `virtual` has only the written ones. `own_base` is the base
+    that the recipe describes by digest, None if `base` is in bases.yaml. `places` are the locations of single
+    values (`base`, `cuda.0`), for later errors. `sources` are (`packages` or `pip`, entry) of directories and
+    repositories without a wheel.
 
-    A row that is built `on` a target has only what it adds, as it was written: that target's source decides
-    what it may be.
+    A row that is built `on` a target has only its additions, as written: they depend on that target's source.
     """
 
     packages: tuple[str, ...]
@@ -42,10 +41,10 @@ class RecipeRow(EnvironmentValues):
 class Recipe:
     """One family: a framework from one source with a matrix of versions x CUDA.
 
-    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`);
-    `python`, `base` and `platform` are the family's defaults, which a target's name leaves out. A family
-    that is built on targets has none of these: each row's target brings them. `system` are Debian's packages
-    that its images have beyond their base's.
+    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`); `python`, `base` and
+    `platform` are the family's defaults, which target names omit. A family that is built on targets has none
+    of these: its rows' targets set them. `system` are the Debian packages that its images have besides those
+    of their base.
     """
 
     family: str

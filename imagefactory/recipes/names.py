@@ -1,12 +1,12 @@
-"""Which targets a word selects, and what to suggest if it selects none. For recipes and catalogs. Pure.
+"""Which targets a word selects, and suggestions if it selects none. For recipes and catalogs. Pure.
 
     pytorch-2.3-cu121       the name
     pytorch                 a family: all of it
     pytorch-2.*             a pattern
-    pytorch-2.3             the beginning of one name alone
+    pytorch-2.3             the prefix of only one name
 
-No number of it goes on: `pytorch-2.1` is not `pytorch-2.10-cu128`. Of names that begin so the one that the
-others only add to is meant, since what is a family's default has no suffix.
+A prefix ends at a whole number: `pytorch-2.1` is not `pytorch-2.10-cu128`. If one of the matching names is a
+prefix of all others, it is selected: a family's defaults have no suffix.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
 
 
 def choose_names(words: Sequence[str], known: KnownNames, lacking: str = "no target") -> tuple[str, ...]:
-    """The names that these words ask for, in the order of `known`; all where there are no words.
+    """Return the names that these words select, in the order of `known`; all if there are no words.
 
-    Raises NothingSelectedError, which begins with `lacking`, for a word that fits none, and UsageError for
-    the beginning of several names.
+    Raises NothingSelectedError, which begins with `lacking`, for a word without a match, and UsageError for
+    the prefix of several names.
     """
     chosen: set[str] = set()
     for word in words:
@@ -38,7 +38,7 @@ def choose_names(words: Sequence[str], known: KnownNames, lacking: str = "no tar
 
 
 def choose_name(word: str, known: KnownNames, lacking: str = "no target") -> str:
-    """As `choose_names`, of one word. Raises UsageError where it fits several."""
+    """Return the one name that `word` selects, as `choose_names`. Raises UsageError for several."""
     names = choose_names((word,), known, lacking)
     if len(names) > 1:
         raise UsageError(
@@ -50,7 +50,7 @@ def choose_name(word: str, known: KnownNames, lacking: str = "no target") -> str
 
 
 def suggest(word: str, known: KnownNames) -> str:
-    """What else somebody may have meant: never another version, but which there are. Empty where none is."""
+    """Return a suggestion: a likely name or the existing versions, never another version. Empty for none."""
     near = nearest(word, known)
     if near:
         return f"did you mean '{near}'?"
@@ -72,7 +72,7 @@ def suggest(word: str, known: KnownNames) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """Some of them, the newest where there are many."""
+    """Return some of the names, the newest if there are many."""
     if len(names) <= FEW:
         return ", ".join(names)
     newest = sorted(names, key=natural, reverse=True)[:FEW]
@@ -80,7 +80,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def _fitting(word: str, known: KnownNames) -> tuple[str, ...]:
-    """The name itself, what fits a pattern, or all of a family."""
+    """Return the name itself, the matches of a pattern, or all of a family."""
     if word in known:
         return (word,)
     return tuple(name for name, family in known.items() if family == word or fnmatchcase(name, word))
@@ -100,7 +100,7 @@ def _prefixed(word: str, known: KnownNames, lacking: str) -> str:
 
 
 def _common_prefix(word: str, known: KnownNames) -> tuple[str, ...]:
-    """The names that go on behind the word, where no number of it goes on."""
+    """Return the names that begin with the word, at the end of a number."""
     if not word:
         return ()
     whole = [name for name in known if name.startswith(f"{word}-")]

@@ -1,4 +1,4 @@
-"""The files below recipes/ on the disk: which there are, and their text within caps."""
+"""Read the files in recipes/, with limits on their size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from imagefactory.recipes.yaml_tree import MAX_BYTES, first_place, recipe_proble
 
 
 def read_recipes(folder: Path) -> tuple[Recipe, ...]:
-    """All recipes of a folder, sorted by file name.
+    """Return all recipes of a directory, sorted by file name.
 
-    Raises UsageError when there is no such folder, RecipeError with the faults of all files.
+    Raises UsageError if the directory is missing, RecipeError with the problems of all files.
     """
     recipes, faults = read_each(folder)
     if faults:
@@ -25,9 +25,9 @@ def read_recipes(folder: Path) -> tuple[Recipe, ...]:
 
 
 def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnostic, ...]]]:
-    """The recipes without a fault, sorted by file name, and the faults of the other files by family.
+    """Return the valid recipes, sorted by file name, and the problems of the other files by family.
 
-    Raises UsageError when there is no such folder.
+    Raises UsageError if the directory is missing.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -56,12 +56,12 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
 
 
 def read_bases(folder: Path) -> tuple[BaseSpec, ...]:
-    """The bases of `folder`/bases.yaml. Raises RecipeError; a missing file is one."""
+    """Return the bases of `folder`/bases.yaml. Raises RecipeError, also for a missing file."""
     return parse_bases(*read_file(folder / BASES_FILE))
 
 
 def read_file(path: Path) -> tuple[str, str]:
-    """The file's text and how errors name the file (`recipes/pytorch.yaml`)."""
+    """Return the file's text, and its name in errors (`recipes/pytorch.yaml`)."""
     file = f"{path.parent.name}/{show(path.name)[1:-1]}"
     start = first_place(file)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):

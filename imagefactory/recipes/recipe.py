@@ -1,7 +1,7 @@
-"""YAML -> Recipe. Each fault has file:line:column, what is wrong and what to write.
+"""YAML -> Recipe. Each problem has file:line:column, the cause and a fix.
 
-Recipes are untrusted data: yaml_tree.py reads the text within caps and keeps the place of every value, and
-each value passes an allow-list by full match. All faults of a file are reported at once.
+Recipes are untrusted data: yaml_tree.py reads the text within limits and keeps the place of every value, and
+each value must fully match an allow-list. All problems of a file are reported at once.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm:
 
 
 def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:
-    """Return them by number, gfx908 before gfx90a; invalid ones, a fault elsewhere, in natural order."""
+    """Return capabilities by number, gfx908 before gfx90a; invalid ones, reported elsewhere, naturally."""
 
     def order(text: str) -> tuple[object, ...]:
         try:
@@ -286,7 +286,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
 
 
 def _family_type(root: YamlNode) -> str:
-    """Return `pypi`, `conda`, `on` for a family that is built on targets, or "" where the text says none."""
+    """Return `pypi`, `conda`, `on` for a family that is built on targets, or "" if the text sets none."""
     source = root.get("source")
     rows = root.get("matrix")
     if "on" in root.keys or (source is None and rows and any("on" in row.keys for row in rows.items)):
@@ -333,7 +333,7 @@ def _check_misplaced_keys(reader: NodeReader, section: YamlNode, kind: str) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FamilyDefaults:
-    """The family's values that rows fall back on: its nodes and texts by key, its base, and its lists."""
+    """The family's default values for rows: its nodes and texts by key, its base, and its lists."""
 
     fields: Mapping[str, YamlNode]
     texts: Mapping[str, str]
@@ -377,7 +377,7 @@ def _common(
 
 
 def _merge(reader: NodeReader, common: RecipeRow, own: RecipeRow, row: Mapping[str, YamlNode]) -> RecipeRow:
-    """Return a row's values: some add to the family's, `row` sets the others anew."""
+    """Return a row's values: some extend the family's, the others in `row` replace them."""
     joined: dict[str, Any] = {
         key: tuple(dict.fromkeys((*getattr(common, key), *getattr(own, key))))
         for key in ("packages", "constraints", "pip", "exclude")
@@ -454,7 +454,7 @@ def _row(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> RecipeR
 
 
 def _row_on(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> RecipeRow:
-    """Return what a family, or a row of it, adds to another target. Only `expand` knows what fits there."""
+    """Return what a family, or a row of it, adds to another target. Only `expand` can check it."""
     fields = family.fields
     if "on" in fields:
         row, own = fields, family.common
@@ -493,7 +493,7 @@ def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLo
 
 
 def _check_fit(reader: NodeReader, node: YamlNode, source: RequirementContext) -> None:
-    """Report faults that only source and framework show; `expand` checks what is built `on` a target."""
+    """Report problems that only source and framework show; `expand` checks what is built `on` a target."""
     for key, value in node.pairs if source.kind in SOURCES else ():
         for item in value.items:
             fault = None

@@ -1,14 +1,14 @@
 """Shell text -> simple commands, whose words keep their places. Nothing is run.
 
-Quotes, variables that are known, line continuations, operators and here-documents are read as POSIX has them
-(Shell Command Language, 2.2 to 2.9), arrays and redirections as bash(1) has them.
+Quotes, known variables, line continuations, operators and here-documents follow POSIX (Shell Command
+Language, 2.2 to 2.9); arrays and redirections follow bash(1).
 
     split_words    the words of a Dockerfile's line
     read_commands  the commands of an installation, strictly: an open quote is an error. Commands in
                    conditions, loops, functions and pipes are not `plain`
     read_shell     all commands of any script that a person runs: nothing in it is an error
 
-A word that only a running shell decides is not `known`: it has `$(...)`, or a variable without a value here.
+A word is not `known` if only a running shell can decide it: it has `$(...)`, or a variable without a value.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunWord:
-    """A word without its quotes. Where it is not `known` it is as written; of `read_shell` without quotes,
-    with the variables that are known."""
+    """A word without quotes. If not `known` it is as written, with `read_shell` partly filled in."""
 
     text: str
     where: SourceLocation
@@ -68,8 +67,7 @@ class RunWord:
 
 @dataclass(frozen=True, slots=True)
 class ShellRedirect:
-    """A file that a command reads (`<`) or writes (`>`). `word` is the one before it, and `joined`: no blank
-    stands between them, as in `numpy<2`."""
+    """A file that is read (`<`) or written (`>`), `joined` to the `word` before it as in `numpy<2`."""
 
     operator: str
     target: str
@@ -82,7 +80,7 @@ class ShellRedirect:
 
 @dataclass(slots=True, kw_only=True)
 class RunCommand:
-    """`text` is the source on one line, `script` its here-document, `sent` files that it reads or writes."""
+    """A command: its source `text` on one line, its here-document `script`, and files in use, `sent`."""
 
     where: SourceLocation
     text: str = ""
@@ -95,7 +93,7 @@ class RunCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
-    """A simple command, without redirections and words such as `then`. `sets` are variables for it alone."""
+    """A simple command, without redirections and words such as `then`. `sets` are variables only for it."""
 
     words: tuple[RunWord, ...]
     sets: Mapping[str, RunWord]
@@ -110,7 +108,7 @@ class Shell:
 
 
 def split_shell_words(text: str, where: SourceLocation, variables: Mapping[str, str]) -> list[RunWord]:
-    """Return words without operators, as Dockerfiles have them. Raises RecipeError for an unclosed quote."""
+    """Return words without operators, as in Dockerfiles. Raises RecipeError for an unclosed quote."""
     return list(_ShellReader(text, where, variables, ends=" \t\n").rest())
 
 
@@ -125,9 +123,9 @@ def read_commands(
 
 
 def read_shell(text: str) -> Shell:
-    """Return all commands of a script, those in its conditions, functions and pipes among them.
+    """Return all commands of a script, also those in its conditions, functions and pipes.
 
-    Variables are known that the script sets once, to a literal, outside of any condition.
+    A variable is known if the script sets it once, to a literal, outside of any condition.
     """
     start = SourceLocation(file="", line=1, column=1)
     reader = _ShellReader(text.replace("\r\n", "\n"), start, {}, ends=_ENDS, loose=True)
@@ -155,7 +153,7 @@ def _assignments(words: Sequence[RunWord]) -> dict[str, RunWord]:
 
 
 def _constants(commands: Sequence[Sequence[RunWord]]) -> Mapping[str, str]:
-    """Return the variables that are set once, to a literal, where the script certainly comes by."""
+    """Return the variables that are set once, to a literal, where the script certainly passes."""
     times: Counter[str] = Counter()
     literals: dict[str, RunWord] = {}
     depth = 0
@@ -190,7 +188,7 @@ _ENDS = " \t\n;&|()<>"
 
 
 class _ShellReader:
-    """A text, and how far it is read. With `loose` nothing is an error, and no variable has a value yet."""
+    """A text and the reading position. With `loose` nothing is an error, and no variable has a value yet."""
 
     def __init__(
         self,
@@ -220,14 +218,14 @@ class _ShellReader:
             yield from self.words()
 
     def skip(self) -> bool:
-        """Pass blanks (line ends among them only where words alone are read) and continued lines."""
+        """Skip blanks and continued lines; line ends only if just words are read."""
         blanks = r"(?:[ \t]|\\\n)*" if self.shell else r"(?:[ \t\n]|\\\n)*"
         match = re.compile(blanks).match(self.text, self.at)
         self.at = match.end() if match else self.at
         return self.at < len(self.text)
 
     def words(self) -> list[RunWord]:
-        """Return the word that begins here; several where a variable without quotes holds several."""
+        """Return the word that begins here; several if an unquoted variable has several."""
         start = self.at
         pieces = tuple(self._pieces())
         where = self.place(start)
@@ -301,7 +299,7 @@ class _ShellReader:
             raise recipe_problem(self.place(start), "quote-unclosed", what, "close it")
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
-        """Return the value of `$...` or of a command in backticks; its text where it has none."""
+        """Return the value of `$...` or of a command in backticks; its text if there is none."""
         start = self.at
         if match := _VARIABLE.match(self.text, start):
             self.at = match.end()
@@ -329,7 +327,7 @@ class _ShellReader:
         return _Piece(self.text[start : self.at], known, splits=splits)
 
     def close(self, at: int) -> int:
-        """Return the place behind the bracket that closes the one at `at`."""
+        """Return the position after the bracket that closes the one at `at`."""
         opened, depth = self.text[at], 0
         for match in _BRACKETS[opened].finditer(self.text, at):
             depth += {opened: 1, ")": -1, "}": -1}.get(match[0], 0)
@@ -349,7 +347,7 @@ _BRACKETS = {
 
 
 class _RunScript:
-    """Simple commands, and the blocks that they stand in."""
+    """Simple commands, and the blocks around them."""
 
     def __init__(self, reader: _ShellReader) -> None:
         self.reader = reader
@@ -398,7 +396,7 @@ class _RunScript:
         return re.sub(r"(?:\s|\\\n)+", " ", self.reader.text[start : self.reader.at]).strip(" ;&|\n")
 
     def _simple(self) -> tuple[RunCommand, str]:
-        """The command that begins here, and the operator that ends it."""
+        """Return the command that begins here, and the operator that ends it."""
         reader, operator = self.reader, ""
         start = reader.at
         command = RunCommand(where=reader.place(start))

@@ -27,15 +27,15 @@ from imagefactory.versions import nearest
 #     jaxlib=*=*cuda*  jaxlib * *cuda*    numpy >=1, <2    numpy <2,>=1
 
 
-# Where a channel without an address is.
+# The address of channels that are only a name.
 CHANNEL_ROOT = "https://conda.anaconda.org"
 
 _SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-# A host by name, as no client rewrites it: not a number, no port that https has anyway.
+# A host by name that no client rewrites: not a number, without the default port of https.
 _SPEC_HOST = (
     r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z]([a-z0-9-]*[a-z0-9])?(:(?!443/)([1-9][0-9]{0,3}|[1-5][0-9]{4}))?"
 )
-# Not `defaults`, which stands for several channels; no folder of one platform; no token of a person.
+# Not `defaults`, which means several channels; no directory of one platform; no personal token.
 CHANNEL = (
     r"(?!(defaults|nodefaults|local)$|.*/(linux-64|noarch)/?$|.*/t/)"
     rf"({_SEGMENT}(/{_SEGMENT})*|https://{_SPEC_HOST}(/{_SEGMENT})+/?|file://(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+/?)"
@@ -46,7 +46,7 @@ _STAR = rf"{_SPEC_VERSION}\.?\*"
 _SPEC_BOUND = rf"(==|!=|<=|>=|<|>|~=|=) ?{_SPEC_VERSION}|(!=|=) ?{_STAR}"
 _PLAIN = rf"({_STAR}|{_SPEC_VERSION}|\*)"
 _MORE = rf"(?:, ?(?:{_SPEC_BOUND}|{_STAR}))*"
-# Two stars in a row are no glob to rattler.
+# rattler does not take two stars in a row for a glob.
 BUILD = r"(?:[A-Za-z0-9_.+]|\*(?!\*))+"
 # name; name and a version that needs no operator; name=version=build; name and bounds.
 SPEC = (
@@ -60,10 +60,10 @@ SPEC = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaSpec:
-    """A match spec taken apart; str() gives its one spelling.
+    """A parsed match spec; str() returns its one spelling.
 
     `channel` is an address, empty for any channel; `version` the sorted bounds joined by commas, `*` or
-    empty for any; `build` a build string in which `*` stands for anything, empty for any.
+    empty for any; `build` a build string in which `*` matches anything, empty for any.
     """
 
     name: str
@@ -78,7 +78,7 @@ class CondaSpec:
 
 
 def parse_spec(text: str) -> CondaSpec:
-    """The match spec of `text`. Raises ValueError for what recipes may not write."""
+    """Return the match spec of `text`. Raises ValueError for forms that recipes may not use."""
     match = re.fullmatch(SPEC, text, re.ASCII)
     if match is None:
         raise ValueError(f"{text!a} is no match spec that recipes know")
@@ -93,12 +93,12 @@ def parse_spec(text: str) -> CondaSpec:
 
 
 def channel_address(channel: str) -> str:
-    """A channel's full address without a slash at its end; a bare name lies at CHANNEL_ROOT."""
+    """Return a channel's full address without a slash at its end; a bare name is below CHANNEL_ROOT."""
     return (channel if "://" in channel else f"{CHANNEL_ROOT}/{channel}").rstrip("/")
 
 
 def channel_name(address: str) -> str:
-    """The shortest way to write a channel's address: its name below CHANNEL_ROOT."""
+    """Return the shortest form of a channel's address: its name below CHANNEL_ROOT."""
     return address.removeprefix(f"{CHANNEL_ROOT}/")
 
 
@@ -121,9 +121,9 @@ def _bound(bound: str) -> str:
 
 # The checks of the CPU-level smoke test (suite), in the order in which they run.
 SMOKE_CHECKS = table.CHECKS
-# Those of them that have no meaning where nothing is for GPUs: `compiler` tries what makes code for GPUs.
+# Those that make no sense without GPUs: `compiler` tests tools that compile code for GPUs.
 GPU_CHECKS = ("cuda-version", "compiler")
-# The checks of the GPU suite that a recipe may do without: not those that tell a GPU from none, nor controls.
+# The checks of the GPU suite that a recipe may waive: not those that detect a GPU, nor controls.
 WAIVABLE = tuple(
     check
     for part in ("numbers", "jit", "portability")
@@ -134,7 +134,7 @@ SOURCES = ("pypi", "conda")
 PRIORITIES = ("strict", "disabled")
 ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4", "aarch64")
 
-# The factory sets these itself, in every image.
+# imagefactory sets these itself, in every image.
 RESERVED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "LANG")
 RESERVED_PREFIX = "NVIDIA_"
 RESERVED_LABELS = re.compile(
@@ -147,7 +147,7 @@ RESERVED_LABELS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ValueRule:
-    """The allow-list of one kind of value: `pattern` must match all of it, `limit` counts characters.
+    """The allow-list of one type of value: `pattern` must match all of it, `limit` counts characters.
 
     `write` completes the sentence "write ..." in an error.
     """
@@ -162,23 +162,23 @@ class ValueRule:
 
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _RELEASE = r"[0-9]{1,8}(\.[0-9]{1,8})*"
-# Nightly releases carry a day or a minute: 2.14.0a20230808, 0.1.5.post20221221.
+# Nightly releases have a day or a minute: 2.14.0a20230808, 0.1.5.post20221221.
 _VERSION = rf"{_RELEASE}((a|b|rc)[0-9]{{1,14}})?(\.post[0-9]{{1,14}})?(\.dev[0-9]{{1,14}})?"
 _LOCAL = r"(\+[a-z0-9]+([._][a-z0-9]+)*)"
-# The bounds of PEP 440 without epochs and arbitrary equality; local versions where one is meant exactly.
+# The bounds of PEP 440 without epochs and arbitrary equality; local versions only in exact ones.
 _BOUND = (
     rf"((==|!=) ?{_RELEASE}\.\*|== ?{_VERSION}{_LOCAL}|(==|!=|<=|>=|<|>) ?{_VERSION}"
     rf"|~= ?[0-9]{{1,8}}\.{_VERSION})"
 )
 _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
-# Where no own file can lie: what the system links or makes anew, and what a build puts there itself.
+# Paths for no project file: the system links or recreates them, or a build writes them.
 _CLOSED = (
     "bin|boot|dev|lib|lib32|lib64|libx32|mnt|opt/(env|install|pip)|proc|run|sbin|sys|tmp"
     "|usr(?!/(local|src)/)|var"
 )
-# An image of a registry by digest: the host written out, a tag beside the digest for readers alone.
-_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # begun with -, docker would take it for an option
+# An image of a registry by digest, with its host. A tag with the digest is only for readers.
+_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # docker takes a leading - for an option
 _HOST = rf"(({_LABEL}\.)+{_LABEL}|localhost|{_LABEL}(?=:))(:[0-9]{{1,5}})?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = (
@@ -191,14 +191,14 @@ def _any_of(values: Sequence[str]) -> ValueRule:
     return ValueRule("|".join(re.escape(value) for value in values), 40, written)
 
 
-# Neither JSON schemas nor editors know Python's named groups.
+# JSON schemas and editors do not support Python's named groups.
 _SPEC = re.sub(r"\(\?P<[a-z_]+>", "(", SPEC)
-# A wheel of the factory, by its path from the root on, with the name that build tools give it.
+# A wheel of the project, by its path from the root, with the name from its build tool.
 _WHEEL = (
     rf"\./([A-Za-z0-9_+-][A-Za-z0-9._+-]*/)*[A-Za-z0-9]+([._][A-Za-z0-9]+)*-{_VERSION}{_LOCAL}?"
     r"(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl"
 )
-# What is built into a wheel first: a folder from the root on, `.` for the root, or a commit of a repository.
+# A source that is built into a wheel first: a directory from the root, `.` for the root, or a commit.
 _STEP = r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*"
 _DIRECTORY = rf"(?!.*\.whl$)\.(/{_STEP})*"
 _GIT = rf"git\+https://{_HOST}(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+@[0-9a-f]{{40}}(#subdirectory={_STEP}(/{_STEP})*)?"
@@ -340,14 +340,14 @@ RULES: Mapping[str, ValueRule] = {
 
 _NAME_END = re.compile(r"[ \[<>=!~]")
 
-# Which rules judge packages and constraints, and how they are kept; what is added to a target that only
-# `expand` knows is kept as it stands.
+# The rules for packages and constraints, and their stored form. Additions to a target that only `expand`
+# knows are stored as written.
 REQUIREMENT_RULES = {"pypi": ("package", "constraint"), "conda": ("match spec", "match spec")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementContext:
-    """What requirements are held against. `on` names the target that brings all of it, empty for none."""
+    """The context to check requirements in. `on` names the parent target, empty for none."""
 
     kind: str
     framework: str
@@ -356,14 +356,14 @@ class RequirementContext:
 
 
 def normal_requirement(requirement: str, kind: str) -> str:
-    """A requirement that RULES allows, in its source's one form."""
+    """Return a valid requirement in the one form of its source."""
     if kind == "conda":
         return str(parse_spec(requirement))
     return _normal_pypi(requirement) if kind == "pypi" else requirement
 
 
 def _normal_pypi(requirement: str) -> str:
-    """Return a normalised name with sorted bounds and no spaces; wheels' paths and sources stay."""
+    """Return a normalized name with sorted bounds and no spaces; wheels' paths and sources stay."""
     if requirement.startswith((".", "git+")):
         return requirement
     name = _NAME_END.split(requirement, maxsplit=1)[0]
@@ -375,13 +375,13 @@ def _normal_pypi(requirement: str) -> str:
 
 
 def default_checks(framework: str) -> tuple[str, ...]:
-    """The checks that an image must pass where its recipe names none: all that know its framework."""
+    """Return the checks of an image if its recipe names none: all that know its framework."""
     known = SMOKE_CHECKS if framework in table.FRAMEWORKS else table.OTHER_CHECKS
     return tuple(check for check in known if check not in table.ASKED_CHECKS)
 
 
 def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | None:
-    """What is wrong with asking for a check of this framework and what to write, or None."""
+    """Return the problem with requiring a check of this framework and what to write, or None."""
     allowed = default_checks(framework)
     if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
         return None
@@ -390,9 +390,9 @@ def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | Non
 
 
 def requirement_problem(text: str, key: str, source: RequirementContext) -> tuple[str, str, str] | None:
-    """What is wrong and what to write, or None; a text that its rule refuses is told there.
+    """Return the problem and what to write, or None; texts that violate their rule are reported elsewhere.
 
-    The framework's own requirement is made from the row's version, and Python's from `python`.
+    The framework's own requirement comes from the row's version, and Python's from `python`.
     """
     conda = source.kind == "conda"
     if not RULES["match spec" if conda else "package"].allows(text) or is_source(text):
@@ -426,7 +426,7 @@ def requirement_problem(text: str, key: str, source: RequirementContext) -> tupl
 
 
 def rule_hint(text: str, rule: str) -> str:
-    """What to write in place of a text that RULES[rule] refuses."""
+    """Return what to write in place of a text that RULES[rule] rejects."""
     if rule == "channel":
         if text in ("defaults", "nodefaults", "local"):
             return f"'{text}' is a placeholder: write the channel's own name, such as \"conda-forge\""
@@ -444,41 +444,41 @@ def rule_hint(text: str, rule: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """An address without the user and the token that it may hold."""
+    """Return an address without its user and token."""
     return re.sub(r"/t/[^/]+", "/t/...", re.sub(r"(?<=://)[^/@\s]*@", "...@", text))
 
 
 def is_source(text: str) -> bool:
-    """Whether an entry is a folder or a repository that must be built into a wheel first."""
+    """Return whether an entry is a directory or repository that must be built into a wheel first."""
     return text.startswith("git+") or (text.startswith(".") and not text.endswith(".whl"))
 
 
 def package_of(requirement: str) -> str:
-    """The normalised name of the distribution that a requirement asks for, or that a wheel holds."""
+    """Return the normalized name of the distribution of a requirement or a wheel."""
     if requirement.startswith("./"):
         return canonical(requirement.rpartition("/")[2].partition("-")[0])
     return canonical(_NAME_END.split(requirement, maxsplit=1)[0])
 
 
 def named_packages(target: Target) -> frozenset[str]:
-    """Return the names of what a target's recipe asks for from PyPI, and those of the targets below it."""
+    """Return the PyPI names in the recipes of a target and its parents."""
     requirements = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
     return frozenset(map(package_of, requirements))
 
 
 def canonical(name: str) -> str:
-    """A distribution's or extra's name in normal form (PEP 503, PEP 685)."""
+    """Return a distribution's or extra's name in normal form (PEP 503, PEP 685)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# --- The reader that takes values out of a YAML tree, each with its place, and gathers faults
+# --- The reader of values in a YAML tree, each with its place; it collects problems
 
 
 MAX_PROBLEMS = 50
 
 
 class NodeReader:
-    """Takes typed values out of nodes and gathers the faults. A faulty value reads as empty."""
+    """A reader of typed values that collects problems. An invalid value reads as empty."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -488,7 +488,7 @@ class NodeReader:
         self.faults.add((where.line, where.column, Diagnostic(code, str(where), what, write)))
 
     def finish(self) -> None:
-        """Raises RecipeError with all faults in the order of the file."""
+        """Raise RecipeError with all problems in the order of the file."""
         if self.faults:
             in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
             faults = [diagnostic for *_, diagnostic in in_order]
@@ -499,7 +499,7 @@ class NodeReader:
     def mapping(
         self, node: YamlNode, known: Sequence[str], required: Mapping[str, str]
     ) -> dict[str, YamlNode]:
-        """Key -> value; unknown, repeated and missing keys are faults."""
+        """Return key -> value; reports unknown, repeated and missing keys."""
         if node.kind != "map":
             write = f"write {next(iter(required.values()), f'{known[0]}: and its value')}"
             what = f"expected keys and values, found {node.called}"
@@ -519,7 +519,7 @@ class NodeReader:
         return values
 
     def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
-        """Name, key node, value node of a map; repeated names are faults and come once."""
+        """Yield name, key node, value node of a map; repeated names are reported and yielded once."""
         if node is None:
             return
         if node.kind != "map":
@@ -541,7 +541,7 @@ class NodeReader:
                 yield name.text, name, value
 
     def items(self, node: YamlNode | None, key: str, write: str) -> list[YamlNode]:
-        """The items of a list that must not be empty."""
+        """Return the items of a list that must not be empty."""
         if node is None:
             return []
         if node.kind != "list":
@@ -552,7 +552,7 @@ class NodeReader:
         return node.items
 
     def text(self, node: YamlNode | None, key: str, rule: str) -> str:
-        """The text that RULES[rule] allows; empty when the key is missing (which is told elsewhere)."""
+        """Return a text that RULES[rule] allows; empty if the key is missing, which is reported elsewhere."""
         if node is None:
             return ""
         allowed = RULES[rule]
@@ -576,7 +576,7 @@ class NodeReader:
         return ""
 
     def image(self, node: YamlNode | None, key: str) -> str:
-        """A reference to an image by digest; docker's short names and floating tags are faults."""
+        """Return a reference to an image by digest; reports Docker's short names and floating tags."""
         if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
             return self.text(node, key, "image")
         full, quoted = _written_out(node.text), show(node.text, limit=160)
@@ -593,7 +593,7 @@ class NodeReader:
         return ""
 
     def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
-        """The texts of a list, each allowed by RULES[rule] and none twice; `empty` allows an empty list."""
+        """Return the distinct texts of a list, each allowed by RULES[rule]; `empty` allows an empty list."""
         if node is None:
             return ()
         if node.kind != "list" or not (node.items or empty):
@@ -609,9 +609,9 @@ class NodeReader:
 
 
 def _written_out(text: str) -> str:
-    """The reference that `text` means, as a recipe writes it; empty when it is none.
+    """Return the full reference of `text`, as a recipe must write it; empty for an invalid one.
 
-    Docker reads a name without a host as docker.io's, and one without a folder there as library's.
+    Docker reads a name without a host as one of docker.io, there without a directory as one of library.
     """
     place, _, digest = text.partition("@")
     host, slash, rest = place.partition("/")
@@ -635,7 +635,7 @@ def within(bounds: str, version: str) -> bool:
 
 
 def quoted(text: str) -> str:
-    """A value of a list as YAML keeps it text; no rule allows a quote or a backslash."""
+    """Return a list item that YAML reads as text; no rule allows a quote or a backslash."""
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
     return text if plain and text not in words else f'"{text}"'

@@ -1,7 +1,7 @@
 """YAML text -> a plain tree in which every value keeps its place.
 
-The text is capped in size and checked for invisible characters before it is parsed. The tree is built from
-the parser's events, within caps on depth and number of values: no objects are made, and tags, anchors,
+The text is limited in size and checked for invisible characters before it is parsed. The tree is built from
+the parser's events, with limits on depth and number of values. No objects are created. Tags, anchors,
 aliases, directives and further documents are rejected.
 """
 
@@ -25,7 +25,7 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlLimits:
-    """Caps of one kind of file: its `size` in bytes, its number of values, how deep they are nested."""
+    """Limits of one type of file: its `size` in bytes, its number of values, their depth."""
 
     size: int = MAX_BYTES
     nodes: int = MAX_NODES
@@ -44,7 +44,7 @@ _REJECTED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 class YamlNode:
     """A value and its place. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
 
-    `made` is what YAML would have made of an unquoted text ("a number"), empty when it stays text.
+    `made` is YAML's type of an unquoted text ("a number"), empty if it stays text.
     """
 
     where: SourceLocation
@@ -60,21 +60,21 @@ class YamlNode:
         return tuple(key.text for key, _ in self.pairs if key.kind == "text")
 
     def get(self, key: str) -> YamlNode | None:
-        """The first value of a map under `key`."""
+        """Return the first value of a map under `key`."""
         return next((value for name, value in self.pairs if name.kind == "text" and name.text == key), None)
 
     @property
     def called(self) -> str:
-        """What an error calls this value."""
+        """The name of this value in errors."""
         if self.kind == "text":
             return self.made or "text"
         return {"list": "a list", "map": "keys and values"}[self.kind]
 
 
 def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
-    """The tree of a YAML text, built from the parser's events within fixed caps.
+    """Return the tree of a YAML text, built from the parser's events within fixed limits.
 
-    Raises RecipeError with the first fault: what follows it cannot be trusted.
+    Raises RecipeError with the first problem: the rest of the text cannot be trusted.
     """
     _check_characters(text, file, limits)
     try:
@@ -177,7 +177,7 @@ def _check_no_references(event: Any, where: SourceLocation) -> None:
 
 
 def _scalar_type(event: Any) -> str:
-    """What YAML makes of a plain scalar that is not text."""
+    """Return YAML's type of a plain scalar that is not text."""
     if not event.implicit[0]:
         return ""
     tag: str = _RESOLVER.resolve(yaml.ScalarNode, event.value, (True, False)).rpartition(":")[2]
@@ -198,10 +198,10 @@ def too_large(file: str, limits: YamlLimits = RECIPE) -> RecipeError:
 
 
 def recipe_problem(where: SourceLocation, code: str, what: str, write: str) -> RecipeError:
-    """Return an error with one problem: its place, its code, what is wrong, what to write."""
+    """Return an error with one problem: its place, code, message and fix."""
     return RecipeError([Diagnostic(code, str(where), what, write)])
 
 
 def show(text: str, *, limit: int = 60) -> str:
-    """Text from outside, safe to print on one line."""
+    """Return external text, safe to print on one line."""
     return ascii(text if len(text) <= limit else text[:limit] + "...")

@@ -118,7 +118,7 @@ def format_rows(
         [row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some, mark]
         for row, some, mark in zip(displayed, cells, marks, strict=True)
     ]
-    if width is not None and table_width([header, *table]) > width:  # a target's name says the rest
+    if width is not None and table_width([header, *table]) > width:  # a target's name contains the rest
         rest = [[name, *some] for name, some in zip(names, cells, strict=True)]
         text = format_matrix(["TARGET", *spans], rest, width, keep=1)
         named = ["", "a wider terminal and --json name the sources"]
@@ -151,7 +151,7 @@ def letters(cell: Cell) -> str:
 
 
 def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
-    """Return the fewest images of each group, which GPU each is for, and what no image serves."""
+    """Return the fewest images of each group, the GPUs for each, and those that no image serves."""
     sources = Footnotes()
     blocks = [_cover(cover, sources, width) for cover in covers]
     return "\n".join(["\n\n".join(blocks), *fold(_named(sources, "Sources"), width)])

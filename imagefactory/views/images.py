@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def format_report(report: Report) -> str:
-    """Return the faults of a smoke test, a line each, then the other checks by name."""
+    """Return the problems of a smoke test, a line each, then the other checks by name."""
     failed = [check for check in report.checks if check.state is CheckState.FAILED]
     lines = []
     for check in failed:
@@ -53,7 +53,7 @@ def smoke_line(report: Report | None) -> str:
 
 
 def format_built(built: BuildResult, store: str) -> str:
-    """Return what was built, where it is, and what is not verified yet."""
+    """Return the built image, its place, and what is not verified yet."""
     image, target, report = built.image, built.target, built.report
     gpu = report.gpu.value if report is not None else "not-tested"
     times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
@@ -99,7 +99,7 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
 
 
 def format_pushed(pushed: PushResult) -> str:
-    """Return where a candidate is, as the registry confirmed it, and what was sent."""
+    """Return the place of a candidate, as the registry confirmed it, and the transferred bytes."""
     where = pushed.reference
     place = f"{where.registry}/{where.repository}"
     fields = [
@@ -146,7 +146,7 @@ def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
 
 
 def format_pulled(pulled: PullResult, store: str) -> str:
-    """Return what was pulled, and whether it is the very index that was requested."""
+    """Return the pulled image, and whether it is the requested index itself."""
     which = (
         "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
     )
@@ -196,7 +196,7 @@ class TargetState:
     """The lock of a target, its status, why there is none, and its image.
 
     `promised` is the digest of the image by the layer lock. `behind` are old releases in the lock, `left_out`
-    what the family promises and the lock lacks.
+    the family's packages that the lock lacks.
     """
 
     lock: Lock | None
@@ -229,7 +229,7 @@ def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int
 
 
 def format_target(target: Target, now: TargetState, width: int | None = None) -> str:
-    """Return all about one target, for `show`."""
+    """Return all details of one target, for `show`."""
     of = f" of {channel_name(target.channels[0])}" if target.conda and target.source == "pypi" else ""
     fields = [
         ("description", target.description),
@@ -307,7 +307,7 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
 
 
 def format_relock(relock: LockResult) -> str:
-    """Return what changed, a line for each package, and what is far behind."""
+    """Return the changes, a line for each package, and the packages that are far outdated."""
     return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
 
 

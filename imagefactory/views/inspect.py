@@ -1,4 +1,4 @@
-"""What an image, wheel or library can run on, as text and JSON."""
+"""The GPUs and drivers that can run an image, wheel or library, as text and JSON."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ LEGEND = (
 )
 NAME_WIDTH = 44
 _ROLES = (LibraryRole.GATES, LibraryRole.ON_DEMAND, LibraryRole.OTHER, LibraryRole.REPORT)
-# Package or file of CUDA's libraries, and what people call them.
+# Package or file of CUDA's libraries, and their usual names.
 _VERSIONED = (("cuBLAS", "cublas"), ("cuDNN", "cudnn"), ("NCCL", "nccl"), ("TensorRT", "tensorrt"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """All that is known of one place. `how` says in a line where its contents come from.
+    """All facts about one place. `how` is a line with the source of its contents.
 
     `predictions` are for all known capabilities, oldest first. `contradictions` are differences between
     documentation and scan. `verified` are the verdicts on this very image. `platform` is its architecture.
@@ -61,7 +61,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuQuery:
-    """The GPU of one question: `title` is its name for people, `driver` empty if none was given.
+    """The GPU of one query: `title` is its name for people, `driver` is empty if unknown.
 
     `host` is the architecture of its processor, empty for any. `target` is the target ID of an AMD GPU with
     features (`gfx90a:xnack-`).
@@ -95,7 +95,7 @@ def _source_note(claim: CellClaim) -> str:
 
 
 def format_inspection(inspection: Inspection, width: int | None = None, *, every: bool = False) -> str:
-    """Return what it is, what runs it, and the table of libraries x capabilities.
+    """Return the type, the GPUs that run it, and the table of libraries x capabilities.
 
     Without `every`, libraries that decide nothing, integrated GPUs and those older than its code are omitted.
     """
@@ -140,7 +140,7 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
     elif contents.libraries:
         fields += [("predicted" if i == 0 else "", line) for i, line in enumerate(_predicted(inspection))]
         fields += [("driver" if i == 0 else "", line) for i, line in enumerate(_drivers(inspection))]
-    # What does not run anyway needs no warning.
+    # GPUs that cannot run it need no warning.
     usable = [
         prediction for prediction in inspection.predictions if prediction.answer is not Compatibility.NO
     ]

@@ -42,7 +42,7 @@ _DOING = {
 
 
 def format_plan(plan: VerificationPlan, width: int | None = None) -> str:
-    """Return for each target what will be done and where, what will not, and why.
+    """Return the planned work for each target, its place, and the skipped cells with reasons.
 
     Lines are as long as a terminal of that `width` allows, and never longer than `WIDTH`.
     """
@@ -91,7 +91,7 @@ def _places(cells: Iterable[PlannedCell]) -> str:
 
 
 def _marked(cells: Iterable[PlannedCell]) -> str:
-    """Mark what is planned beyond the recipe."""
+    """Mark cells that are planned beyond the recipe."""
     return ", ".join(
         str(cell.device) if cell.required else f"{cell.device} beyond the recipe" for cell in cells
     )
@@ -109,7 +109,7 @@ def _ground_text(ruling: CellRuling, sources: Footnotes) -> str:
 
 
 def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
-    """Return rule, basis and reason of what prunes first, and the other rules."""
+    """Return rule, basis and reason of the first pruning rule, and the other rules."""
     first, *others = ruling.against
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
     ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"

@@ -31,7 +31,7 @@ _UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEn
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
-    """Return what would be queued, what is skipped by rule, and what is not known of other sweeps."""
+    """Return the jobs to queue, the cells skipped by rule, and what is unknown about other sweeps."""
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
@@ -242,7 +242,7 @@ def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
 
 
 def format_pool(inventory: Inventory, width: int | None = None) -> str:
-    """Return a row for each type of GPU, the total, and what was skipped."""
+    """Return a row for each type of GPU, the total, and the skipped machines."""
     rows = [
         (
             kind.capability,

@@ -53,7 +53,7 @@ def format_matrix(
 ) -> str:
     """Return a table of small columns after the first `keep`; equal neighbor columns are merged.
 
-    What does not fit into `width` continues in a second table below, with the first columns again.
+    Columns that do not fit into `width` continue in a second table below, with the first columns again.
     """
     table = [tuple(header), *map(tuple, rows)]
     if width is not None and table_width(table) > width:

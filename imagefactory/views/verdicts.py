@@ -30,7 +30,7 @@ _LATENCY = re.compile(r"(?P<model>.+)-(?P<device>cpu|gpu)-(?P<engine>.+)-(?P<per
 
 
 def format_gpu_run(report: GpuReport, width: int | None = None) -> str:
-    """Return what ran on which GPU, the checks, the latencies, and the outcome."""
+    """Return the GPU, the checks, the latencies, and the outcome of a run."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [_machine_text(report), format_checks(report.checks, room)]
     if latencies := format_latencies(report.checks):
@@ -154,7 +154,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
 
 
 def revoked_json(row: RevokedCell) -> dict[str, object]:
-    """Return who revoked what, when and why. The capability is null for all GPUs."""
+    """Return the revocation's signer, subject, time and reason. The capability is null for all GPUs."""
     return {
         "digest": row.subject.index,
         "manifest": row.subject.manifest,
@@ -246,7 +246,7 @@ def format_promotion(promotion: PromotionResult, width: int | None = None, *, dr
 
 
 def format_revoke(revoked: RevokeResult) -> str:
-    """Return what was revoked, by which statement."""
+    """Return the revoked verdicts, and the digest of the revocation."""
     digests = ", ".join(short(digest) for digest in revoked.taken)
     return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {digests}\n  by {revoked.digest}"
 

@@ -1,1 +1,1 @@
-"""What images stand on: bases from Debian's packages, and bases pulled from registries."""
+"""Bases of images: built from Debian packages, or pulled from registries."""

@@ -37,7 +37,7 @@ from imagefactory.trees import remove_tree
 class BaseArchives:
     """All the .debs of a base, each with its locked hash, in the order of `lock.packages`.
 
-    `lock` is their lock: the requested one, or a newer one when `moved` is not empty.
+    `lock` is their lock: the requested one, or a newer one if `moved` is not empty.
     """
 
     base: BaseSpec
@@ -56,9 +56,9 @@ def fetch_base(
 ) -> BaseArchives:
     """Fetch the locked .debs that the cache lacks.
 
-    When the archive no longer has some of them, the suite's newer packages are solved and fetched instead,
-    and `moved` names them; with `locked` a BuildError lists them. Raises DownloadError for a .deb that is not
-    the locked one, LockError when the archive's indexes cannot be read.
+    If the archive no longer has some of them, the suite's newer packages are solved and fetched instead, and
+    `moved` names them; with `locked` a BuildError lists them. Raises DownloadError for a .deb that differs
+    from the lock, LockError if the archive's indexes cannot be read.
     """
     with _exclusive(mirror.debs, progress):
         moved: tuple[VersionChange, ...] = ()
@@ -83,9 +83,9 @@ def _fetch_missing(
     locked: bool,
     fresh: bool = False,
 ) -> tuple[BaseLock, tuple[VersionChange, ...]]:
-    """Fetch what the cache lacks; return a newer lock, and what moved, where the archive has moved on.
+    """Fetch missing .debs; return a newer lock and the changes if the archive has only newer packages.
 
-    `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError where an index
+    `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError if an index
     names a file that the archive does not have.
     """
     missing = _missing(lock, mirror.debs)
@@ -117,14 +117,14 @@ def _fetch_missing(
 def _snapshot_of(lock: BaseLock) -> str:
     """Return the path of a snapshot with the packages of a lock: from six hours after its indexes.
 
-    Snapshots are six hours apart, and a time between two gives the older.
+    Snapshots are six hours apart, and a time between two selects the older one.
     """
     then = datetime.fromtimestamp(lock.source_date_epoch, UTC) + timedelta(hours=6)
     return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
 
 
 def describe_missing_debs(base: BaseSpec, moved: Sequence[VersionChange]) -> list[str]:
-    """Return lines about packages that are not as locked."""
+    """Return lines about packages that differ from the lock."""
     if not moved:
         return []
     return [
@@ -157,9 +157,9 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
 
 
 def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
-    """Return what the cache lacks, as a file or as its record.
+    """Return the packages whose file or record is not in the cache.
 
-    A damaged file counts as missing and is removed.
+    A corrupt file counts as missing and is removed.
     """
     return [p for p in lock.packages if not (_is_complete(p, debs) and is_recorded(p, debs))]
 
@@ -177,7 +177,7 @@ def _is_complete(package: DebianPackage, debs: Path) -> bool:
 
 
 def record_path(debs: Path, package: DebianPackage) -> Path:
-    """Return the place of the record that Debian's signed index offered a package: its line of a lock."""
+    """Return the path of a package's record: its lock line, as offered by Debian's signed index."""
     return deb_path(debs, package).with_name("signed")
 
 
@@ -240,7 +240,7 @@ def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path
         try:
             archive.download(remaining, partial, progress)
         except DownloadError:
-            for package in remaining:  # what did arrive whole need not be fetched again
+            for package in remaining:  # complete files need not be fetched again
                 _adopt(package, partial, debs)
             raise
     for package in remaining:

@@ -45,11 +45,11 @@ LEAST_UNPACKED, LEAST_LAYER = 2.5, 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltBase:
-    """A base in the store: its image, and the folders with its unpacked layers, lowest first.
+    """A base in the store: its image, and the directories of its unpacked layers, lowest first.
 
-    `identity` names what decided it (the locked packages). `published` is false when the mirror no longer had
-    them and newer packages of the suite were used. `epoch` is the clock of what is built on it, in seconds
-    since 1970.
+    `identity` names its inputs (the locked packages). `published` is false if the mirror no longer had them
+    and newer packages of the suite were used. `epoch` is the timestamp of images on it, in seconds since
+    1970.
     """
 
     image: Image
@@ -61,7 +61,7 @@ class BuiltBase:
 
 @dataclass(slots=True, kw_only=True)
 class PendingBase:
-    """A base of which only the bytes may be missing. `environment` is that of its image."""
+    """A base that may still lack its bytes. `environment` is that of its image."""
 
     identity: str
     epoch: int
@@ -70,7 +70,7 @@ class PendingBase:
     built: BuiltBase | None = None
 
     def get(self) -> BuiltBase:
-        """Return the base, built if need be. For one thread."""
+        """Return the base, built if needed. For one thread."""
         self.built = self.built or self.make()
         return self.built
 
@@ -88,9 +88,9 @@ def as_pending_base(built: BuiltBase) -> PendingBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRequest:
-    """A base to find or build. `locked` raises BuildError where the mirror lacks a locked package.
+    """A base to find or build. With `locked` a package that the mirror lacks raises BuildError.
 
-    `mirror` is called only when something has to be fetched; `environ` is the caller's environment. `below`
+    `mirror` is called only if something must be fetched; `environ` is the caller's environment. `below`
     is the parent base. Callers of `find` and `begin` hold the layout's `in_use`.
     """
 
@@ -108,7 +108,7 @@ class BaseRequest:
         return (*(self.below.locks if self.below else ()), self.lock)
 
     def stored(self, layout: Layout) -> BuiltBase | None:
-        """Return the base as `find` left it in the store, None where that has work to do. Unpacks nothing."""
+        """Return the base as `find` left it in the store, None if `find` has work to do. Unpacks nothing."""
         below = self.below.stored(layout) if self.below else None
         known = self._known_layer(layout, below)
         image = layout.image(f"base:{self.base.name}") if known else None
@@ -120,7 +120,7 @@ class BaseRequest:
         return self._built(lock, below, image, ()) if same else None
 
     def find(self, layout: Layout, progress: Progress) -> BuiltBase | None:
-        """Return the base whose layer is in the store, unpacked and tagged; None where it has to be built.
+        """Return the base whose layer is in the store, unpacked and tagged; None if it must be built.
 
         Raises LockError for a lock of another base.
         """
@@ -134,7 +134,7 @@ class BaseRequest:
     def begin(self, layout: Layout, progress: Progress) -> PendingBase:
         """Return the base, its packages fetched if `find` does not find it.
 
-        When the mirror no longer has the locked packages, the suite's newer ones are used (and reported), and
+        If the mirror no longer has the locked packages, the suite's newer ones are used (and reported), and
         recorded, so that the next build uses the same. Raises BuildError with `locked`.
         """
         if built := self.find(layout, progress):
@@ -263,7 +263,7 @@ def _tag(layout: Layout, base: BaseSpec, layers: Sequence[OciLayer], epoch: int)
 
 
 class BlobSink(Protocol):
-    """Where small blobs are added: a Layout, or what only computes their digests."""
+    """A place to add small blobs: a Layout, or an object that only computes their digests."""
 
     def add(self, data: bytes, media_type: str) -> Descriptor: ...
 
@@ -320,5 +320,5 @@ def write_index(blobs: BlobSink, manifest: Mapping[str, object], platform: str) 
 
 
 def format_time(epoch: int) -> str:
-    """Return seconds since 1970 as OCI configs write times."""
+    """Return seconds since 1970 in the format of OCI configs."""
     return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
 """The contents of a base: everything here decides its bytes. Pure.
 
-What a build leaves (logs, caches, locks, device nodes) is dropped, what a host would leak (hostname,
-resolv.conf, apt sources) is replaced by fixed bytes.
+Remains of a build (logs, caches, locks, device nodes) are dropped, and facts about the host (hostname,
+resolv.conf, apt sources) are replaced by fixed bytes.
 
 A finished base has no apt source: it is complete, and the address of an archive belongs to a machine. Its
 sources.list says how to add one.
@@ -16,11 +16,11 @@ import struct
 from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.model import BaseLock, BaseSpec
 
-# Part of every base's key: count it up when the code below gives other bytes for the same lock.
+# Part of every base's key: increment it if the code below writes other bytes for the same lock.
 LAYOUT = "imagefactory-base-layout 2"
 
 # Documentation and translations nobody reads in a container, the Python library for static linking and
-# gcc's dumper of link-time objects (together 150 MB). Copyright files stay: licences ask for them.
+# gcc's dumper of link-time objects (together 150 MB). Copyright files stay: licenses require them.
 DPKG_EXCLUDES = """\
 # Written by imagefactory: what its bases leave out of Debian's packages.
 path-exclude=/usr/share/man/*
@@ -47,7 +47,7 @@ HOSTS = """\
 ::1 localhost ip6-localhost ip6-loopback
 """
 
-# Left behind by a build: empty in a base, but there, because tools expect the folder.
+# Remains of a build: the directories stay, empty, because tools expect them.
 EMPTIED = (
     "boot",
     "dev",
@@ -88,7 +88,7 @@ def fixed_files(base: BaseSpec) -> dict[str, bytes]:
 
 
 def is_included(path: str, *, is_folder: bool) -> bool:
-    """Return whether a path (no leading slash) of mmdebstrap's tree belongs into the base."""
+    """Return whether a path (no leading slash) of mmdebstrap's tree belongs in the base."""
     for folder in EMPTIED:
         if path.startswith(folder + "/"):
             return False
@@ -125,5 +125,5 @@ def base_key(lock: BaseLock) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-# A merged /usr from the start; mmdebstrap gives the tree's path as the first argument.
+# A merged /usr from the start; the first argument by mmdebstrap is the tree's path.
 SETUP_HOOK = 'for d in bin lib lib64 sbin; do mkdir -p "$1/usr/$d" && ln -s "usr/$d" "$1/$d"; done'

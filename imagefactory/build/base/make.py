@@ -1,6 +1,6 @@
 """A base's layer tar: mmdebstrap installs the locked .debs, and its tar is rewritten.
 
-mmdebstrap installs from a local folder that has exactly the locked packages, so no mirror, host or network
+mmdebstrap installs from a local directory with exactly the locked packages, so no mirror, host or network
 affects the result.
 """
 
@@ -67,10 +67,10 @@ LAST_ID = 0x6FFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderFacts:
-    """What decides whether this machine can build bases. `mmdebstrap` is its version, empty without it.
+    """The facts that decide whether this machine can build bases.
 
-    `uid_map` and `gid_map` are those of this process, `subuid` and `subgid` the texts of the files in /etc.
-    `names` are the user's name and number, as those files may name it.
+    `mmdebstrap` is its version, empty without it. `uid_map` and `gid_map` are those of this process, `subuid`
+    and `subgid` the texts of the files in /etc. `names` are the user's name and number in those files.
     """
 
     is_root: bool
@@ -133,7 +133,7 @@ def unused_ids(id_map: str) -> int | None:
 
 
 def delegated_ids(text: str, names: Sequence[str]) -> int | None:
-    """Return the first of 65536 ids that a subuid(5) or subgid(5) file gives one of `names`, or None."""
+    """Return the first of 65536 ids that a subuid(5) or subgid(5) file assigns to one of `names`, or None."""
     for line in text.splitlines():
         match = re.fullmatch(r"([^:]+):([0-9]+):([0-9]+)", line.strip())
         if match and match[1] in names and int(match[2]) and int(match[3]) >= IDS:
@@ -142,7 +142,7 @@ def delegated_ids(text: str, names: Sequence[str]) -> int | None:
 
 
 def builder_facts() -> BuilderFacts:
-    """Read what this machine has; starts one short process, changes nothing."""
+    """Read the facts of this machine. Starts one short process, changes nothing."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -186,7 +186,7 @@ STATUS_LIMIT = 64 << 20
 
 
 class HashingReader(io.RawIOBase):
-    """Counts and hashes what is written through it."""
+    """A stream that counts and hashes the bytes written through it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -205,7 +205,7 @@ class HashingReader(io.RawIOBase):
 class BaseTar:
     """An uncompressed layer tar. `sha256` (64 hex digits) is the layer's diffID, `size` its bytes.
 
-    `installed` are the packages that its dpkg calls installed (name, version, architecture).
+    `installed` are the packages that dpkg lists as installed (name, version, architecture).
     """
 
     path: Path
@@ -217,10 +217,10 @@ class BaseTar:
 def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
     """Rewrite mmdebstrap's tar from `stream` as a base's layer.
 
-    Sorted by path with parents first, without what look.py excludes, names without `./`, numeric owners,
-    times at most the lock's; one entry is in memory at a time. Raises BuildError for what a base may not have
-    (device nodes outside /dev, extended attributes, names too long to unpack), tarfile.TarError for an
-    incomplete tar.
+    Sorted by path with parents first, without paths that look.py excludes, names without `./`, numeric
+    owners, times at most the lock's; one entry is in memory at a time. Raises BuildError for entries that a
+    base may not have (device nodes outside /dev, extended attributes, names too long to unpack),
+    tarfile.TarError for an incomplete tar.
     """
     epoch, fixed = fetched.lock.source_date_epoch, fixed_files(fetched.base)
     name, last, written = fetched.base.name, "", set[str]()
@@ -253,7 +253,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
                 layer.addfile(member, data)
                 written.add(member.name)
                 last = member.name
-        while stream.read(1 << 16):  # padding behind the end of the archive
+        while stream.read(1 << 16):  # padding after the end of the archive
             pass
     digest = hashed.sha256.hexdigest()
     return BaseTar(path=out, sha256=digest, size=hashed.size, installed=frozenset(installed))
@@ -272,7 +272,7 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
 
 
 def parse_status(text: str) -> set[tuple[str, str, str]]:
-    """Return name, version and architecture of the packages that dpkg's status file calls installed."""
+    """Return name, version and architecture of the installed packages in dpkg's status file."""
     return {
         (stanza["Package"], stanza["Version"], stanza["Architecture"])
         for stanza in parse_stanzas(text)
@@ -301,14 +301,14 @@ def _built_files(
         entry = tarfile.TarInfo(path)
         entry.type, entry.mode, entry.size = member.type, member.mode, member.size
         entry.uid, entry.gid = member.uid, member.gid
-        # a folder's time tells in which order mmdebstrap's version unpacked; a file's is its package's
+        # a directory's time depends on the order of unpacking; a file's is its package's
         entry.mtime = epoch if member.isdir() else min(int(member.mtime), epoch)
         entry.linkname = member.linkname.removeprefix("./") if member.islnk() else member.linkname
         yield entry, source.extractfile(member) if member.isreg() else None
 
 
 def _fixed(fixed: Mapping[str, bytes], epoch: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    """Yield the files that are the same everywhere, and an empty /dev."""
+    """Yield the files that are the same in every base, and an empty /dev."""
     for path, content in sorted({"dev": None, **fixed}.items(), key=lambda item: item[0].split("/")):
         entry = tarfile.TarInfo(path)
         entry.mtime = epoch
@@ -320,7 +320,7 @@ def _fixed(fixed: Mapping[str, bytes], epoch: int) -> Iterator[tuple[tarfile.Tar
             yield entry, io.BytesIO(content)
 
 
-_LOG_TAIL, _LINE = 30, 4096  # lines that are kept, and their bytes: scripts print what they like
+_LOG_TAIL, _LINE = 30, 4096  # lines to keep, and bytes of each: scripts may print anything
 _SCRATCH = "imagefactory-base-"
 
 
@@ -329,8 +329,8 @@ def build_base(
 ) -> BaseTar:
     """Install the .debs with mmdebstrap and write the base's layer to `out_tar`, atomically.
 
-    Same lock, same bytes, as root and as an ordinary user. Raises ToolError when this machine cannot do it,
-    DownloadError for a .deb that is not the locked one, BuildError with the log's tail otherwise.
+    Same lock, same bytes, as root and as an ordinary user. Raises ToolError if this machine cannot do it,
+    DownloadError for a .deb that differs from the lock, BuildError with the log's tail otherwise.
     """
     ids, emulator = choose_ids(builder_facts()), find_emulator(lock_architecture(fetched.lock))
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
@@ -383,13 +383,13 @@ def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
         "--skip=check/qemu,output/dev",
         lock.suite,
         "-",
-        # the packages have been verified one by one: that is where the trust comes from
+        # trusted, because each package has been verified
         f"deb [trusted=yes] copy:///{INPUT} ./",
     )
 
 
 def build_environment(lock: BaseLock) -> dict[str, str]:
-    """Return what mmdebstrap and the packages' scripts see: nothing of the caller's."""
+    """Return the environment of mmdebstrap and the packages' scripts, without the caller's variables."""
     return {
         "PATH": SYSTEM_PATH,
         "HOME": "/root",
@@ -410,7 +410,7 @@ def format_packages(entries: Iterable[tuple[str, str, DebianPackage]]) -> str:
 
 
 def format_release(lock: BaseLock, index: bytes) -> str:
-    """Return its Release file: mmdebstrap looks for essential packages under the suite's name."""
+    """Return the repository's Release file: mmdebstrap finds essential packages by the suite's name."""
     return (
         f"Suite: {lock.suite}\nCodename: {lock.suite}\nArchitectures: {lock_architecture(lock)}\n"
         f"SHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
@@ -468,7 +468,7 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
             result, broken = write_layer(process.stdout, out, fetched), None
         except tarfile.TarError as error:
             result, broken = None, error
-            process.stdout.close()  # so that whoever still writes ends
+            process.stdout.close()  # so that remaining writers end
         except BaseException:
             build.kill()
             follower.join()
@@ -488,9 +488,9 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
 
 @contextmanager
 def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
-    """Yield a folder for one build, removed at the end; those of killed builds are removed at the start.
+    """Yield a directory for one build, removed at the end; those of killed builds are removed at the start.
 
-    A running build holds a lock on its folder, which the kernel takes from a killed one.
+    A running build locks its directory; the kernel releases the lock of a killed one.
     """
     parent = Path(environ.get("TMPDIR") or tempfile.gettempdir())
     for old in parent.glob(f"{_SCRATCH}*"):
@@ -500,9 +500,9 @@ def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
                 with (old / ".lock").open("r") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(old, ids)
-        except (FileNotFoundError, BlockingIOError):  # just made, just removed or at work
+        except (FileNotFoundError, BlockingIOError):  # new, just removed, or in use
             continue
-    # It gets the name that others look for once it is locked, and is locked until it is gone.
+    # It gets its final name once it is locked, and stays locked until it is removed.
     hidden = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=parent))
     with (hidden / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -514,7 +514,7 @@ def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
 
 
 def _remove(scratch: Path, ids: IdMaps) -> None:
-    """Remove a build's folder. Files in its tree belong to the ids of the build, which root may remove."""
+    """Remove a build's directory. Files in its tree belong to the ids of the build, which root may remove."""
     if os.geteuid() != 0 and (scratch / TREE).is_dir() and any((scratch / TREE).iterdir()):
         argv = ("find", "/tmp", "-mindepth", "1", "-delete")  # noqa: S108 - the build's own
         removal = BuildProcess(scratch, argv, environment={"PATH": SYSTEM_PATH}, ids=ids)
@@ -531,7 +531,7 @@ def _remove(scratch: Path, ids: IdMaps) -> None:
 
 
 def _check_clock(scratch: Path, lock: BaseLock) -> None:
-    """Raise BuildError if the clock is behind the lock's."""
+    """Raise BuildError if the clock is earlier than the lock's time."""
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
             "clock-behind",
@@ -540,8 +540,8 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
         )
 
 
-# A base and its parent are both built whole, by mmdebstrap with the scripts of all packages, so that what
-# scripts change counts too. Times make no difference: each base has the clock of its own lock.
+# A base and its parent are both built completely, by mmdebstrap with the scripts of all packages, so that
+# changes by scripts count too. Times do not count: each base has the time of its own lock.
 
 
 Fact: TypeAlias = tuple[str, int, int, int, str]
@@ -551,7 +551,7 @@ Fact: TypeAlias = tuple[str, int, int, int, str]
 def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress) -> Mapping[str, Fact]:
     """Return the files of layers of the store, the lowest first, by path.
 
-    Raises StoreError for a damaged one.
+    Raises StoreError for a corrupt one.
     """
     facts = _LayerFacts()
     size = sum(layer.descriptor.size for layer in layers)
@@ -562,14 +562,14 @@ def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress)
 
 
 def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseTar:
-    """Write to `out` what the layer tar `whole` adds to `below`, and whiteouts of what it lacks."""
+    """Write to `out` the additions of the layer tar `whole` to `below`, and whiteouts of removed files."""
     with tarfile.open(whole, mode="r:") as source, out.open("wb") as written:
         members = {member.name: member for member in source}
         facts = {name: _fact(source, member) for name, member in members.items()}
         entries = {name: members[name] for name, fact in facts.items() if below.get(name) != fact}
         gone = below.keys() - facts.keys()
         whiteouts = [name for name in gone if gone.isdisjoint(_parent_directories(name))]
-        # The folders that they lie in, as they are: nobody has to guess their owners and modes.
+        # With their parent directories, so that owners and modes are known.
         for folder in [folder for name in (*entries, *whiteouts) for folder in _parent_directories(name)]:
             if folder in members:
                 entries[folder] = members[folder]
@@ -589,13 +589,13 @@ def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseT
 
 
 def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
-    """Return the fact of an entry; a hard link is the file that it leads to."""
+    """Return the fact of an entry; a hard link has that of its target."""
     if member.issym():
         return "link", 0, member.uid, member.gid, member.linkname
     if member.isdir():
         return "folder", member.mode, member.uid, member.gid, ""
     content = source.extractfile(member)
-    assert content is not None  # write_layer lets in no other kind
+    assert content is not None  # write_layer accepts no other type
     return "file", member.mode, member.uid, member.gid, hashlib.sha256(content.read()).hexdigest()
 
 
@@ -623,7 +623,7 @@ def _parent_directories(name: str) -> list[str]:
 
 
 class _LayerFacts:
-    """Collects the entries of layers, the lowest first."""
+    """A collector of the entries of layers, the lowest first."""
 
     def __init__(self) -> None:
         self.found: dict[str, Fact] = {}

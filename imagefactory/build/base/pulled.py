@@ -1,7 +1,7 @@
 """A base from a registry, by digest: pulled into the store once and tested.
 
-The recipe says what the image has (its Python, its C library), because locking pulls nothing. Here that is
-checked against the image itself, before anything is built on it.
+The recipe declares the image's Python and C library, because locking pulls nothing. They are checked against
+the image itself before anything is built on it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from imagefactory.progress import Progress
 from imagefactory.runtime.unshare import UnshareRunner
 
 REPOSITORY = "base"
-# The OCI names of the same bytes: what is built on a base is an OCI image.
+# The OCI names of the same bytes: an image on a base is an OCI image.
 LAYER_TYPES = {
     "application/vnd.docker.image.rootfs.diff.tar": "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -65,7 +65,7 @@ PROBE_LIBC = ("getconf", "GNU_LIBC_VERSION")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasePullRequest:
-    """A base to find or pull. `open_registry` opens a host's registry, only when something is missing."""
+    """A base to find or pull. `open_registry` opens a host's registry, only if something is missing."""
 
     base: BaseSpec
     mirrors: Mirrors
@@ -77,15 +77,15 @@ class BasePullRequest:
         return ()
 
     def stored(self, layout: Layout) -> BuiltBase | None:
-        """Return the base as `find` left it in the store, None where it would be pulled."""
+        """Return the base as `find` left it in the store, None if it must be pulled."""
         recorded = _get_pulled(layout, _key(self.base), self.base)
         return _as_base(layout, self.base, recorded[1]) if recorded else None
 
     def find(self, layout: Layout, progress: Progress) -> BuiltBase:
-        """Return the base in the store, pulled if need be, unpacked and tagged `base:<name>`.
+        """Return the base in the store, pulled if needed, unpacked and tagged `base:<name>`.
 
-        The caller holds `in_use`. Raises RegistryError when it cannot be pulled, BuildError with the place in
-        the recipe when it is not an image for this platform or does not have what the recipe says.
+        The caller holds `in_use`. Raises RegistryError if it cannot be pulled, BuildError with the place in
+        the recipe if it is not an image for this platform or differs from the recipe's facts.
         """
         base, unpacked = self.base, UnpackedLayers(layout.path / "unpacked")
         key = _key(base)
@@ -108,7 +108,7 @@ class BasePullRequest:
         return replace(_as_base(layout, base, image), folders=folders)
 
     def begin(self, layout: Layout, progress: Progress) -> PendingBase:
-        """Return what `find` returns, as a pending base."""
+        """Return the result of `find` as a pending base."""
         return as_pending_base(self.find(layout, progress))
 
 
@@ -139,7 +139,7 @@ def parse_created(value: object) -> int:
 
 
 def _key(base: BaseSpec) -> str:
-    """Return the key of the record of a tested base: all that the recipe says of it."""
+    """Return the key of the record of a tested base: all its values in the recipe."""
     digest = base.image.partition("@")[2]
     parts = ["pulled", 1, digest, base.platform, base.python, base.glibc, base.python_path]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
@@ -153,11 +153,11 @@ def _get_pulled(layout: Layout, key: str, base: BaseSpec) -> tuple[Descriptor, I
         )  # fmt: skip
         return descriptor, _load(layout, base, descriptor)
     except (KeyError, TypeError, ValueError, StoreError):
-        return None  # what is missing or damaged is pulled again
+        return None  # a missing or corrupt one is pulled again
 
 
 def _pull(layout: Layout, request: BasePullRequest, progress: Progress) -> Descriptor:
-    """Pull the platform's manifest and its blobs. Return an index with only it, as the store keeps images."""
+    """Pull the platform's manifest and its blobs. Return an index with only it, as images are stored."""
     base = request.base
     original = parse_reference(base.image)
     source = resolve_mirror(original, request.mirrors)
@@ -190,7 +190,7 @@ def platform_manifest(root: Manifest, platform: str) -> str:
 
 
 def _check_types(base: BaseSpec, manifest: Manifest) -> None:
-    """Reject what is not a container image before its blobs are fetched."""
+    """Raise an error for anything but a container image, before its blobs are fetched."""
     media_type = manifest.descriptor.media_type
     value: dict[str, Any] = json.loads(manifest.data)
     try:
@@ -249,7 +249,7 @@ def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
 
 
 def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
-    """Start the image's Python. Raises BuildError for what is not as the recipe says."""
+    """Start the image's Python. Raises BuildError for differences from the recipe."""
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
     if platform != base.platform:
@@ -264,7 +264,7 @@ def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
 
 
 def check_carried(base: BaseSpec, probed: CommandResult) -> None:
-    """Check what the probe printed against the recipe. Raises BuildError for a difference."""
+    """Compare the probe's output with the recipe. Raises BuildError for a difference."""
     lines = probed.stdout.splitlines()
     if not base.python and not probed.returncode and len(lines) == 1:
         lines = ["", *lines]

@@ -1,9 +1,9 @@
-"""Links local conda packages for the assemble engine. A program by itself:
+"""Link local conda packages for the assemble engine. A program by itself:
 
     python -m imagefactory.build.conda.link --explicit FILE.. --prefix DIR --as /opt/env
         --packages FOLDER --cache FOLDER
 
-It is the linking of `build/conda_install.py` with a guard. That one runs in a build stage of a container;
+It is the linking of `build/conda_install.py` with protection. That one runs in a build stage of a container;
 here packages are linked on this machine, and a hostile one must not read or write its files. A line "+" is
 printed for each package unpacked and each one linked, and at the end the output of conda_install.py.
 """
@@ -51,8 +51,8 @@ class CondaPackage:
 async def read_package(archive: Path, item: Wanted) -> CondaPackage:
     """Return the package of `archive`. Rejects paths that lead out of the prefix.
 
-    py-rattler joins the paths of info/paths.json to the prefix as they are. Its own extraction and its rule
-    for claimed paths guard against files below links that lead out; `check_unpacked` checks what it unpacked.
+    py-rattler joins the paths of info/paths.json to the prefix unchecked. Its own extraction and its rule
+    for claimed paths protect against files below links that lead out; `check_unpacked` checks the result.
     """
     from rattler.package_streaming import PackageArchive
 
@@ -89,16 +89,16 @@ async def read_package(archive: Path, item: Wanted) -> CondaPackage:
 
 def _leads_out(path: str) -> bool:
     parts = path.split("/")
-    # A name that begins with .wh. would take another's file away: it is how layers say "removed".
+    # A name that begins with .wh. would remove another package's file: it is a whiteout in layers.
     odd = re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)
     return bool({"", ".", ".."} & set(parts)) or parts[0] in ("conda-meta", "__clobbers__") or odd is not None
 
 
 def check_commands(packages: list[CondaPackage]) -> None:
-    """Reject a program of an entry point where another package has something.
+    """Reject a program of an entry point at a path of another package.
 
-    py-rattler knows no claim of that type: it writes the program through a link there, even to a file of this
-    machine or of the cache.
+    py-rattler does not detect such a claim: it writes the program through a link there, even to a file of
+    this machine or of the cache.
     """
     owners: dict[str, str] = {}
     for package in packages:
@@ -120,10 +120,10 @@ def check_commands(packages: list[CondaPackage]) -> None:
 
 
 def check_unpacked(package: CondaPackage, folder: Path) -> None:
-    """Reject an unpacked package that is not what `read_package` saw, or has misleading links.
+    """Reject an unpacked package that differs from `read_package`, or has misleading links.
 
-    An archive may have a name twice, and a list may call a link a file: py-rattler then reads what the link
-    leads to, a file of this machine.
+    An archive may have a name twice, and a list may call a link a file: py-rattler then reads the link's
+    target, a file of this machine.
     """
     filename = package.archive.name
     for name, data in package.info.items():
@@ -139,7 +139,7 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
     rows = json.loads(package.info.get("info/paths.json") or b"{}").get("paths") or ()
     links = {str(row["_path"]) for row in rows if row.get("path_type") == "softlink"}
     changed = {str(row["_path"]) for row in rows if "prefix_placeholder" in row}
-    # Before there was info/paths.json: paths, each behind its placeholder and mode, perhaps in quotes.
+    # The older form of info/paths.json: paths after their placeholder and mode, perhaps in quotes.
     rows_of = package.info.get("info/has_prefix", b"").decode(errors="replace").splitlines()
     top = folder.resolve()
     sound = {""}
@@ -158,7 +158,7 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
 
 
 def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Check and link all packages; return what `install` does."""
+    """Check and link all packages; return the result of `install`."""
     from rattler.install import InstallerReporter
 
     archives = [(options.packages / item.filename).resolve() for item in items]
@@ -177,12 +177,12 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
             print("+", flush=True)
 
         def on_link_start(self, operation: int, package_name: str) -> int:
-            # Here a package is unpacked, and nothing of it linked. Errors of this method would be lost.
+            # The package is unpacked and not linked yet. Errors of this method would be lost.
             try:
                 package = by_name[package_name]
                 check_unpacked(package, options.cache / package.stem)
             except Failure as failure:
-                # Sound next time if the disk or somebody changed it.
+                # Correct next time if the disk or another process changed it.
                 remove_tree(options.cache / package.stem)
                 exit_now(failure, scratch)
             except Exception as error:

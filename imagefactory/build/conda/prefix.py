@@ -1,6 +1,6 @@
-"""A conda environment in a staging folder, linked there by link.py as it will be in the image.
+"""A conda environment in a staging directory, linked there by link.py as it will be in the image.
 
-    <store>/tmp/conda-XXXX/prefix       the environment; after a kill it is collected with the rest of tmp/
+    <store>/tmp/conda-XXXX/prefix       the environment; after a kill it is deleted with the rest of tmp/
     <cache>/conda-pkgs/                 archives unpacked by py-rattler; anyone may remove it
 
 The linker runs as its own process: py-rattler starts threads, and the engine forks.
@@ -47,14 +47,14 @@ from imagefactory.oci.layers import TarSegment
 from imagefactory.progress import Progress, format_bytes
 from imagefactory.trees import TreeLimits, open_file, read_chunks, read_file, remove_tree, walk_tree
 
-OUTPUT_TAIL_BYTES = 1 << 20  # bytes of what the linker says of a failure
+OUTPUT_TAIL_BYTES = 1 << 20  # bytes of the linker's messages about a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPlan:
-    """What to link: archives by package, `groups` of packages (an earlier one keeps claimed paths).
+    """The packages to link: archives by package, and `groups` (an earlier one keeps claimed paths).
 
-    `shown` is the prefix in files, `scratch` the folder to stage in, `cache` that of unpacked archives.
+    `shown` is the prefix in files, `scratch` the staging directory, `cache` that of unpacked archives.
     """
 
     archives: Mapping[LockedCondaPackage, Path]
@@ -66,7 +66,7 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathClaim:
-    """A path that two packages bring: `kept` is whose file is there, `same` whether both are equal."""
+    """A path that two packages have: `kept` is whose file it is, `same` whether both are equal."""
 
     path: str
     kept: str
@@ -85,7 +85,7 @@ class PostLinkScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedPrefix:
-    """A linked environment. `lost` are the paths each package gave up, `scripts` in the order to run."""
+    """A linked environment. `lost` are the lost paths of each package, `scripts` in the order to run."""
 
     folder: Path
     shown: str
@@ -107,7 +107,7 @@ def record_name(package: LockedCondaPackage) -> str:
 def staging_directory(staging: LinkPlan, progress: Progress) -> Iterator[LinkedPrefix]:
     """Yield the linked environment, removed at the end.
 
-    Raises BuildError for packages that are damaged or not allowed, naming them; ToolError without py-rattler.
+    Raises BuildError for packages that are corrupt or rejected, naming them; ToolError without py-rattler.
     """
     if importlib.util.find_spec("rattler") is None:
         raise ToolError("extra-not-installed", "py-rattler is not installed", hint=extra_hint("conda"))
@@ -238,9 +238,9 @@ class PathChange:
 
 
 def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
-    """Run the post-link scripts; return what they changed, sorted by path.
+    """Run the post-link scripts; return their changes, sorted by path.
 
-    Raises BuildError, naming the package, when one fails.
+    Raises BuildError, naming the package, if one fails.
     """
     names = ", ".join(script.name for script in prefix.scripts)
     with _readable(names):
@@ -258,7 +258,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
                 hint="it runs in the base without network; constrain the package to a version without one",
             )
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-        (prefix.folder / ".messages.txt").unlink()  # what scripts have to say to a person
+        (prefix.folder / ".messages.txt").unlink()  # messages of scripts for people
     with _readable(names):
         after = _listing(prefix.folder, len(before) + NEW_ENTRIES)
     if odd := sorted(path for path in after if re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)):
@@ -269,14 +269,14 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
         )
     changed = [PathChange(path=path) for path in after if before.get(path) != after[path]]
     size = sum((prefix.folder / change.path).lstat().st_size for change in changed)
-    if size > NEW_BYTES:  # a hole takes no disk, and would be read to its end
+    if size > NEW_BYTES:  # a hole uses no disk, but would be read to its end
         raise BuildError(
             "post-link-files-invalid",
             f"the post-link scripts of {names} left files of {format_bytes(size)}; "
             f"{format_bytes(NEW_BYTES)} are allowed",
             hint="constrain the package to a version without such a script",
         )
-    # What lay in a folder that is gone, or that is something else now, went with it.
+    # Files in a removed or replaced directory are gone with it.
     folders = {path for path, state in after.items() if state == _DIRECTORY} | {""}
     removed = [
         PathChange(path=path, removed=True)
@@ -302,7 +302,7 @@ def _readable(names: str) -> Iterator[None]:
 
 def _own_files(folder: Path) -> None:
     """Copy files that are shared with the cache, because scripts would write through the link."""
-    beside = folder.parent / "own"  # outside of it: a package may bring any name, and a link under it
+    beside = folder.parent / "own"  # outside of it: a package may have any name, and a link there
     for inside, state in walk_tree(folder, limits=TreeLimits(entries=ENTRIES, depth=DEPTH)):
         if state.st_nlink > 1 and stat.S_ISREG(state.st_mode):
             shutil.copy2(folder / inside, beside)
@@ -332,7 +332,7 @@ RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaRecord:
-    """A package's record: `rows` are those of paths_data, `data` the record itself."""
+    """A package's record: `rows` are those of paths_data, `data` the whole record."""
 
     name: str
     path: Path
@@ -340,12 +340,12 @@ class CondaRecord:
     rows: tuple[dict[str, Any], ...]
 
     def sources(self, place: InstallPrefix) -> tuple[str, ...]:
-        """Return the paths whose byte code belongs into an image."""
+        """Return the paths to compile to byte code."""
         return tuple(row["_path"] for row in self.rows if is_source(row["_path"], place))
 
 
 def read_record(path: Path) -> CondaRecord:
-    """Return a record. Raises BuildError for one that is missing or malformed."""
+    """Return a record. Raises BuildError for a missing or malformed one."""
     try:
         data = read_file(path.parent, path.name, RECORD)
         value = json.loads(data)
@@ -475,10 +475,10 @@ def lay_changes(
     segment: TarSegment,
     compiler: BytecodeCompiler,
 ) -> tuple[InstalledFile, ...]:
-    """Write what post-link scripts changed; what they removed as OCI whiteouts.
+    """Write the changes by post-link scripts; removed files become OCI whiteouts.
 
-    Byte code of changed sources is compiled again, since that of the packages' layers is used unchecked; what
-    scripts compiled of present sources is skipped.
+    Byte code of changed sources is compiled again, because the packages' layers are used unchecked; byte code
+    that scripts compiled of present sources is skipped.
     """
     top, laid = place.prefix.lstrip("/"), []
     for change in changes:
@@ -489,7 +489,9 @@ def lay_changes(
         if change.removed:
             folder, _, name = path.rpartition("/")
             segment.file(f"{folder}/.wh.{name}", [], size=0, executable=False)
-            laid.append(InstalledFile(path=path, content="removed"))  # nor may a wheel's file go with it
+            laid.append(
+                InstalledFile(path=path, content="removed")
+            )  # wheels' files may not be removed either
             continue
         content = lay_path(prefix / change.path, path, segment)
         if content:

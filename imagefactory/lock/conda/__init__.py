@@ -1,1 +1,1 @@
-"""Conda's packages: how this machine reaches their channels, py-rattler as the solver, the file of a lock."""
+"""Conda packages: access to their channels, py-rattler as the solver, the file of a lock."""

@@ -30,7 +30,7 @@ from imagefactory.http import (
 )
 from imagefactory.recipes.values import channel_address
 
-if TYPE_CHECKING:  # only solving needs it
+if TYPE_CHECKING:  # only needed for solving
     from rattler import Gateway
 
 
@@ -41,10 +41,10 @@ Credential = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerChannels:
-    """What a build in a container knows of channels.
+    """The channels for a build in a container.
 
     `text` is JSON, `{"mirrors": {beginning of true addresses: place}, "auth": {host: Credential}}`.
-    `loopback` is true where something is on this machine's loopback, `hidden` are secret words.
+    `loopback` is true if something is on this machine's loopback, `hidden` are secret words.
     """
 
     text: str = field(repr=False)
@@ -58,7 +58,7 @@ class ChannelAccess:
 
     `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
     without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
-    is a file or folder of CA certificates, empty for those of the libraries.
+    is a file or directory of CA certificates, empty for those of the libraries.
     """
 
     mirrors: tuple[tuple[str, str], ...] = ()
@@ -82,7 +82,7 @@ class ChannelAccess:
         return sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
 
     def address(self, url: str) -> str:
-        """Return `place` with the token that conda writes into addresses: for requests, not for messages."""
+        """Return `place` with conda's token in the address: for requests, not for messages."""
         placed = self.place(url)
         parts = urlsplit(placed)
         token = self._credential(parts.hostname or "").get("CondaToken")
@@ -91,7 +91,7 @@ class ChannelAccess:
         return parts._replace(path=f"/t/{quote(token, safe='')}{parts.path}").geturl()
 
     def true_address(self, url: str, channels: Iterable[str]) -> str:
-        """Return the true address of what was found at `url` in one of `channels` (true addresses)."""
+        """Return the true address of the `url` of a record in one of `channels` (true addresses)."""
         for location, true in self._placed(channels):
             if url == location or url.startswith(f"{location}/"):
                 return true + url.removeprefix(location)
@@ -116,14 +116,14 @@ class ChannelAccess:
     def gateway(self, cache: Path) -> Gateway:
         """Return the reader of the channels' records, which are cached below `cache`.
 
-        Raises ToolError without py-rattler, LockError where rattler finds no CA certificates.
+        Raises ToolError without py-rattler, LockError if rattler finds no CA certificates.
         """
         rattler = _rattler()
         from rattler.networking import Client
 
         logins = {host: dict(credential) for host, credential in self.credentials}
         with tempfile.TemporaryDirectory(prefix="imagefactory-channels-") as folder:
-            # rattler takes what this file holds instead of looking for credentials by itself.
+            # rattler uses this file instead of its own search for credentials.
             file = Path(folder) / "credentials.json"
             file.touch(mode=0o600)
             file.write_text(json.dumps(logins))
@@ -192,9 +192,9 @@ class ChannelAccess:
         )
 
     def site(self, urls: Sequence[str]) -> ContainerChannels:
-        """Return what a container needs to fetch `urls` (true addresses) as this machine does.
+        """Return the data with which a container fetches `urls` (true addresses) as this machine does.
 
-        Raises UsageError for a channel in a local folder: a container does not see it.
+        Raises UsageError for a channel in a local directory: a container does not see it.
         """
         mirrors: dict[str, str] = {}
         hosts: set[str] = set()
@@ -286,7 +286,7 @@ def _credentials_file(environ: Mapping[str, str]) -> dict[str, Credential]:
             raise UsageError(
                 "channel-credentials-invalid", f"{path}: the entry of '{host}' is not a credential", hint=hint
             )
-        if _is_credential(entry):  # others (S3 keys, OAuth) are for hosts that are not asked here
+        if _is_credential(entry):  # others (S3 keys, OAuth) are for hosts that are not queried here
             credentials[host] = entry
     return credentials
 
@@ -328,7 +328,7 @@ _ENVIRONMENT = threading.Lock()
 
 @contextmanager
 def _trusting(certificates: str) -> Iterator[None]:
-    """Set the CA certificates in the environment, where rattler reads them while a client is created."""
+    """Set the CA certificates in the environment, where rattler reads them when it creates a client."""
     if not certificates:
         yield
         return

@@ -1,8 +1,8 @@
-"""Why conda packages conflict, in plain words.
+"""Explain in plain words why conda packages conflict.
 
-The solver's output names what it tested last. Here the question itself is varied: reduced to the fewest
+The solver's output names what it tested last. Here the request itself is varied: reduced to the fewest
 requirements without a solution, then solved with a newer driver, with all channels alike, with another
-Python. What makes it solvable is the reason, and each proposal has been solved.
+Python. The change that makes it solvable is the reason, and each proposal has been solved.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LINES = 12
 
 
 async def explain(target: Target, solver: CondaSolver, question: CondaRequest, tree: str) -> UnsolvableError:
-    """Return the error for a question without a solution; `tree` is the solver's output."""
+    """Return the error for a request without a solution; `tree` is the solver's output."""
     conflict = _ConflictExplanation(target, solver, replace(question, favoured=()))
     error = await conflict.names() or await conflict.versions()
     if not error:
@@ -68,7 +68,7 @@ def _misspelled(name: str, known: Iterable[str]) -> str:
 
 
 class _ConflictExplanation:
-    """An unsolvable question, and possible reasons one after the other."""
+    """An unsolvable request, and possible reasons one after the other."""
 
     def __init__(self, target: Target, solver: CondaSolver, question: CondaRequest) -> None:
         self._target = target
@@ -146,7 +146,7 @@ class _ConflictExplanation:
         return None
 
     async def fewest(self) -> CondaRequest:
-        """Return the fewest requirements of the question without a solution: each is needed for that."""
+        """Return the fewest requirements of the request without a solution; none of them can be removed."""
         pins = {_pin(record): record for record in self._question.pinned}
         specs, constraints = list(self._question.specs), list(self._question.constraints)
 
@@ -158,12 +158,12 @@ class _ConflictExplanation:
             for text in ways:
                 place = texts.index(text)
                 texts.remove(text)
-                if not specs or await self._solver.solution(question()):  # nothing asked is nothing refused
+                if not specs or await self._solver.solution(question()):  # no specs always have a solution
                     texts.insert(place, text)
         return question()
 
     def _in_order(self, pins: Iterable[str]) -> list[str]:
-        """Return what is removed first: the parent's packages, the recipe's, Python and the framework."""
+        """Return the order of removal: the parent's packages, the recipe's, Python and the framework."""
         own = [text for text in self._question.specs if text not in pins]
         first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
         return [*pins, *first, *(text for text in own if text not in first)]
@@ -180,7 +180,7 @@ class _ConflictExplanation:
     async def _needed(
         self, core: CondaRequest, name: str, has: str, solution: Sequence[RepoDataRecord]
     ) -> UnsolvableError:
-        """Return the error with the least of a virtual package that solves the question."""
+        """Return the error with the lowest version of a virtual package that solves the request."""
         steps = list(_LEVELS)
         if name != "__archspec":
             records = await self._solver.records(sorted({name_of(record) for record in solution}))
@@ -249,7 +249,7 @@ class _ConflictExplanation:
         )
 
     async def python(self, core: CondaRequest) -> UnsolvableError | None:
-        """Return the error for a Python that some package is not built for."""
+        """Return the error for a Python for which some package is not built."""
         others = tuple(text for text in core.specs if text != self._python)
         if self._python not in core.specs or not others:
             return None
@@ -296,7 +296,7 @@ class _ConflictExplanation:
         )
 
     async def _wider(self, texts: Sequence[str]) -> str:
-        """Return what to write for one of `texts` so that all have a solution."""
+        """Return a replacement for one of `texts` so that all have a solution."""
         for text in texts:
             name = split_spec(text)[1]
             if text == self._python or name == self._target.framework or text == name:
@@ -372,7 +372,7 @@ def _some(texts: Sequence[str], most: int) -> str:
     return f"{first} and {len(texts) - most} more" if len(texts) > most else first
 
 
-# Only what the recipe names is checked. Versions below that depend on what they were built with.
+# Only packages in the recipe are checked. The versions of others depend on their builds.
 
 
 _PYTHON = ("python", "python_abi")
@@ -383,9 +383,9 @@ _CUDA = ("cuda-version", "pytorch-cuda")
 async def find_behind_channels(
     target: Target, conda: Sequence[LockedCondaPackage], solver: CondaSolver
 ) -> tuple[OutdatedPackage, ...]:
-    """Return the packages that the recipe names and that are far behind their channels' newest release.
+    """Return the packages in the recipe that are far older than their channels' newest release.
 
-    What the framework holds back, which the recipe pins on purpose, does not count. Raises LockError for
+    Packages limited by the framework, which the recipe pins on purpose, do not count. Raises LockError for
     channels that cannot be read.
     """
     requirements, constraints = requirements_of(target, "conda")

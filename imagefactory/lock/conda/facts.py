@@ -1,4 +1,4 @@
-"""What a conda lock must have: the Python, the framework and the one CUDA that its target names.
+"""Check that a conda lock has the Python, the framework and the one CUDA that its target names.
 
 A build of the framework for the CPU is rejected: it would silently compute without the GPU. For a target
 without GPUs (cuda: [none]), one for GPUs is rejected.
@@ -39,7 +39,7 @@ def cuda_packages(lock: Lock) -> tuple[LockedCondaPackage, ...]:
 
 
 def cuda_version(lock: Lock) -> str | None:
-    """Return the CUDA version that a lock brings, as `12.1`; None where no package says it."""
+    """Return the CUDA version of a lock, as `12.1`; None if no package has it."""
     packages = cuda_packages(lock)
     return minor_version(packages[0].version) if packages else None
 
@@ -120,7 +120,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
                 "the image would silently compute without the GPU",
                 hint=hint,
             )
-    # cuda-version bounds what others bring, and brings nothing itself.
+    # cuda-version only bounds the versions of other packages.
     if not built and all(package.name == "cuda-version" for _, package in runtime_versions):
         raise LockError(
             "cuda-missing",
@@ -144,7 +144,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
             f"({_label(runtime_versions[0][1])} from conda and {brought} from PyPI)",
             hint=f"get what needs {brought} from conda, or remove it from `pip` at {target.where}",
         )
-    # A build for CUDA 12.0 runs with the libraries of 12.6: beside packages that tell, its major counts.
+    # A build for CUDA 12.0 runs with the libraries of 12.6: next to such packages only its major counts.
     major = target.cuda.partition(".")[0] if runtime_versions else target.cuda
     wrong = [pair for pair in runtime_versions if not _fits(target.cuda, pair[0])] or [
         pair for pair in built if not _fits(major, pair[0])

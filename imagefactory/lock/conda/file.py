@@ -1,8 +1,8 @@
 """The file of a conda lock: conda-lock's format, version 1, written and read in one way only.
 
-The same lock has the same bytes, and only that form is read: other input is reported by its line. conda-lock
-(in by_conda_lock.py), micromamba and pixi read the file too. What they have no field for (sizes, virtual
-packages, the solver) is in `custom_metadata`.
+The same lock has the same bytes, and only that form is read: errors name the line of other input. conda-lock
+(in by_conda_lock.py), micromamba and pixi read the file too. Values without a field there (sizes, virtual
+packages, the solver) are in `custom_metadata`.
 
 Source of the format: conda_lock.lockfile.v1.models of conda-lock 4.0.3.
 """
@@ -49,7 +49,7 @@ def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
 
 
 def _split_spec(spec: str) -> tuple[str, str]:
-    """`conda-forge::NumPy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
+    """Return the name and bounds of a spec: `conda-forge::NumPy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
     match = re.fullmatch(r"\s*(?:[^\s\[]*::)?([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
     if not match:
         return spec.strip(), ""
@@ -66,9 +66,9 @@ def _merge(bounds: Sequence[str]) -> str:
         version, _, build = bound.partition(" ")
         versions |= {version} - {"*"}
         builds |= {build.strip()} - {"", "*"}
-    # `|` binds looser than `,`, so alternatives are put in brackets before something is added to them.
+    # `|` binds looser than `,`, so alternatives get brackets before a bound is added to them.
     parts = [f"({text})" if "|" in text and len(versions) > 1 else text for text in sorted(versions)]
-    # Two builds of one package at once are the same build told twice, once by a pattern.
+    # Two builds of one package are the same build written twice, once as a pattern.
     build = min(builds, key=lambda text: ("*" in text, text), default="")
     return f"{','.join(parts) or '*'} {build}".strip()
 
@@ -76,8 +76,8 @@ def _merge(bounds: Sequence[str]) -> str:
 def format_conda_lock(lock: Lock, pip: str = "") -> str:
     """Return the text of a lock's conda packages; `parse_conda_lock` is the inverse, without wheels.
 
-    `pip` is the sha256 (64 hex) of its requirements file, empty for none: so a change of only one of the two
-    files is found.
+    `pip` is the sha256 (64 hex) of its requirements file, empty for none, so that a change of only one of the
+    two files is detected.
     """
     subdir = platform_subdir(lock)
     system = " ".join(f"{name}={value}" for name, value in lock.virtual)
@@ -130,7 +130,7 @@ def _malformed_error(lock: Lock, pip: str) -> list[str]:
 
 
 def _recipe(target: str) -> str:
-    """Return `recipes/pytorch.yaml` for `pytorch-2.3-cu121`: the family is all before version and CUDA."""
+    """Return `recipes/pytorch.yaml` for `pytorch-2.3-cu121`: the family is the text before the version."""
     match = re.fullmatch(r"(.+)-[0-9][0-9a-z.]*-cu[0-9]+(?:-.+)?", target)
     return f"recipes/{match[1] if match else target}.yaml"
 
@@ -157,7 +157,7 @@ def _package_lines(package: LockedCondaPackage, subdir: str) -> list[str]:
 
 
 def _scalar(text: str) -> str:
-    """Return a text as YAML: bare where every YAML reads it as a text, else in single quotes."""
+    """Return a text as YAML: plain if every YAML reads it as a text, else in single quotes."""
     bare = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./%+-]*(?:://[A-Za-z0-9_./%+:-]+)?", text)
     if bare and text.lower() not in _YAML_KEYWORDS and not text.endswith(":"):
         return text
@@ -226,7 +226,7 @@ class _LockReader:
         return match
 
     def maybe(self, start: str, pattern: str) -> str | None:
-        """Return what `value` returns, None where the line does not begin so."""
+        """Return what `value` returns, None if the line does not begin so."""
         if not self.line.startswith(start):
             return None
         value = self.line[len(start) :]

@@ -1,7 +1,7 @@
 """Locks of conda packages, solved by py-rattler in this process.
 
-Here it is decided what moves, by solving for one package after the other: a new lock keeps all that it can,
-and an update moves the named packages and what they need.
+This module decides which packages move, by solving for one package after the other: a new lock keeps as many
+as possible, and an update moves the named packages and their dependencies.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaDistribution:
-    """A distribution that conda brings: `name` normalized as on PyPI, `version` by PEP 440.
+    """A distribution from conda: `name` normalized as on PyPI, `version` by PEP 440.
 
-    `extras` are the Requires-Dist of its extras, read only where something requires one.
+    `extras` are the Requires-Dist of its extras, read only if something requires one.
     """
 
     name: str
@@ -85,10 +85,10 @@ def lock_pip(
     locker: UvLocker,
     progress: Progress | None = None,
 ) -> tuple[LockedWheel, ...]:
-    """Return the wheels of a target's pip part, sorted by name; none is a package that `conda` brings.
+    """Return the wheels of a target's pip part, sorted by name, without the packages of `conda`.
 
     The wheels of `request.under` stay; those of `request.previous` are preferred, except those named in
-    `request.update` (names of conda packages there are ignored). Raises UnsolvableError where the pip part
+    `request.update` (names of conda packages there are ignored). Raises UnsolvableError if the pip part
     contradicts conda packages or itself, LockError for a package without a fitting wheel, ToolError without
     uv.
     """
@@ -114,7 +114,7 @@ def outdated_pip(
 def _solved(
     request: LockRequest, provided: dict[str, CondaDistribution], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelRequest, PinnedVersions]]:
-    """Yield the question of the pip part and its solution, while stubs of conda packages exist."""
+    """Yield the request of the pip part and its solution, while stubs of conda packages exist."""
     target, previous = request.target, request.previous
     requirements, constraints = requirements_of(target, "pypi")
     # No wheel may require a newer C library than conda packages may.
@@ -162,9 +162,9 @@ def _solved(
 
 
 def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaDistribution]:
-    """Return the distributions that conda packages bring, by normalized name.
+    """Return the distributions in conda packages, by normalized name.
 
-    A package counts as a Python package if it depends on Python. Where two bring one name, the whole package
+    A package counts as a Python package if it depends on Python. If two have one name, the whole package
     (`matplotlib`) yields to its part (`matplotlib-base`).
     """
     provided: dict[str, CondaDistribution] = {}
@@ -190,7 +190,7 @@ def _public(version: str) -> str:
 
 
 def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
-    """Raise UnsolvableError for what the recipe requires of PyPI and conda brings in another version."""
+    """Raise UnsolvableError for a PyPI requirement that conda fulfills in another version."""
     target = request.target
     for text in requirements_of(target, "pypi")[0]:
         need = Requirement(text)
@@ -208,7 +208,7 @@ def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDis
 
 
 def _check_not_replaced(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
-    """Raise UnsolvableError where conda brings what the parent has from PyPI."""
+    """Raise UnsolvableError if conda has a package that the parent has from PyPI."""
     under = request.under
     for wheel in under.wheels if under else ():
         if under and (there := provided.get(wheel.name)):
@@ -241,7 +241,7 @@ def _with_extras(
     return replace(
         package,
         extras=tuple(needs),
-        # An extra that the package does not have is asked for nothing, as everywhere.
+        # An extra that the package does not have is ignored, as everywhere.
         provides=tuple(sorted({*metadata.get("provides_extra", []), *requested})),
     )
 
@@ -260,7 +260,7 @@ def _label(package: CondaDistribution) -> str:
 
 
 def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], fix: str) -> UnsolvableError:
-    """uv's account with conda's packages called what they are, and what to write, which is `fix` if any."""
+    """Return uv's output with the real names of conda packages, and a hint: `fix` if any."""
 
     def plain(text: str) -> str:
         def called(match: re.Match[str]) -> str:
@@ -288,7 +288,7 @@ def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], 
 
 
 class CondaLocker:
-    """Solves conda packages with py-rattler, and PyPI packages on top of them with `pip()`.
+    """A solver of conda packages by py-rattler, and of PyPI packages on top of them by `pip()`.
 
     `cache` has the channels' records. One locker reads each channel's records once.
     """
@@ -299,10 +299,10 @@ class CondaLocker:
         self._pip = pip
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
-        """Solve the lock of a target; all that can stay of the previous one stays.
+        """Solve the lock of a target; packages of the previous one stay if possible.
 
         Raises UnsolvableError if there is no solution, LockError for channels that cannot be read, for
-        records without a hash and for a solution that is not what the target names, ToolError without
+        records without a hash and for a solution that differs from the target's values, ToolError without
         py-rattler.
         """
         target, previous = request.target, request.previous
@@ -314,7 +314,7 @@ class CondaLocker:
                 moving = () if request.update_all else update
                 conda = self._solve(request, moving, unchanged=unchanged)
                 task.advance(len(conda))
-            # A channel may correct its record of a package; what the parent has stays as it was locked.
+            # A channel may correct its record of a package; the parent's packages stay as locked.
             below = {package.url: package for package in (request.under.conda if request.under else ())}
             conda = tuple(below.get(package.url, package) for package in conda)
         lock = Lock(
@@ -405,13 +405,13 @@ class CondaLocker:
 def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the conda packages and the wheels to update.
 
-    Raises LockError for a name that the previous lock lacks or that may not move.
+    Raises LockError for a name that is not in the previous lock or that may not move.
     """
     previous, target = request.previous, request.target
     conda = {package.name for package in previous.conda} if previous else set()
     wheels = {wheel.name for wheel in previous.wheels} if previous else set()
     below = {package.name for package in request.under.packages} if request.under else set()
-    # `typing-extensions` is what conda calls `typing_extensions`, if PyPI brings nothing of that name.
+    # `typing-extensions` is conda's `typing_extensions`, unless PyPI has a package with that name.
     called = {canonicalize_name(name): name for name in sorted(conda)}
     moving: dict[str, set[str]] = {"conda": set(), "wheels": set()}
     for name in request.update:
@@ -438,18 +438,18 @@ def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def _glibc(request: LockRequest) -> str:
-    """Return the C library that packages may count on, as `2.36`."""
+    """Return the C library version for packages, as `2.36`."""
     return dict(request.target.virtual).get("__glibc", request.base.glibc)
 
 
 class _SolveLoop:
-    """Solves until the records of a target's lock are known."""
+    """A loop that solves until the records of a target's lock are known."""
 
     def __init__(self, request: LockRequest, solver: CondaSolver) -> None:
         self._request = request
         self._solver = solver
         self._question = first_question(request.target)
-        self._free: set[str] = set()  # what updates may move beside themselves
+        self._free: set[str] = set()  # packages that updates may move besides themselves
 
     async def decide(self, update: tuple[str, ...], *, unchanged: bool) -> list[RepoDataRecord]:
         """Return the records of the new lock. With `unchanged` only `update` is a reason to move."""
@@ -476,7 +476,7 @@ class _SolveLoop:
             favoured=tuple(records[package.url] for package in stay if package.url in records),
         )
         if update:
-            await self._ask(self._question)  # what cannot be solved at all is told as such
+            await self._ask(self._question)  # raises for a request without any solution
         for name in update:
             old = records.get(next(package.url for package in previous_packages if package.name == name))
             self._question = await self._newest(name, old)
@@ -493,10 +493,10 @@ class _SolveLoop:
             )
 
     async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaRequest:
-        """Return the question with what makes `name` as new as possible.
+        """Return the request that makes `name` as new as possible.
 
-        First only its dependencies may move with it; where that brings nothing newer, all others may that
-        need not go back.
+        First only its dependencies may move with it; if that yields nothing newer, all others may that need
+        not go back.
         """
         question, favoured = self._question, self._question.favoured
         if not any(name_of(record) == name for record in await self._solver.solution(question)):
@@ -524,12 +524,12 @@ class _SolveLoop:
         return replace(question, favoured=(*favoured, old)) if old else question
 
     def _with_still(self, free: set[str]) -> CondaRequest:
-        """Return the question with all favoured records pinned except those of the names in `free`."""
+        """Return the request with all favoured records pinned except those of the names in `free`."""
         still = (record for record in self._question.favoured if name_of(record) not in free)
         return replace(self._question, pinned=(*self._question.pinned, *still))
 
     async def _reach(self, question: CondaRequest, name: str, old: RepoDataRecord | None) -> Rank | None:
-        """Return the newest version of `name` with a solution; None where none above `old` has one."""
+        """Return the newest version of `name` with a solution; None if none above `old` has one."""
         best, last = None, old
         while True:
             specs = [name]
@@ -544,7 +544,7 @@ class _SolveLoop:
                 return best
             last = next(record for record in records if name_of(record) == name)
             best = (True, last.version, last.build_number)
-            if last.track_features:  # conda puts these last, and there was nothing else above
+            if last.track_features:  # conda sorts these last, and there was nothing else above
                 return best
 
     async def _steps(self, name: str) -> list[_VersionCandidate]:
@@ -582,7 +582,7 @@ class _SolveLoop:
         return result
 
     async def _ask(self, question: CondaRequest) -> list[RepoDataRecord]:
-        """Return a solution. Raises UnsolvableError with what contradicts it."""
+        """Return a solution. Raises UnsolvableError with the contradicting requirements."""
         try:
             return await self._solver.solve(question)
         except NoSolutionError as error:
@@ -591,7 +591,7 @@ class _SolveLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _VersionCandidate:
-    """One version and build number of a package: its spec, and all that its builds depend on."""
+    """One version and build number of a package: its spec, and all dependencies of its builds."""
 
     spec: str
     rank: Rank
@@ -599,7 +599,7 @@ class _VersionCandidate:
 
 
 def _dependency_closure(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
-    """Return `names` and all that they depend on among `records`."""
+    """Return `names` and all their dependencies among `records`."""
     depends = {name_of(record): {split_spec(text)[1] for text in record.depends} for record in records}
     closure, todo = set[str](), set(names)
     while todo:

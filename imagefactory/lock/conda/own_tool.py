@@ -1,8 +1,8 @@
-"""Conda packages solved by the user's own conda, mamba or micromamba, driven through conda-lock.
+"""Solve conda packages by the user's own conda, mamba or micromamba, driven through conda-lock.
 
-conda-lock runs as a program of its own here: where it starts a solver it changes its environment.
-It always gets the path of a solver that is there, so that it never fetches one. Its answer is taken for which
-packages go together; what is locked of each is what the channels' records say.
+conda-lock runs as a separate program: when it starts a solver it changes its environment. It always gets the
+path of an existing solver, so that it never fetches one. Its answer decides only which packages go together;
+the locked values of each come from the channels' records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CondaTool:
     environ: Mapping[str, str] = field(repr=False)
 
     def name(self) -> str:
-        """Return `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError when either does not start."""
+        """Return `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError if either does not start."""
         try:
             by = version("conda-lock")
         except PackageNotFoundError as error:
@@ -95,7 +95,7 @@ def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
 class CondaLockLocker(CondaLocker):
     """A CondaLocker with another solver of conda packages.
 
-    Such a solver cannot prefer locked packages, so all of them are pinned, except those to update. Where that
+    Such a solver cannot prefer locked packages, so all of them are pinned, except those to update. If that
     has no solution everything moves except the parent's packages; an update of only some packages is rejected
     instead.
     """
@@ -114,7 +114,7 @@ class CondaLockLocker(CondaLocker):
     ) -> tuple[LockedCondaPackage, ...]:
         target, below = request.target, request.under.conda if request.under else ()
         previous = () if request.previous is None or request.update_all else request.previous.conda
-        self._tool.name()  # what is not here is said before conda-lock looks for it in its own ways
+        self._tool.name()  # raises for a missing tool before conda-lock searches for it
         pinned = {package.name: package for package in (*previous, *below) if package.name not in update}
         try:
             packages = self._ask(target, pinned.values())
@@ -132,7 +132,7 @@ class CondaLockLocker(CondaLocker):
         return tuple(self._sized(package, target) for package in packages)
 
     def _ask(self, target: Target, pinned: Iterable[LockedCondaPackage]) -> list[LockedCondaPackage]:
-        """Return the packages of a solution with `pinned`, as far as they are needed."""
+        """Return the needed packages of a solution with `pinned`."""
         question = first_question(target)
         fixed = {package.name: package for package in pinned}
         pins = [f"{package.name} =={package.version} {package.build}" for package in fixed.values()]
@@ -168,8 +168,8 @@ class CondaLockLocker(CondaLocker):
         return _needed(packages, [_named(spec) for spec in question.specs])
 
     def _run(self, target: Target, question: CondaRequest, pins: Iterable[str]) -> dict[str, str]:
-        """Return address -> sha256 (empty if unknown) of what conda-lock locks for a question."""
-        # conda's `create` has no bounds without an install: what is not needed of them is dropped after.
+        """Return address -> sha256 (empty if unknown) of the packages that conda-lock locks."""
+        # conda's `create` installs all bounded packages: unneeded ones are dropped later.
         specs = _merge_specs([*question.specs, *question.constraints, *pins])
         subdir = SUBDIRS[target.platform]
         virtual = {name: f"{of} {build}" if build != "0" else of for name, of, build in question.virtual}
@@ -211,7 +211,7 @@ class CondaLockLocker(CondaLocker):
             **self._tool.environ,
             "CONDA_CHANNEL_PRIORITY": priority,
             "MAMBA_CHANNEL_PRIORITY": priority,
-            "TMPDIR": str(folder),  # conda-lock leaves things there
+            "TMPDIR": str(folder),  # conda-lock does not delete its files there
         }
 
     def _explain(self, target: Target, stderr: str) -> LockError:

@@ -1,6 +1,6 @@
-"""py-rattler as a solver: questions in, the channels' records out. It translates foreign exceptions.
+"""py-rattler as a solver of requests by the channels' records. It translates foreign exceptions.
 
-The machine that solves has no influence: virtual packages come only from the question, and so do channels,
+The machine that solves has no influence: virtual packages come only from the request, and so do channels,
 not those that a channel's metadata names.
 """
 
@@ -30,20 +30,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Rank = tuple[bool, Any, int]
 _LINGER = 0.02
-_BROKEN = re.compile(r"at line \d+ column \d+")  # of what came whole, but is not JSON
+_BROKEN = re.compile(r"at line \d+ column \d+")  # of a complete answer that is not JSON
 
 
 class NoSolutionError(Exception):
-    """Nothing fulfills the question. The text is the solver's output, a tree of many lines."""
+    """No packages fulfill the request. The text is the solver's output, a tree of many lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaRequest:
-    """What to solve.
+    """The input of the solver.
 
     `specs` are required, `constraints` bound other packages: match specs of a recipe. `virtual` are (name,
-    version, build). `favoured` are records to prefer, `pinned` records whose packages may come in no other
-    form.
+    version, build). `favoured` are records to prefer, `pinned` records whose packages may have no other form.
     """
 
     specs: tuple[str, ...]
@@ -55,7 +54,7 @@ class CondaRequest:
 
 
 def first_question(target: Target) -> CondaRequest:
-    """Return what a target requires of conda: its requirements, and its Python.
+    """Return the request of a target: its requirements, and its Python.
 
     They are sorted: the solver's choices depend on the order, and a lock's content hash does not.
     """
@@ -70,9 +69,9 @@ def first_question(target: Target) -> CondaRequest:
 
 
 def virtual_packages(system: Iterable[tuple[str, str]]) -> tuple[tuple[str, str, str], ...]:
-    """Return (name, version, build) of what packages may count on: a target's `system`, and that it is Linux.
+    """Return (name, version, build) of the virtual packages: a target's `system`, and `__linux`.
 
-    `__archspec` has its value in the build string. Nothing is promised about the kernel's version.
+    `__archspec` has its value in the build string. There is none for the kernel's version.
     """
     rows = [("__linux", "0", "0"), ("__unix", "0", "0")]
     for name, value in system:
@@ -98,7 +97,7 @@ def _end_gently() -> None:
 
 
 class CondaSolver:
-    """Solves and queries one target's channels."""
+    """A solver for one target's channels."""
 
     def __init__(self, target: Target, channels: ChannelAccess, gateway: Gateway) -> None:
         import rattler
@@ -108,7 +107,7 @@ class CondaSolver:
         self._target = target
         self._channels = channels
         self._gateway = gateway
-        # As rattler writes them: hosts in small letters, no default ports.
+        # As rattler writes them: hosts in lower case, no default ports.
         self._true = {
             rattler.Channel(channels.place(true)).base_url.rstrip("/"): true for true in target.channels
         }
@@ -166,7 +165,7 @@ class CondaSolver:
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 
     async def solution(self, question: CondaRequest) -> list[RepoDataRecord]:
-        """Return what `solve` returns, empty where there is no solution."""
+        """Return the result of `solve`, empty if there is no solution."""
         try:
             return await self.solve(question)
         except NoSolutionError:
@@ -183,7 +182,7 @@ class CondaSolver:
         return result
 
     async def records(self, names: Sequence[str], *, first: int | None = None) -> list[RepoDataRecord]:
-        """Return all that the channels, or the `first` ones, have of `names`, the first channel's first."""
+        """Return all records of `names` in the channels, or the `first` ones; the first channel's first."""
         specs, sources = [self._spec(name) for name in names], self._sources[:first]
         answers = await self._reading(
             lambda: self._gateway.query(
@@ -221,7 +220,7 @@ class CondaSolver:
         return self._sources.index(record.channel.rstrip("/"))
 
     def locked(self, record: RepoDataRecord) -> LockedCondaPackage:
-        """Return a record as a locked package; `size` is 0 where the channel does not say it.
+        """Return a record as a locked package; `size` is 0 if the channel does not have it.
 
         Raises LockError for a record without a hash, and for a package elsewhere (`base_url` in the channel's
         records), as in a copy of a channel with all its metadata.
@@ -286,7 +285,7 @@ class CondaSolver:
         return text.removeprefix("Cannot solve the request because of: ")
 
     async def _reading(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return what `ask` returns. Broken cached records are fetched once more."""
+        """Return the result of `ask`. Broken cached records are fetched once more."""
         errors = self._rattler.exceptions
         try:
             return await ask()

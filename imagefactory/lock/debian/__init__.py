@@ -1,1 +1,1 @@
-"""The Debian packages of a base: which archive this machine uses, apt as the solver, the file of a lock."""
+"""The Debian packages of a base: the archive of this machine, apt as the solver, the file of a lock."""

@@ -47,9 +47,9 @@ class DebianMirror:
     """The Debian archives of this machine, and the cache of its downloads.
 
     `main` and `security` are addresses of archives (each has dists/ and pool/). Those in `dated` are
-    snapshots, whose indexes have expired on purpose. `debs` is the cache of .deb files. `environ` is all that
-    apt sees of the caller's environment. `certificates` is a bundle of CA certificates to trust instead of
-    the machine's, empty for the machine's.
+    snapshots, whose indexes have expired on purpose. `debs` is the cache of .deb files. `environ` is the
+    caller's environment for apt. `certificates` is a bundle of CA certificates to trust instead of the
+    machine's, empty for the machine's.
     """
 
     main: str
@@ -75,7 +75,7 @@ class AptSource:
 def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt: Path) -> DebianMirror:
     """Return the archive that `setting` names (`debian-mirror`), else that of the apt sources in `etc_apt`.
 
-    Raises ToolError when neither names one.
+    Raises ToolError if neither names one.
     """
     main, security, dated = choose_archives(setting, read_sources(etc_apt))
     return DebianMirror(
@@ -106,7 +106,7 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
         raise ToolError(
             "debian-archive-unknown", "this machine's apt sources have no Debian archive", hint=MIRROR_HINT
         )
-    # Other archives carry Debian's suite names too: one that Debian's keyring signs, or whose path says so.
+    # Other archives use Debian's suite names too: require Debian's keyring, or its path.
     first = min(mains, key=lambda source: not _is_official(source))
     second = (
         min(securities, key=lambda source: not _is_official(source))
@@ -158,7 +158,7 @@ def read_sources(etc_apt: Path) -> tuple[AptSource, ...]:
             continue
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
-        except PermissionError:  # a source with a password in it, that apt of this user cannot read either
+        except PermissionError:  # a source with a password, which this user's apt cannot read either
             continue
         sources.extend(parse_sources_list(text) if path.suffix == ".list" else parse_deb822_sources(text))
     return tuple(sources)
@@ -227,7 +227,7 @@ def parse_stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def apt_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what apt sees of the caller's environment: the search path, directories and proxies."""
+    """Return the environment for apt: the search path, directories and proxies."""
     variables = {
         name: value
         for name, value in environ.items()
@@ -250,7 +250,7 @@ PAUSES = (5.0, 20.0, 60.0)
 """Seconds before each new try at an archive that limits how much one address may fetch. 429 and 503 apt
 itself waits for, as long as Retry-After says; of 509, which snapshot.debian.org sends, it knows nothing."""
 _LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
-# Of indexes alone: a package that is not as they say may be tampered with.
+# Only for indexes: a package that differs from its index may be manipulated.
 _SYNCING = re.compile(
     r"^E: Failed to fetch \S+/dists/\S+\s+(?:File has unexpected size|Hash Sum mismatch)", re.MULTILINE
 )
@@ -328,7 +328,7 @@ class AptArchive:
     environ: tuple[tuple[str, str], ...]
 
     def solve(self, packages: Iterable[str], where: str) -> tuple[tuple[str, str], ...]:
-        """Return names and versions of packages, all essential ones and ALWAYS with what they need.
+        """Return names and versions of packages, all essential ones and ALWAYS, with their dependencies.
 
         `where` is the place in the recipe that names them. Raises LockError.
         """
@@ -428,8 +428,8 @@ def open_archive(
 ) -> Iterator[AptArchive]:
     """Read the indexes of `suite` for `architecture` (`arm64`) into a private apt root, removed at the end.
 
-    With `fresh` no cache on the way may answer. Raises ToolError without apt or Debian's keyring, LockError
-    when the archive cannot be reached or its signatures are invalid.
+    With `fresh` intermediate caches may not answer. Raises ToolError without apt or Debian's keyring,
+    LockError if the archive cannot be reached or its signatures are invalid.
     """
     environ = dict(mirror.environ)
     if shutil.which("apt-get", path=environ["PATH"]) is None:
@@ -484,7 +484,7 @@ def open_archive(
 def _watch(
     argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...], progress: Progress
 ) -> Iterator[float]:
-    """Run an apt command and yield its percents, again after PAUSES where the archive limits this address."""
+    """Run an apt command and yield its percents, again after PAUSES if the archive limits this address."""
     for pause in (*PAUSES, None):
         code, text = yield from _watch_once(argv, folder, environ)
         if not code:
@@ -590,7 +590,7 @@ def lock_base(
 ) -> BaseLock:
     """Solve the lock of a base on the parent lock `below`. Raises LockError, ToolError.
 
-    `previous` stays when its packages are the same, so that its date, and the base's digest, do not change.
+    `previous` stays if its packages are the same, so that its date, and the base's digest, do not change.
     """
     required = base_content_hash(base, below)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:

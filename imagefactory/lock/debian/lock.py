@@ -1,4 +1,4 @@
-"""The lock of a base: its Debian packages with versions and hashes, and what makes it stale.
+"""The lock of a base: its Debian packages with versions and hashes, and its content hash.
 
 It has no addresses: those belong to a machine.
 """
@@ -19,8 +19,8 @@ from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 FORMAT = "imagefactory-base-lock 1"
 
 
-# Every base has these beside what is essential in Debian and what its recipe names: apt, because people
-# extend images by hand, and the marker package that spares the conversion to a merged /usr (and perl).
+# Every base has these besides the essential and the recipe's packages: apt, because people
+# extend images manually, and the marker package that avoids the conversion to a merged /usr (and perl).
 ALWAYS = ("apt", "usr-is-merged")
 
 _PROCESSORS = "|".join(("all", *map(architecture, PLATFORMS)))
@@ -76,7 +76,7 @@ def format_package(package: DebianPackage) -> str:
 
 
 def parse_base_lock(text: str, file: str) -> BaseLock:
-    """Return the lock in `text`. Raises LockError with `file:line` for what is malformed."""
+    """Return the lock in `text`. Raises LockError with `file:line` for malformed lines."""
     lines = text.split("\n")
     values = []
     for number, (name, pattern) in enumerate(_HEADER, 1):
@@ -104,7 +104,7 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
 
 
 def read_base_lock(path: Path) -> BaseLock | None:
-    """Return the lock at `path`, None when there is no such file."""
+    """Return the lock at `path`, None if there is no such file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def deb_filename(package: DebianPackage) -> str:
 
 
 def downloaded_filename(package: DebianPackage) -> str:
-    """Return the name that apt gives to the same file."""
+    """Return apt's name for the same file."""
     return f"{package.name}_{package.version.replace(':', '%3a')}_{package.architecture}.deb"
 
 

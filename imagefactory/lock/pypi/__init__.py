@@ -1,1 +1,1 @@
-"""Wheels from a package index: which index this machine uses, uv as the solver, the file of a lock."""
+"""Wheels from a package index: the index of this machine, uv as the solver, the file of a lock."""

@@ -1,4 +1,4 @@
-"""uv's errors in plain words, and what to do about them."""
+"""Explain uv's errors in plain words, with fixes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _clean_message(stderr: str) -> str:
 
 
 def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
-    """Return the error of a target on a parent, with what can change.
+    """Return the error of a target on a parent, with possible changes.
 
     An update only moves the parent's packages to newer releases; an older one needs a recipe of its own.
     """
@@ -72,7 +72,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     text = _clean_message(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
     if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
-        # uv says the same of an index that requires a password.
+        # uv prints the same for an index that requires a password.
         return LockError(
             "package-not-on-index",
             f"{lock.target}: {text}",
@@ -99,7 +99,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     return UnreachableError("index-unreachable", f"{lock.target}: {text}", hint=hint)
 
 
-_MOST = 16  # requirements that are taken away in turn, each with a question
+_MOST = 16  # requirements that are removed in turn, each with a request
 _LONGEST = 400  # characters of the reasons
 
 
@@ -112,7 +112,7 @@ class RequirementConflict:
 
 
 def find_conflict(solver: QuestionSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
-    """Return the contradiction in a question without a solution, None where none is found.
+    """Return the contradiction in a request without a solution, None if none is found.
 
     The solver's output names all that it tested. Here requirements are removed while the rest has no
     solution: what remains contradicts. `account` is the solver's output.
@@ -172,7 +172,7 @@ def explain_conflict(
 ) -> UnsolvableError:
     """Return the error with the contradiction in its message and a tested change as its hint.
 
-    It stays as it is where no contradiction is found.
+    It stays as it is if no contradiction is found.
     """
     conflict = find_conflict(solver, question, error.tree)
     if conflict is None:
@@ -198,7 +198,7 @@ def _only(question: WheelRequest, texts: Sequence[str]) -> WheelRequest:
 
 
 def _refusal(solver: QuestionSolver, question: WheelRequest) -> str:
-    """Return the solver's output where a question has no solution, else an empty text."""
+    """Return the solver's output if a request has no solution, else an empty text."""
     try:
         solver.solve(question)
     except LockError as error:

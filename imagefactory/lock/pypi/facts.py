@@ -1,4 +1,4 @@
-"""What a lock of wheels must hold: the framework and the one CUDA that its target names."""
+"""Check that a lock of wheels has the framework and the one CUDA that its target names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, .
 
 
 def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
-    """Raise LockError where wheels bring libraries of two CUDA majors. `via` says what requires each.
+    """Raise LockError if wheels have libraries of two CUDA majors. `via` are the packages that require each.
 
     A package that requires one library for each major loads the one that fits (nvidia-cutlass-dsl-libs-cu12
     and -cu13): these do not count.
@@ -85,7 +85,7 @@ def _without_pairs(
 
 
 def cuda_version(lock: Lock) -> str | None:
-    """Return the CUDA version that a lock brings, as `12.1`; None without a CUDA runtime."""
+    """Return the CUDA version of a lock, as `12.1`; None without a CUDA runtime."""
     versions = [Version(wheel.version) for wheel in cuda_runtimes(lock)]
     return f"{max(versions).major}.{max(versions).minor}" if versions else None
 

@@ -1,9 +1,9 @@
-"""The package index: which one this machine uses, and with which certificates.
+"""The package index of this machine, and its certificates.
 
-No index has its address here. It comes from imagefactory.toml, else from uv's own settings, else from
-pip's, else it is uv's built-in one. Of pip's settings `index-url`, `cert` and `proxy` are taken over;
-`extra-index-url` and `find-links` are not, because they would change what is solved from one machine
-to the next. For the same reason uv is given none of its variables that bend a solution.
+The index comes from imagefactory.toml, else from uv's own settings, else from pip's, else it is uv's built-in
+one. Of pip's settings `index-url`, `cert` and `proxy` are used; `extra-index-url` and `find-links` are not,
+because solutions would differ between machines. For the same reason uv gets none of its variables that change
+a solution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from imagefactory.http import (
 )
 from imagefactory.settings.choices import SettingValue
 
-# What uv may see of the caller's environment: where its files are, which index, which certificates,
+# Variables of the caller for uv: where its files are, which index, which certificates,
 # how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,
 # UV_OVERRIDE, UV_RESOLUTION, UV_PRERELEASE, UV_TORCH_BACKEND and their like.
 _PASSED_TO_UV = re.compile(
@@ -56,10 +56,10 @@ class PackageIndex:
     """The package index of this machine.
 
     `url` may have a user and password; it is empty for uv's built-in index. `origin` is the setting that
-    named it. `named` are others by the names in recipes (name, address). `certificates` is a file or folder
-    of CA certificates (empty: those of the libraries), `proxy` a URL or empty. `environment` is all that uv
-    is started with. `root` is the project's folder, which may have wheels. `sdists` is the cache of source
-    distributions.
+    named it. `named` are others by the names in recipes (name, address). `certificates` is a file or
+    directory of CA certificates (empty: those of the libraries), `proxy` a URL or empty. `environment` is the
+    whole environment of uv. `root` is the project's directory, which may have wheels. `sdists` is the cache
+    of source distributions.
     """
 
     url: str
@@ -93,7 +93,7 @@ class PackageIndex:
             return without_login
         ours, target = urlsplit(self.url), urlsplit(url)
         if target.username is not None or ours.username is None:
-            return None  # requests takes a URL's own user, or netrc's
+            return None  # requests uses a URL's own user, or netrc's
         if (ours.scheme, ours.hostname, ours.port) != (target.scheme, target.hostname, target.port):
             return None
         return unquote(ours.username), unquote(ours.password or "")
@@ -122,7 +122,7 @@ def find_index(
     variables = {name: value for name, value in environ.items() if _PASSED_TO_UV.fullmatch(name)}
     if setting.value:
         variables.pop("UV_INDEX_URL", None)
-    if url and (url, origin) != uv_file:  # what stands in uv.toml uv reads itself, credentials and all
+    if url and (url, origin) != uv_file:  # uv reads uv.toml itself, with its credentials
         variables["UV_DEFAULT_INDEX"] = url
     if certificates and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & variables.keys():
         if Path(certificates).is_dir():
@@ -134,7 +134,7 @@ def find_index(
         proxy = ""
     if proxy:
         variables |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
-    # A solution must not depend on a Python that uv would fetch, nor on the colours of a terminal.
+    # A solution must not depend on a Python that uv would fetch, nor on terminal colors.
     variables |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     return PackageIndex(
         url=url,
@@ -243,7 +243,7 @@ def _uv_file_index(environ: Mapping[str, str], etc: Path) -> tuple[str, str]:
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            continue  # uv itself says what is wrong with its file
+            continue  # uv itself reports errors of its file
         pip = data.get("pip")
         urls = [data.get("index-url"), pip.get("index-url") if isinstance(pip, dict) else None]
         rows = data.get("index")
@@ -274,13 +274,13 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
     return str(folder) if folder.is_dir() and next(folder.glob("*.0"), None) else ""
 
 
-_MOST = 1 << 28  # bytes; the longest page of today is a hundredth of that
+_MOST = 1 << 28  # bytes; today's longest page is a hundredth of that
 _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFile:
-    """One file on a project's page; what the index does not say is empty.
+    """One file on a project's page; values that the index lacks are empty.
 
     `python` are the Python versions that it supports (`>=3.9`), `uploaded` is a day (`2026-11-23`), only by
     PEP 700.

@@ -1,4 +1,4 @@
-"""Wheels in the project itself: what is locked of one, and whether it has changed."""
+"""Wheels in the project itself: their locked values, and whether they have changed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST = 1 << 24  # bytes of METADATA
 def local_wheels(lock: Lock, root: Path) -> tuple[LockedWheel, ...]:
     """Return the wheels of `lock.origins` below `root`, as they are now.
 
-    Raises LockError for one that is missing, not a wheel, not what its name says, or does not fit the lock's
+    Raises LockError for one that is missing, not a wheel, differs from its name, or does not fit the lock's
     Python and platform.
     """
     return tuple(_read(lock, root, path) for path in from_files(lock.origins).values())
 
 
 def changed_wheel(lock: Lock, root: Path) -> str:
-    """Return how a wheel below `root` differs from the lock, empty where none does."""
+    """Return how a wheel below `root` differs from the lock, empty if none does."""
     paths = from_files(lock.origins)
     for wheel in lock.wheels:
         if path := paths.get(wheel.name):
@@ -59,7 +59,7 @@ def local_files(lock: Lock, root: Path) -> tuple[OwnFile, ...]:
 
 
 def digest(file: Path) -> str:
-    """Return the sha256 of a file, read once a process while it does not change."""
+    """Return the sha256 of a file, read once per process while it does not change."""
     state = file.stat()
     return _digest(file, state.st_mtime_ns, state.st_size)
 

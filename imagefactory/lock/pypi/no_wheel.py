@@ -1,4 +1,4 @@
-"""The wheels of a project where none fits, and what works instead. Pure."""
+"""Projects without a fitting wheel, and alternatives. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def without_wheel(stderr: str) -> str:
 
 
 def working_versions(pin: str, files: Iterable[IndexFile], lock: Lock) -> str:
-    """Return what to do about `demo` or `demo==1.0` without a wheel, by the files of its project.
+    """Return a fix for `demo` or `demo==1.0` without a wheel, by the files of its project.
 
     No other version is advised: the solver would have used it if the recipe allowed it.
     """

@@ -1,4 +1,4 @@
-"""The files that a package index offers, and which of them a lock uses."""
+"""The files in a package index, and the ones that a lock uses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from imagefactory.model import Lock, LockedWheel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexWheel:
-    """A file that the index offers for a pin."""
+    """A file in the index for a pin."""
 
     filename: str
     url: str
@@ -157,7 +157,7 @@ def address_of(wheel: LockedWheel, offers: Iterable[IndexWheel], lock: Lock) -> 
                     f"expected sha256 {wheel.sha256}, found {offer.sha256}",
                     hint="do not trust this file; ask the administrator of the index or the authors",
                 )
-            return offer.url  # an index that tells no hashes: the download is checked against the lock
+            return offer.url  # an index without hashes: the download is checked against the lock
     return ""
 
 
@@ -165,7 +165,7 @@ LARGEST = 4 << 30  # bytes of a source distribution
 
 
 def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[IndexFile, Version]:
-    """Return the newest source distribution that fits. Raises LockError where the index has none."""
+    """Return the newest source distribution that fits. Raises LockError if the index has none."""
     sdists: dict[Version, IndexFile] = {}
     for file in files:
         try:
@@ -220,8 +220,8 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
     return path
 
 
-_MAX_WHOLE_BYTES = 100_000_000  # bytes of a wheel that is fetched whole where its server knows no ranges
-_WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end
+_MAX_WHOLE_BYTES = 100_000_000  # bytes of a wheel to fetch whole if its server has no ranges
+_WINDOW = 1 << 16  # bytes per request; a wheel's directory is at its end
 
 
 def read_metadata(web: HttpSession, url: str) -> str:
@@ -266,7 +266,7 @@ def _part(response: Response) -> bytes:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file on a server, of which parts are read."""
+    """A file on a server, read in parts."""
 
     def __init__(self, web: HttpSession, url: str, size: int) -> None:
         self._web, self._url, self._size, self._at = web, url, size, 0

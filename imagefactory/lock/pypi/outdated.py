@@ -1,9 +1,8 @@
-"""Checks whether a solution is older than the index, and why.
+"""Check whether a solution is older than the index, and why.
 
 A package without a wheel, or one that a pin excludes, does not fail to solve: the solver goes back to an old
-release that fits, such as one of pure Python from before its GPU code. The reason is in what the locked
-wheels require of one another. Otherwise the newest release is required as a pin, and the solver's refusal is
-the reason.
+release that fits, such as one of pure Python from before its GPU code. The reason is in the requirements of
+the locked wheels. Otherwise the newest release is required as a pin, and the solver's output is the reason.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[PypiRe
     """Return the releases among a project's files, the oldest first.
 
     One that begins only after `python` (`3.11`) is skipped: the recipe chose that Python. One that ends
-    before it is not, because older ones, which name no end, would be used in its place.
+    before it is not, because older ones without such a bound would be used in its place.
     """
     days: dict[Version, list[str]] = {}
     for file in files:
@@ -106,7 +105,7 @@ def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Ite
     for text in needs:
         try:
             need = Requirement(text)
-        except InvalidRequirement:  # of another time: uv reads more of them
+        except InvalidRequirement:  # an old form; uv reads more of them
             continue
         worlds = [
             {
@@ -124,7 +123,7 @@ def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Ite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyNeed:
-    """What the locked package `by` requires of another one."""
+    """A requirement of the locked package `by` for another one."""
 
     by: str
     name: str
@@ -137,10 +136,10 @@ class DependencyNeed:
 def needs_of(
     required: Mapping[str, Sequence[str]], via: Mapping[str, Collection[str]], lock: Lock
 ) -> tuple[DependencyNeed, ...]:
-    """Return what the packages of a lock require of one another.
+    """Return the requirements between the packages of a lock.
 
     `required` is their Requires-Dist by name, `via` the packages that require each one: an extra counts only
-    where the requirement is not among the plain ones.
+    if the requirement is not among the plain ones.
     """
     result = list[DependencyNeed]()
     for by, texts in required.items():
@@ -156,7 +155,7 @@ def needs_of(
 
 
 def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -> Version | None:
-    """Return the newest release within `bounds` if the locked one is far behind it, None otherwise.
+    """Return the newest release within `bounds` if the locked one is far older, None otherwise.
 
     Far is another major version, or more than a year and five releases.
     """
@@ -220,9 +219,9 @@ def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockObstacle:
-    """Why a release could not be locked: `reason` in words, `by` what bounds it, empty for none.
+    """Why a release could not be locked: `reason` in words, `by` its bound, empty for none.
 
-    `build` is what lacks a wheel and could be built (`rouge-score==0.1.2`).
+    `build` has no wheel and could be built (`rouge-score==0.1.2`).
     """
 
     reason: str
@@ -237,7 +236,7 @@ def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) 
     """
     name, _, newest = pin.partition("==")
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", text).split())
-    flat = re.sub(r",(?=[<>=!~])", ";", flat)  # of bounds, unlike a comma between sentences
+    flat = re.sub(r",(?=[<>=!~])", ";", flat)  # in bounds, unlike a comma between sentences
     needs = [
         _DependencyClause(of=canonicalize_name(m[1]), name=canonicalize_name(m[3]), bounds=_plain(m[4]))
         for m in _NEEDS.finditer(flat)
@@ -283,7 +282,7 @@ def _plain(bounds: str) -> str:
     return bounds.rstrip(",.;").replace(";", ",")
 
 
-_AT_ONCE = 4  # questions to the solver
+_AT_ONCE = 4  # requests to the solver
 
 
 def find_outdated(
@@ -297,7 +296,7 @@ def find_outdated(
 
     The newest release is one within the bounds of the recipe, of the framework, of the packages that the
     recipe names, and of the parent. `fixed` wheels were checked when they were locked. An index that does not
-    answer is noted: a lock is as good without this.
+    answer is only reported, because the lock is valid without it.
     """
     look = _SolutionCheck(
         solver=solver, question=question, wheels=tuple(wheels), framework=canonicalize_name(framework)
@@ -315,7 +314,7 @@ def find_outdated(
 
 @dataclass(slots=True, kw_only=True)
 class _SolutionCheck:
-    """One solution, and what the index has of it."""
+    """One solution, and its files in the index."""
 
     solver: WheelSolver
     question: WheelRequest
@@ -333,7 +332,7 @@ class _SolutionCheck:
         return {canonicalize_name(Requirement(text).name) for text in self.question.requirements}
 
     def find(self) -> tuple[tuple[OutdatedPackage, ...], tuple[str, ...]]:
-        """Return the outdated packages, and of which ones that is unknown. Raises LockError."""
+        """Return the outdated packages, and those that could not be checked. Raises LockError."""
         lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
         listed = self.solver.listed(self.chosen, lock)
         known = self.known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
@@ -374,7 +373,7 @@ class _SolutionCheck:
     def _needs(
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
     ) -> tuple[DependencyNeed, ...]:
-        """Return what the other packages require of those that are late."""
+        """Return the requirements of the other packages for those that are late."""
         via, lock = self.solver.requirers(self.question, self.wheels), self.question.lock
         via = {wheel.name: via.get(wheel.name, ()) for wheel in late}
         names = {by for some in via.values() for by in some}
@@ -386,9 +385,9 @@ class _SolutionCheck:
     def _solved(
         self, late: Sequence[tuple[LockedWheel, Version]], needs: Sequence[DependencyNeed]
     ) -> tuple[list[OutdatedPackage], tuple[str, ...]]:
-        """Return those whose reason only the solver knows: what the recipe names, else the rest.
+        """Return those whose reason needs the solver: packages in the recipe, else the rest.
 
-        Where the lock is rejected for what the recipe names, the rest is not solved.
+        If the lock is rejected for a package in the recipe, the rest is not solved.
         """
         outdated, unknown = list[OutdatedPackage](), list[str]()
 
@@ -432,14 +431,14 @@ class _SolutionCheck:
     def _account(
         self, wheel: LockedWheel, newest: Version, needs: Sequence[DependencyNeed]
     ) -> LockObstacle | None:
-        """Return why the newest release was not locked; None where the previous lock has the same version."""
+        """Return why the newest release was not locked; None if the previous lock has the same version."""
         question, pin = self.question, f"{wheel.name}=={newest}"
         try:
             pins = self.solver.solve(replace(question, constraints=(*question.constraints, pin)))
         except LockError as error:
             text = getattr(error, "tree", "") or error.message
             if "No solution found" not in text and "wheel" not in text.lower() and "depends on" not in text:
-                raise  # the index, not the question
+                raise  # an error of the index, not of the request
             requested = self._requested()
             contradiction = self._contradiction(wheel.name, newest, needs)
             return contradiction or read_account(text, pin, requested, question.lock)
@@ -457,11 +456,11 @@ class _SolutionCheck:
     def _contradiction(
         self, name: str, newest: Version, needs: Iterable[DependencyNeed]
     ) -> LockObstacle | None:
-        """Return what the newest release requires and the recipe or a locked wheel excludes, by metadata."""
+        """Return the newest release's requirement that the recipe or a locked wheel excludes, by metadata."""
         lock, requested = self.question.lock, self._requested()
         try:
             text = self.solver.metadata(f"{name}=={newest}", lock)
-        except LockError:  # it has no wheel that fits, or its index gives no metadata
+        except LockError:  # it has no fitting wheel, or its index has no metadata
             return None
         extras = {
             extra
@@ -497,7 +496,7 @@ class _SolutionCheck:
         return None
 
     def _requested(self) -> dict[str, str]:
-        """Return what the recipe requires and conda brings, by package, in words."""
+        """Return the recipe's requirements and conda's packages, by package, in words."""
         requested = dict[str, str]()
         for text in (*self.question.constraints, *self.question.requirements):
             if Requirement(text).specifier:

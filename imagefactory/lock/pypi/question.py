@@ -1,4 +1,4 @@
-"""What uv is asked to solve: which wheels, on which parent, and which of them may move."""
+"""The request to uv: which wheels, on which parent, and which of them may move."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class WheelRequest:
 
     The versions and files of `previous` are preferred, except those named in `update`; with `update_all` only
     files are. `fixed` are in the solution as they are. `given` are pins (`numpy==1.26.4+given`) of packages
-    from elsewhere: uv finds them as wheels in the folder `stubs`, and they are not in the solution. Neither
-    are the names in `exclude`. `sources` are folders and repositories of the recipe without a wheel; in
-    `sdists` uv finds wheels that stand for packages to build.
+    from elsewhere: uv finds them as wheels in the directory `stubs`, and they are not in the solution.
+    Neither are the names in `exclude`. `sources` are directories and repositories of the recipe without a
+    wheel; in `sdists` uv finds wheels that replace packages to build.
     """
 
     lock: Lock
@@ -61,24 +61,24 @@ class PinnedVersions:
 
 
 class QuestionSolver(Protocol):
-    """What solves a question."""
+    """A solver of a request."""
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
         """Return a solution. Raises LockError."""
 
 
 class WheelSolver(QuestionSolver, Protocol):
-    """uv, and what its index has. Each method raises LockError."""
+    """uv, and the files of its index. Each method raises LockError."""
 
     @property
     def root(self) -> Path:
-        """The folder from which the paths of a question start."""
+        """The directory for relative paths of a request."""
 
     def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
         """Return the packages that require each package of a solution."""
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
-        """Return the files of a project, none where the index does not list them."""
+        """Return the files of a project, none if the index does not list them."""
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
         """Return the files on the page of each wheel's project."""

@@ -54,7 +54,7 @@ def fitting_set(python: str, platform: str) -> frozenset[tags.Tag]:
     return frozenset(fitting_tags(python, platform))
 
 
-_HEADER = (  # in the file's order; each value is refused unless it matches in full
+_HEADER = (  # in the file's order; each value must fully match
     ("imagefactory lock", r"[1-9][0-9]{0,3}"),
     ("target:", r"[a-z0-9]+(?:[._-][a-z0-9]+)*"),
     ("content-hash:", r"sha256:[0-9a-f]{64}"),
@@ -89,7 +89,7 @@ def format_lock(lock: Lock) -> str:
     return "\n".join(lines) + "\n"
 
 
-@lru_cache(maxsize=256)  # a command asks for a target's lock once for each thing it wants to know of it
+@lru_cache(maxsize=256)  # a command reads a target's lock several times
 def parse_lock(text: str, file: str) -> Lock:
     """Return the lock in `text`; errors name `file`.
 

@@ -1,4 +1,4 @@
-"""What a project's page has and the rows of a family do not: newer series, newer Pythons. Pure."""
+"""Newer series and Pythons on a project's page that the rows of a family lack. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
 def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple[str, str]:
     """Return (release, Python): the newest Python that the newest release has its own wheel for.
 
-    Both are empty where no release has one: a wheel for any Python 3 names none, one of the stable ABI only
+    Both are empty if no release has one: a wheel for any Python 3 names none, one of the stable ABI only
     the first. Free-threaded builds (`cp314t`) are another interpreter.
     """
     own: dict[str, set[str]] = {}
@@ -139,7 +139,7 @@ def _cudas(needs: Iterable[str]) -> Iterator[str]:
     for text in needs:
         try:
             need = Requirement(text)
-        except InvalidRequirement:  # of another time
+        except InvalidRequirement:  # an old form
             continue
         if re.fullmatch(r"cuda-toolkit|nvidia-cuda-runtime(-cu[0-9]+)?", canonicalize_name(need.name)):
             for bound in need.specifier:

@@ -52,7 +52,7 @@ CODE: Mapping[str, str] = {
 """The languages of files that need a compiler."""
 MEMBERS, INFLATED, RATIO = 200_000, 8 << 30, 200
 """Of an archive: members, bytes of all of them, and these for each packed byte."""
-_LEAST = 64 << 20  # bytes that any archive may unpack to
+_LEAST = 64 << 20  # every archive may unpack to this many bytes
 _EGG_INFO = re.compile(r"^(?:[^/]+/){0,2}[^/]+\.egg-info/[^/]+$")
 _MOST_LINKS = 40  # as Linux follows
 _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
@@ -62,10 +62,10 @@ _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xf
 class SourceProject:
     """The metadata of a source, read without running it.
 
-    `requires` is what it is built with (PEP 518). `name` and `version` are empty where it names none.
-    `dependencies` are its Requires-Dist, None where only a build knows them. `code` are the languages that
+    `requires` are its build requirements (PEP 518). `name` and `version` are empty if it names none.
+    `dependencies` are its Requires-Dist, None if only a build knows them. `code` are the languages that
     need a compiler (a key of CODE), `imports` the packages that its setup.py imports. `version_variable`
-    gives a build its version where a tool would ask git, empty for any other.
+    sets the version for a build that would query git, empty for any other.
     """
 
     requires: tuple[str, ...]
@@ -89,13 +89,13 @@ class _SourceFiles:
         return self.texts.get(path, b"").decode(errors="replace")
 
     def in_egg_info(self, name: str) -> str | None:
-        """The text of a file in the egg-info folder, None where there is no such folder."""
+        """Return the text of a file in the egg-info directory, None if there is none."""
         folders = sorted({path.rpartition("/")[0] for path in self.texts if _EGG_INFO.search(path)})
         return self.text(f"{folders[0]}/{name}") if folders else None
 
 
 def read_project(source: Path) -> SourceProject:
-    """Return the metadata of a source archive or folder. Raises UsageError for anything else."""
+    """Return the metadata of a source archive or directory. Raises UsageError for anything else."""
     try:
         contents = _contents(source)
         document = tomllib.loads(contents.texts.get(PYPROJECT, b"").decode())
@@ -244,7 +244,7 @@ def _read_directory(source: Path, contents: _SourceFiles) -> None:
     root = source.resolve()
     for name in (PYPROJECT, "setup.py", "setup.cfg", "PKG-INFO"):
         if os.path.lexists(source / name):
-            # A link, as `copy_source` keeps them, leads to a file inside.
+            # A link, as copied by `copy_source`, leads to a file inside.
             inside = str((source / name).resolve().relative_to(root))
             contents.texts[name] = read_file(source, inside, TEXT)
     for path, state in walk_tree(source, limits=TREE, skip=is_skipped):
@@ -284,7 +284,7 @@ def _read_tar(file: IO[bytes], contents: _SourceFiles) -> None:
                 _note_language(inside, contents)
                 if _is_metadata_file(inside) and (opened := tar.extractfile(member)):
                     contents.texts.setdefault(inside, _short(opened, inside))
-            cast("Any", tar).members.clear()  # they are kept for going back, and that is not done here
+            cast("Any", tar).members.clear()  # only needed to go back, which never happens here
     raise ValueError(f"it has more than {MEMBERS} members")
 
 
@@ -296,7 +296,7 @@ def _short(file: IO[bytes], name: str) -> bytes:
 
 
 def _path_in_archive(name: str) -> str:
-    """Return the path below the one folder of an archive, empty for what is not in it."""
+    """Return the path below the one directory of an archive, empty for paths outside."""
     return name.removeprefix("./").partition("/")[2]
 
 
@@ -321,7 +321,7 @@ class _BoundedReader:
 
 
 def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
-    """Copy a package's folder to the new folder `target`; return a sha256 of all that it has.
+    """Copy a package's directory to the new directory `target`; return a sha256 of all files.
 
     A link inside stays a link. `most` limits the bytes of all files, as they are read: holes count. `skipped`
     are names at the top that are not copied. Raises UsageError for a link that leads out, for special files,
@@ -383,9 +383,9 @@ def _copy_file(folder: Path, path: str, target: Path, most: int) -> tuple[str, i
 
 
 def leads_out(path: str, links: Mapping[str, str]) -> bool:
-    """Return whether the link `path` leads out of the folder, also through another one of `links`.
+    """Return whether the link `path` leads out of the directory, also through another one of `links`.
 
-    Names that are not links count as folders, as Linux resolves them.
+    Names that are not links count as directories, as Linux resolves them.
     """
     here, coming, followed = path.split("/")[:-1], deque([path.rpartition("/")[2]]), 0
     while coming:

@@ -26,7 +26,7 @@ MOST_BYTES = 256 << 20
 class MissingLibraries:
     """The missing libraries of a wheel, and the Debian packages that have them.
 
-    `instead` is a project that works without them, empty for none. `base` has them where no package does.
+    `instead` is a project that works without them, empty for none. `base` has them if no package does.
     """
 
     wheel: LockedWheel
@@ -51,16 +51,16 @@ def _table() -> dict[str, Any]:
 
 
 def package_of_library(name: str) -> str:
-    """Return the Debian package of a library, by its soname; empty where it is unknown."""
+    """Return the Debian package of a library, by its soname; empty if it is unknown."""
     return str(_table()["library"].get(name) or _table()["other-library"].get(name, ""))
 
 
 def find_lacking(
     wheels: Iterable[LockedWheel], base: Iterable[str], cached: Callable[[LockedWheel], Path | None]
 ) -> tuple[MissingLibraries, ...]:
-    """Return what `wheels` need and the Debian packages named in `base` do not have.
+    """Return the libraries that `wheels` need and the Debian packages in `base` do not have.
 
-    `cached` gives a wheel's file, None for one that is not in the cache.
+    `cached` returns a wheel's file, None for one that is not in the cache.
     """
     known: dict[str, str] = _table()["library"]
     elsewhere: dict[str, str] = _table()["elsewhere"]
@@ -86,7 +86,7 @@ def find_lacking(
 
 
 def read_needed(path: Path) -> frozenset[str] | None:
-    """Return the sonames that the libraries of a wheel need and that are not among them.
+    """Return the sonames that the libraries of a wheel need from outside the wheel.
 
     None for a file that is too large, or not a wheel.
     """
@@ -113,5 +113,5 @@ def _dynamic(data: bytes) -> elf.Dynamic | None:
         return None
     try:
         return elf.parse_dynamic(data)
-    except elf.NotReadable:  # which the smoke test reports
+    except elf.NotReadable:  # the smoke test reports it
         return None

@@ -1,7 +1,7 @@
-"""Packages of a solution without a wheel, with what building each one needs; and needs that are not declared.
+"""Packages of a solution without a wheel, the requirements of building them, and undeclared dependencies.
 
-uv solves only with wheels. Where it finds none of a package, its source distribution is fetched and read,
-never run. A wheel with only that metadata stands for it, and uv solves again.
+uv solves only with wheels. If it finds none of a package, its source distribution is fetched and read,
+never run. A stub wheel with only that metadata replaces it, and uv solves again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROUNDS = 10  # each one adds a need, and a need can bring packages that need mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionNeed:
-    """What the release `by` (`torch 2.2.2`) needs: `wants`, and with `add` even where nothing else does."""
+    """A need of the release `by` (`torch 2.2.2`): `wants`, with `add` even if nothing else requires it."""
 
     by: str
     wants: Requirement
@@ -74,7 +74,7 @@ class CompanionNeed:
 
 
 class NoCompanionError(UnsolvableError):
-    """A companion has no release for a version of its framework, which `need` bounds to those that it has."""
+    """A companion has no release for a framework version; `need` bounds the framework to others."""
 
     def __init__(
         self, code: str, message: str, *, hint: str, conflict: tuple[str, ...], need: CompanionNeed
@@ -114,7 +114,7 @@ def companion_needs(versions: Mapping[str, str], python: str) -> tuple[Companion
 
 
 def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelRequest:
-    """Return the question with needs as constraints, and as requirements where they are to be added.
+    """Return the request with needs as constraints, and as requirements if they are to be added.
 
     Packages of the parent or of conda are not bounded.
     """
@@ -140,10 +140,10 @@ def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelR
 def solve_companions(
     solver: QuestionSolver, question: WheelRequest
 ) -> tuple[WheelRequest, PinnedVersions, tuple[CompanionNeed, ...]]:
-    """Solve a question, with an open framework older where a companion has no release for a newer one.
+    """Solve a request, with an older framework if a companion has no release for a newer one.
 
-    Return the question with that bound, its solution, and the needs that were applied. Raises
-    NoCompanionError where that has no solution, and what the solver raises.
+    Return the request with that bound, its solution, and the needs that were applied. Raises
+    NoCompanionError if that has no solution, and the solver's errors.
     """
     brought, applied, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
@@ -151,7 +151,7 @@ def solve_companions(
             companion_needs(brought | pins.versions, question.lock.python)
         except NoCompanionError as error:
             bounded = with_needs(question, (error.need,))
-            if bounded == question:  # brought by something else, or bounded before
+            if bounded == question:  # required by another package, or bounded before
                 raise _of_target(question, error) from error
             try:
                 pins = solver.solve(bounded)
@@ -168,11 +168,11 @@ def solve_companions(
 def solve_with_companions(
     solver: QuestionSolver, question: WheelRequest, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a question so that all known needs are met. Return the question with them, and its solution.
+    """Solve a request so that all known needs are met. Return the request with them, and its solution.
 
     The solver knows what packages declare. A solution that misses a known need is solved again with that
-    need, which is noted. Raises UnsolvableError, naming the needs, where these leave no solution, and what
-    the solver raises.
+    need, which is reported. Raises UnsolvableError, naming the needs, if these leave no solution, and the
+    solver's errors.
     """
     brought = _parent_versions(question)
     provided = {package_of(text) for text in question.given}
@@ -266,7 +266,7 @@ def _of_target(question: WheelRequest, error: NoCompanionError) -> NoCompanionEr
 def _contradicted(
     question: WheelRequest, needs: Sequence[CompanionNeed], error: LockError
 ) -> UnsolvableError:
-    """Return the error of a question that had a solution before these needs were added."""
+    """Return the error of a request that had a solution before these needs were added."""
     added = {str(need.wants) for need in needs}
     own = [
         text
@@ -302,7 +302,7 @@ UNKNOWN_VERSION = "0"
 class SourcePackage:
     """A package that is built from `source`: a file of the index, or an entry of the recipe.
 
-    `project` is None for a source that is not here yet.
+    `project` is None for a source that is not fetched yet.
     """
 
     name: str
@@ -325,9 +325,9 @@ class SourcePackage:
 def require_wheels(
     solver: WheelSolver, question: WheelRequest, target: Target, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a question so that all known needs are met, as `solve_with_companions`.
+    """Solve a request so that all known needs are met, as `solve_with_companions`.
 
-    Raises UnbuiltError with all packages of the solution that have no wheel, and LockError where others have
+    Raises UnbuiltError with all packages of the solution that have no wheel, and LockError if others have
     libraries of two CUDA majors, or another CUDA than the target: building would be useless then.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
@@ -351,7 +351,7 @@ def require_wheels(
 
 @dataclass(slots=True)
 class _SourceSearch:
-    """The rounds of one question, which grows. `folder` has a stub for each release in `stubs`."""
+    """The rounds of one growing request. `folder` has a stub for each release in `stubs`."""
 
     solver: WheelSolver
     question: WheelRequest
@@ -361,7 +361,7 @@ class _SourceSearch:
     own: list[SourcePackage] | None = None
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
-        """Return a solution in which stubs stand for packages without a wheel."""
+        """Return a solution in which stubs replace packages without a wheel."""
         if not question.sources and not self.stubs:
             try:
                 return self.solver.solve(question)
@@ -397,7 +397,7 @@ class _SourceSearch:
         return (*self.away, *(package for key, package in sorted(self.stubs.items()) if key in chosen))
 
     def _own(self, entry: str) -> SourcePackage | None:
-        """Add a stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
+        """Add a stub for a directory of the recipe; a repository, which is not fetched, is only recorded."""
         project = read_own(self.solver.root, entry) if entry.startswith(".") else None
         if project is None or not project.name:
             self.away.append(SourcePackage(name="", version="", source=entry, project=project))
@@ -438,7 +438,7 @@ class _SourceSearch:
 
 
 def read_own(root: Path, entry: str) -> SourceProject:
-    """Return the metadata of a folder below `root`.
+    """Return the metadata of a directory below `root`.
 
     Raises UsageError for one that is missing or leads out.
     """
@@ -514,7 +514,7 @@ def _metadata_lines(project: SourceProject) -> list[str]:
 
 
 def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> None:
-    """Write a wheel with metadata alone."""
+    """Write a wheel with only metadata."""
     stem = f"{name.replace('-', '_')}-{version}"
     text = "\n".join([f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *lines]) + "\n"
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
@@ -528,7 +528,7 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
 
 @contextmanager
 def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequest]:
-    """Yield `question` without the pins `absent` in its solution: empty wheels stand for them."""
+    """Yield `question` without the pins `absent` in its solution: empty wheels replace them."""
     if not absent:
         yield question
         return
@@ -546,7 +546,7 @@ def has_nvcc(target: Target) -> bool:
 
 
 def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
-    """Return what building a package needs, in words, and whether this machine can provide all of it."""
+    """Return the requirements of building a package, in words, and whether this machine can meet all."""
     code, needs, possible = package.code, list[str](), True
     if package.project is None:
         return ["to be fetched"], True

@@ -63,7 +63,7 @@ from imagefactory.recipes.values import package_of
 
 _PROJECT = "imagefactory-asked"
 _LOCAL = "factory.wheels"  # unlike any name of the settings
-# What a machine's uv settings may not decide. Its index, certificates and caches it may.
+# Settings of uv that a machine may not decide, unlike its index, certificates and caches.
 _SOLVE = (
     "--only-binary=:all:",
     "--resolution=highest",
@@ -77,10 +77,10 @@ _FINDING = ThreadLock()
 
 
 def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
-    """Write the file in `folder` that requires `requirements` (PEP 508), those of `lock.origins` from there.
+    """Write the file in `folder` that requires `requirements` (PEP 508), with the origins of `lock.origins`.
 
-    Their order stays: of two packages that compete, uv gives the newest release to the first one. The file is
-    a project if some come from elsewhere, because only a project ties a package to one index. Local wheels
+    Their order stays: of two packages that compete, uv selects the newest release of the first one. The file
+    is a project if some come from elsewhere, because only a project ties a package to one index. Local wheels
     are such an index too, so that no path of this machine gets into uv's output. Raises UsageError for an
     index whose address this machine does not know, LockError as `local_wheels` does.
     """
@@ -99,7 +99,7 @@ def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, in
         (flat / wheel.filename).symlink_to(index.root.absolute() / files[wheel.name])
     text = [
         f'[project]\nname = "{_PROJECT}"\nversion = "0"\ndependencies = {json.dumps(lines)}',
-        # Else uv would look for one in the folders above, where anyone could have put it.
+        # Else uv would search the directories above, where anyone could have created one.
         "[tool.uv.workspace]\nmembers = []",
         "[tool.uv.sources]",
         *(f"{package} = {{ index = {json.dumps(name)} }}" for package, name in named.items()),
@@ -135,14 +135,14 @@ def requirement_lines(entries: Iterable[str]) -> str:
 
 
 def plain_uv_message(message: str) -> str:
-    """Return uv's message about the project as it is about plain requirements."""
+    """Return uv's message about the project in its form for plain requirements."""
     return message.replace(f"{_PROJECT} depends on", "you require")
 
 
 class UvLocker:
-    """Solves with uv, the program that comes with its PyPI package.
+    """A solver that uses uv, the program in its PyPI package.
 
-    `python` is the interpreter that uv asks about this machine; the target's own is only simulated.
+    `python` is the interpreter that uv queries about this machine; the target's own is only simulated.
     """
 
     def __init__(self, index: PackageIndex, *, python: Path) -> None:
@@ -169,9 +169,9 @@ class UvLocker:
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """Solve the lock of a target.
 
-        Previous pins are preferences: only what must move moves. Every wheel of the parent stays. Raises
-        UnsolvableError if there is no solution, LockError if it is not what the target names, ToolError
-        without uv.
+        Previous pins are preferences: packages move only if they must. Every wheel of the parent stays.
+        Raises UnsolvableError if there is no solution, LockError if it differs from the target's values,
+        ToolError without uv.
         """
         target, under, question = request.target, request.under, self.question(request)
         try:
@@ -187,11 +187,11 @@ class UvLocker:
         return lock
 
     def reason(self, request: LockRequest, error: LockError) -> LockError:
-        """Return the error of a request with what contradicts, and a hint that was solved."""
+        """Return the error of a request with the contradicting requirements, and a hint that was solved."""
         return self.explained(error, self.question(request), request.target)
 
     def explained(self, error: LockError, question: WheelRequest, target: Target) -> LockError:
-        """Return the error of a question with what contradicts, and a hint that was solved."""
+        """Return the error of a request with the contradicting requirements, and a hint that was solved."""
         if isinstance(error, NoWheelError):
             pin = without_wheel(error.account)
             if pin and (files := self.project(pin.partition("==")[0], question.lock)):
@@ -204,7 +204,7 @@ class UvLocker:
     def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> PinnedVersions:
         """Return the versions that a lock would have, without their files. Raises like `lock`.
 
-        With `declared` only what packages declare counts, with companions of the framework; sources are not
+        With `declared` only declared metadata counts, with companions of the framework; sources are not
         read, and NoWheelError is raised for packages without a wheel.
         """
         try:
@@ -216,7 +216,7 @@ class UvLocker:
             raise explain_on(error, request.under, request.target) if request.under else error from error
 
     def question(self, request: LockRequest) -> WheelRequest:
-        """Return what to ask uv for a target.
+        """Return the request to uv for a target.
 
         Raises LockError for names that cannot be updated or excluded.
         """
@@ -301,7 +301,7 @@ class UvLocker:
     def solve(self, question: WheelRequest) -> PinnedVersions:
         """Return uv's solution without fixed and given packages. Raises UnsolvableError, ToolError.
 
-        A question is solved once, except one with folders, whose files may change.
+        A request is solved once, except one with directories, whose files may change.
         """
         key = replace(question, sources=())
         if question.stubs or question.sdists:
@@ -317,7 +317,7 @@ class UvLocker:
         return answer
 
     def _solve(self, question: WheelRequest) -> PinnedVersions:
-        # A pin among the requirements also lets uv take a version that has been yanked since.
+        # A pin among the requirements also lets uv use a version that was yanked later.
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with _scratch() as folder:
             bounds = folder / "bounds.txt"
@@ -353,7 +353,7 @@ class UvLocker:
     def metadata(self, pin: str, lock: Lock) -> str:
         """Return METADATA of the wheel that fits a pin (`name==version`).
 
-        Raises LockError where the index has no such wheel, or no metadata of it.
+        Raises LockError if the index has no such wheel, or no metadata of it.
         """
         offers = self.offers([pin], lock)
         best = best_offer((offer for files in offers.values() for offer in files), lock)
@@ -364,7 +364,7 @@ class UvLocker:
             return read_metadata(web, best[1].url)
 
     def reach(self) -> None:
-        """Query the index for one project, as solving would. Raises LockError when it does not answer."""
+        """Query the index for one project, as solving would. Raises LockError if it does not answer."""
         with _scratch() as folder:
             path = folder / "asked.txt"
             path.write_text("pip\n")
