@@ -230,7 +230,8 @@ def check_project_owner(root: Path, user: int, environ: Mapping[str, str]) -> No
     """Raise UsageError for a project that others could have put above this directory.
 
     The file, its link target, and its directory belong to this user or to root, and only a directory with
-    the sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for git.
+    the sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for
+    git.
     """
     owners = {ROOT, user}
     caller = environ.get("SUDO_UID", "")
