@@ -432,7 +432,7 @@ def _registry_of(name: str, registry: str) -> str:
 def _publish(
     call: CommandContext, factory: Project, key: SigningKey, now: datetime, registry: str
 ) -> tuple[str, ...]:
-    """Sign the catalogue again. Raises CheckFailedError with the command that does it later."""
+    """Sign the catalog again. Raises CheckFailedError with the command that does it later."""
     from imagefactory.actions.publish import publish_again
     from imagefactory.errors import ImagefactoryError
 
