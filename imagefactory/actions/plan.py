@@ -87,7 +87,7 @@ def read_stages(project: Project, targets: Sequence[Target], asking: PlanLookup)
 
 
 StatusLookup = Callable[[TargetStatus], TargetStatus]
-"""Completes the stage of a target whose lock holds."""
+"""Completes the stage of a target whose lock is current."""
 
 
 def _read_stage(project: Project, target: Target, look: StatusLookup) -> TargetStatus:

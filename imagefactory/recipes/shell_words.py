@@ -25,7 +25,7 @@ from imagefactory.recipes.yaml_tree import recipe_problem
 
 MOST_COMMANDS = 5_000
 MOST_CHARACTERS = 4096
-"""Of a word: variables made of variables grow without end."""
+"""The limit of a word: variables of variables grow without end."""
 _MOST_EXPANDED = 1024 * 1024
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|()\n]")
 _REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-?|<[&>]?|>[>&|]?)|&>>?")
@@ -61,7 +61,7 @@ class RunWord:
     pieces: tuple[_Piece, ...] = field(default=(), repr=False, compare=False)
 
     def after(self, count: int) -> RunWord:
-        """The value in `--option=value`, or in `NAME=value`."""
+        """Return the value in `--option=value`, or in `NAME=value`."""
         return replace(self, text=self.text[count:])
 
 
@@ -343,7 +343,7 @@ _BRACKETS = {
     "(": re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<=\s)#[^\n]*|[()]""", re.DOTALL),
     "{": re.compile(r"\\.|[{}]", re.DOTALL),
 }
-"""What opens or closes a bracket, and what hides one."""
+"""The characters that open, close or hide a bracket."""
 
 
 class _RunScript:
