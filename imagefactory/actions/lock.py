@@ -109,7 +109,7 @@ class LockResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOptions:
-    """`update` names packages that may move, `update_all` lets all move.
+    """Options of locking. `update` names packages that may move, `update_all` lets all move.
 
     `note` is written into the lock; None keeps the present note while the packages stay.
     """

@@ -31,7 +31,7 @@ LARGEST_SECRET = 500 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSecrets:
-    """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own apply).
+    """Secrets: `pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None for the base's.
 
     `channels` is the text of channels.json, empty without channels. `loopback` is true if the index, its
     proxy or a channel is on this machine's loopback, which a build reaches only in this machine's own

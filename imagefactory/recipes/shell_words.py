@@ -3,10 +3,10 @@
 Quotes, known variables, line continuations, operators and here-documents follow POSIX (Shell Command
 Language, 2.2 to 2.9); arrays and redirections follow bash(1).
 
-    split_words    the words of a Dockerfile's line
-    read_commands  the commands of an installation, strictly: an open quote is an error. Commands in
-                   conditions, loops, functions and pipes are not `plain`
-    read_shell     all commands of any script that a person runs: nothing in it is an error
+    split_shell_words  the words of a Dockerfile's line
+    read_commands      the commands of an installation, strictly: an open quote is an error. Commands in
+                       conditions, loops, functions and pipes are not `plain`
+    read_shell         all commands of any script that a person runs: nothing in it is an error
 
 A word is not `known` if only a running shell can decide it: it has `$(...)`, or a variable without a value.
 """
@@ -115,7 +115,7 @@ def split_shell_words(text: str, where: SourceLocation, variables: Mapping[str, 
 def read_commands(
     text: str, where: SourceLocation, variables: Mapping[str, str], *, joined: bool
 ) -> Iterator[RunCommand]:
-    """Yield the commands of a script; `variables` is read again at each. Raises RecipeError as `split_words`.
+    """Yield the commands of a script; `variables` is read again at each. Raises RecipeError for invalid text.
 
     `joined`: the caller takes lines that end in a backslash for one line, comments included.
     """

@@ -54,7 +54,7 @@ class ContainerChannels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccess:
-    """How this machine reaches channels. It is a WebAccess for HttpSession.
+    """This machine's access to channels, a WebAccess for HttpSession.
 
     `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
     without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
