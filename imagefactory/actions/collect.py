@@ -272,7 +272,7 @@ class AnonymousPullCheck:
         options = RegistryOptions(
             certificates=Path(certificates) if certificates else None,
             plain_hosts=self.project.settings.plain_hosts,
-            patience=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
+            retry_policy=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
         )
         registry = RegistryClient(where.registry, options)
         try:

@@ -61,7 +61,7 @@ MODULES = {
     "spython": "apptainer",
     "tomlkit": "sign",
 }
-"""What a light install lacks, and the extra that brings it."""
+"""Packages that a light install lacks, and the extra with them."""
 EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODES.items())}."
 
 
@@ -131,7 +131,7 @@ GROUPS = {
     "sweep": "Verify images on a pool, in many jobs.",
     "verdict": "Show, revoke and synchronize verdicts.",
 }
-"""What each group of commands is for."""
+"""The help of each group of commands."""
 COMMANDS = {
     "Start": {
         "init": "cli.recipes:init",

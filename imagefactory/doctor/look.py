@@ -115,9 +115,9 @@ def _check_conda(access: Access) -> str:
 
 def _check_index(access: Access) -> str:
     index = package_index(access)
-    patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
-    impatient = replace(index, environment=(*index.environment, *patience))
-    uv_locker(impatient).reach()
+    variables = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
+    hurried = replace(index, environment=(*index.environment, *variables))
+    uv_locker(hurried).reach()
     return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
 
 
@@ -139,9 +139,12 @@ def _suites(settings: Settings) -> tuple[str, ...]:
 
 def _check_registry(access: Access) -> str:
     place = access.settings.registry.value
-    patience = RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS)
+    retry_policy = RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS)
     host = split_place(place)[0]
-    registry, known = open_registry(access, host, patience=patience), find_credentials(access.environ)(host)
+    registry, known = (
+        open_registry(access, host, retry_policy=retry_policy),
+        find_credentials(access.environ)(host),
+    )
     try:
         registry.check()
     finally:

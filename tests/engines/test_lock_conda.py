@@ -187,9 +187,9 @@ def test_it_locks_and_holds(
 def test_a_lock_that_is_imported_locks_to_its_own_packages(name: str, locker: CondaLocker) -> None:
     """The draft of a conda-lock file keeps versions, channels and the builds that are variants."""
     path = ROOT / "lockfiles" / f"{name}.conda-lock.yml"
-    wish = parse_environment_file(path.read_text(), path.name, ReadOptions(pythons=("3.11",)))
+    spec = parse_environment_file(path.read_text(), path.name, ReadOptions(pythons=("3.11",)))
     bases = read_bases(ROOT / "recipes")
-    made = draft(wish, DraftRequest(family="lab"), bases)
+    made = draft(spec, DraftRequest(family="lab"), bases)
     (target,) = check_draft(made.text, "lab", [], bases)
     before = {Path(row["url"]).name for row in yaml.safe_load(path.read_text())["package"]}
     assert {one.filename for one in lock(locker, target).conda} == before
@@ -214,8 +214,8 @@ def test_an_environment_keeps_its_framework_s_channel(
     text: str, expected: tuple[str, str, str], locker: CondaLocker
 ) -> None:
     bases = read_bases(ROOT / "recipes")
-    wish = parse_environment_file(text, "environment.yml", ReadOptions(pythons=("3.11",)))
-    (target,) = check_draft(draft(wish, DraftRequest(family="lab"), bases).text, "lab", [], bases)
+    spec = parse_environment_file(text, "environment.yml", ReadOptions(pythons=("3.11",)))
+    (target,) = check_draft(draft(spec, DraftRequest(family="lab"), bases).text, "lab", [], bases)
     assert expected in {(one.name, one.version, one.build) for one in lock(locker, target).conda}
 
 

@@ -1,7 +1,7 @@
-"""The directory that a container file's COPY reads, and which of its files belong to it.
+"""The build context of a container file: the directory that COPY reads, and the files that belong to it.
 
 Sources: Docker's "Build context" (.dockerignore, where patterns are matched as moby/patternmatcher does) and
-"COPY". Files are read within caps, and no link is followed out of the directory. Git is not run.
+"COPY". Files are read within limits, and no link is followed out of the directory. Git is not run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Literal
 from imagefactory.errors import UsageError
 from imagefactory.recipes.yaml_tree import show
 
+# Of one file; locks of several platforms are large.
 MOST_BYTES = 32 * 1024 * 1024
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -32,14 +33,13 @@ _CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
 _PLAIN_ENCODING = re.compile(
     rb"utf|latin|iso|cp|windows|ascii|us-ascii|koi8|mac|big5|gb|euc|shift|sjis", re.IGNORECASE
 )
-"""Of one file; locks of several platforms are large."""
 _MOST_RULES = 1_000
 _MOST_STARS = 3
 _MOST_PATTERN = 500
 _MOST_ENTRIES = 20_000
-"""Names that are looked at to expand a glob, or to see what a directory holds."""
+"""Names that are read to expand a glob or to list a directory."""
 _PARENTS = 2
-"""Directories above the file's own that are tried where it is in no git work tree."""
+"""Parent directories to test for a file outside of any git work tree."""
 
 EntryType = Literal["file", "folder", "outside", ""]
 
@@ -48,7 +48,7 @@ EntryType = Literal["file", "folder", "outside", ""]
 class IgnoreRule:
     """A line of .dockerignore: `pieces` are those of its pattern, `keeps` is True after `!`.
 
-    `plain` is the pattern as a regular expression, None where that could take long.
+    `plain` is the pattern as a regular expression, or None if matching it could take long.
     """
 
     line: int
@@ -57,7 +57,7 @@ class IgnoreRule:
     plain: re.Pattern[str] | None
 
     def matches(self, path: str) -> bool:
-        """Whether a path matches, or a directory above it."""
+        """Return whether the rule matches a path or a directory above it."""
         return bool(self.plain.match(path)) if self.plain else _matches(self.pieces, path)
 
 
@@ -69,7 +69,7 @@ class IgnoreRules:
     rules: tuple[IgnoreRule, ...] = ()
 
     def excludes(self, path: str) -> str:
-        """Return `file:line` of the rule that excludes a path of the context, empty where none does."""
+        """Return `file:line` of the rule that excludes a path of the context, empty if none does."""
         last = ""
         for rule in self.rules:
             if bool(last) == rule.keeps and rule.matches(path):
@@ -78,7 +78,7 @@ class IgnoreRules:
 
 
 def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
-    """Read a .dockerignore. Raises UsageError for more rules, or longer ones, than are read."""
+    """Parse a .dockerignore. Raises UsageError if it has too many rules, or too long ones."""
     rules: list[IgnoreRule] = []
     for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
         written = line.strip()
@@ -99,7 +99,7 @@ def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
 
 
 def _pieces(pattern: str) -> Iterator[str]:
-    """A pattern in pieces: `=` and a character, `?`, `*`, `[...]`, `**/` (directories), `**` (anything)."""
+    """Yield a pattern's pieces: `=` and a character, `?`, `*`, `[...]`, `**/` (directories), `**` (all)."""
     at = 0
     while at < len(pattern):
         char = pattern[at]
@@ -111,9 +111,9 @@ def _pieces(pattern: str) -> Iterator[str]:
             else:
                 yield "**" if at == 0 or not rest else "**/"
                 at += 2
-        elif char == "[" and (found := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, at)):
-            yield found[0]
-            at = found.end()
+        elif char == "[" and (match := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, at)):
+            yield match[0]
+            at = match.end()
         elif char == "\\" and at + 1 < len(pattern):
             yield f"={pattern[at + 1]}"
             at += 2
@@ -123,7 +123,7 @@ def _pieces(pattern: str) -> Iterator[str]:
 
 
 def _expression(pieces: Sequence[str]) -> re.Pattern[str] | None:
-    """The pieces as a regular expression that no path makes slow; None for others."""
+    """Return the pieces as a regular expression that no path makes slow, None if there is none."""
     stars = sum(piece.startswith("*") for piece in pieces)
     if stars > _MOST_STARS or any(piece.startswith("[") for piece in pieces):
         return None
@@ -133,7 +133,7 @@ def _expression(pieces: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _matches(pieces: Sequence[str], path: str) -> bool:
-    """Whether a path matches, or a directory above it, in time in proportion to both lengths.
+    """Return whether a path or a directory above it matches, in time proportional to both lengths.
 
     A state is the number of pieces passed, and whether it is inside the directories of a `**/`.
     """
@@ -164,24 +164,25 @@ def _matches_rule(piece: str, char: str) -> bool:
 
 
 def _skip_stars(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
-    """The states with those that no character leads to: a star may stand for nothing."""
-    found = set(states)
+    """Return the states and those reached without a character, since a star may match nothing."""
+    reached = set(states)
     todo = list(states)
     while todo:
         at, inside = todo.pop()
         empty = at < len(pieces) and pieces[at] in ("*", "**", "**/") and not inside
-        if empty and (at + 1, False) not in found:
-            found.add((at + 1, False))
+        if empty and (at + 1, False) not in reached:
+            reached.add((at + 1, False))
             todo.append((at + 1, False))
-    return found
+    return reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """`root` is the directory and `own` the container file's, both resolved; `named`: a person chose `root`.
+    """The directory `root` of a build context, and `own`, the container file's directory. Both are resolved.
 
-    `project` is the directory with imagefactory.toml, from which a recipe names its own files; None where no
-    recipe will be there. `reserved` are names there that are imagefactory's own.
+    `named` is True if the user chose `root`. `project` is the directory with imagefactory.toml, to which the
+    paths of a recipe are relative; None if no recipe will be there. `reserved` are imagefactory's names
+    there.
     """
 
     root: Path
@@ -192,11 +193,11 @@ class BuildContext:
     rules: IgnoreRules = IgnoreRules()
 
     def kind(self, path: str) -> EntryType:
-        """What lies at a path of the context, whatever .dockerignore says; empty for nothing."""
+        """Return the type of the entry at a path, without .dockerignore; empty if nothing is there."""
         return _entry_type(self.root, path)
 
     def link_fault(self, path: str) -> str:
-        """Why a link cannot be an own file; empty for what is no link, or leads to a file of the project."""
+        """Return why a link cannot be an own file, empty for other entries and links inside the project."""
         place = self.root / path
         if not place.is_symlink():
             return ""
@@ -206,33 +207,33 @@ class BuildContext:
         return "" if within else f"{show(path)} is a link out of the project"
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file of the context; None where COPY would not bring it."""
+        """Return the text of a file of the context, None if COPY would not copy it."""
         place = normpath(path)
         if self.rules.excludes(place) or self.kind(place) != "file":
             return None
         return _read(self.root / place)
 
     def expand(self, source: str) -> list[str]:
-        """The paths that a source of COPY means, sorted; a path without a glob as it is."""
+        """Return the sorted paths that match a source of COPY. A path without a glob is returned as it is."""
         place = normpath(source)
         if not re.search(r"[*?\[]", place):
             return [place]
-        found = ["."]
+        paths = ["."]
         looks = 0
         for part in place.split("/"):
             after = []
-            for folder in found:
+            for folder in paths:
                 for name in self.names(folder):
                     looks += 1
                     if looks > _MOST_ENTRIES:
                         return []
                     if fnmatchcase(name, part.replace("[^", "[!")):
                         after.append(normpath(f"{folder}/{name}"))
-            found = after
-        return found
+            paths = after
+        return paths
 
     def names(self, folder: str) -> list[str]:
-        """The names in a directory of the context, sorted; none of what is not a directory."""
+        """Return the sorted names in a directory of the context, none if it is not a directory."""
         if self.kind(folder) != "folder":
             return []
         try:
@@ -242,14 +243,14 @@ class BuildContext:
             return []
 
     def project_path(self, path: str) -> str | None:
-        """A path of the context from the project's root on; None where it lies outside of the project."""
+        """Return a path of the context relative to the project's root, None if it is outside."""
         if self.project is None:
             return None
         place = Path(normpath(self.root / path))
         return place.relative_to(self.project).as_posix() if place.is_relative_to(self.project) else None
 
     def others(self) -> Iterator[Path]:
-        """Directories that may be the context instead: the file's own and those above it, to the git root."""
+        """Yield other possible contexts: the file's own directory and its parents up to the git root."""
         top = git_root(self.own)
         chain = [self.own, *self.own.parents]
         for number, folder in enumerate(chain):
@@ -258,37 +259,37 @@ class BuildContext:
             if folder == top or (top is None and number >= _PARENTS):
                 return
 
-    def holds_all(self, folder: Path, wanted: Sequence[Sequence[str]]) -> bool:
-        """Whether another directory holds one path of each group."""
-        other = open_context(self.own, given=folder, project=self.project)
-        return all(any(_path_exists(other, path) for path in group) for group in wanted)
+    def holds_all(self, folder: Path, groups: Sequence[Sequence[str]]) -> bool:
+        """Return whether another directory contains one path of each group."""
+        other = open_context(self.own, chosen=folder, project=self.project)
+        return all(any(_path_exists(other, path) for path in group) for group in groups)
 
 
 def _path_exists(context: BuildContext, path: str) -> bool:
-    found = context.expand(path)
-    return any(context.kind(one) in ("file", "folder") and not context.rules.excludes(one) for one in found)
+    paths = (found for found in context.expand(path) if not context.rules.excludes(found))
+    return any(context.kind(found) in ("file", "folder") for found in paths)
 
 
 def open_context(
     own: Path,
     *,
-    given: Path | None = None,
+    chosen: Path | None = None,
     project: Path | None = None,
     reserved: Sequence[str] = (),
     file: str = "",
 ) -> BuildContext:
-    """The build context of a container file in the directory `own`: `given`, else its git work tree's root.
+    """Return the build context of a container file in `own`: `chosen`, or else the root of its git work tree.
 
     `file` is the container file's name: Docker prefers `NAME.dockerignore` next to it. Raises UsageError.
     """
     own = own.resolve()
-    if given is not None and not given.is_dir():
+    if chosen is not None and not chosen.is_dir():
         raise UsageError(
             "option-invalid",
-            f"{given} is not a directory",
+            f"{chosen} is not a directory",
             hint="pass the directory that COPY reads with --context DIR",
         )
-    root = given.resolve() if given is not None else git_root(own) or own
+    root = chosen.resolve() if chosen is not None else git_root(own) or own
     beside = own / f"{file}.dockerignore"
     names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []
     rules = IgnoreRules()
@@ -300,7 +301,7 @@ def open_context(
     return BuildContext(
         root=root,
         own=own,
-        named=given is not None,
+        named=chosen is not None,
         project=project.resolve() if project is not None else None,
         reserved=tuple(reserved),
         rules=rules,
@@ -308,12 +309,12 @@ def open_context(
 
 
 def git_root(folder: Path) -> Path | None:
-    """The root of the git work tree that holds a directory: the nearest with `.git` in it."""
-    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    """Return the root of a directory's git work tree: the nearest parent that contains `.git`."""
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
 
 
 def context_option(folder: Path) -> str:
-    """`--context DIR`, as a person in the current directory types it."""
+    """Return `--context DIR` for the current directory, quoted for a shell."""
     written = os.path.relpath(folder)
     return f"--context {shlex.quote(str(folder) if written.startswith('../..') else written)}"
 
@@ -329,7 +330,7 @@ def _entry_type(root: Path, path: str) -> EntryType:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, None where it is too large, no UTF-8 or cannot be read."""
+    """Return the text of a file, None if it is too large, not UTF-8 or not readable."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -339,14 +340,16 @@ def _read(path: Path) -> str | None:
 
 
 def context_message(context: BuildContext) -> str:
-    """What a person should know of the directory that was taken."""
+    """Return the note that names the build context."""
     what = f"the build context is {show(str(context.root), limit=200)}"
     return what if context.named else f"{what} ({context_option(context.own)} takes another)"
 
 
 def decode_text(data: bytes) -> str:
-    """The text of a file that a person brings, as pip decodes it: by its byte order mark, else by a comment
-    `coding: NAME` in its first two lines, else UTF-8. Raises ValueError, whose message ends a sentence.
+    """Decode a user's text file as pip does.
+
+    The encoding comes from the byte order mark, or else from a comment `coding: NAME` in the first two lines,
+    or else it is UTF-8. Raises ValueError, whose message continues a sentence.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -355,9 +358,9 @@ def decode_text(data: bytes) -> str:
         zeros = data[:1000].count(0) * 5 > len(data[:1000])
         raise ValueError("is UTF-16 without a byte order mark" if zeros else "holds bytes that no text has")
     for line in data.split(b"\n", 2)[:2]:
-        found = _CODING.search(line) if line.startswith(b"#") else None
-        if found and _PLAIN_ENCODING.match(found[1]):
-            return _decode(data, found[1].decode())
+        match = _CODING.search(line) if line.startswith(b"#") else None
+        if match and _PLAIN_ENCODING.match(match[1]):
+            return _decode(data, match[1].decode())
     return _decode(data, "utf-8")
 
 

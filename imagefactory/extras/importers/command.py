@@ -169,7 +169,7 @@ def import_recipe(
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:
-    """Return values by name; the last of one name wins, as in docker. Raises UsageError."""
+    """Return values by name. The last of a repeated name counts, as in Docker. Raises UsageError."""
     values = dict(text.partition("=")[::2] for text in texts)
     for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):

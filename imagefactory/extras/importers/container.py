@@ -1,4 +1,4 @@
-"""What a container file has said so far: Dockerfiles and apptainer's definitions are read into this state."""
+"""The state of reading one container file: a Dockerfile or an Apptainer definition."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, split_she
 from imagefactory.recipes.values import parse_spec
 from imagefactory.recipes.yaml_tree import YamlLimits, recipe_problem, show, too_large
 
-# --- What the name of a well-known image tells: Python, CUDA, a framework. No registry is asked
-# Sources are the images' own pages: their tags name versions by the patterns below. What else an image holds
-# its name does not tell, and nobody guesses it.
+# --- The Python, CUDA and framework of well-known images, by name. No registry is queried
+# Sources are the images' own pages: their tags name versions by the patterns below.
 
 
 _RELEASE = r"(?P<version>[0-9]+\.[0-9]+(\.[0-9]+)?)"
@@ -47,11 +46,11 @@ _PYTHONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBaseImage:
-    """`framework` as PyPI has it, `packages` are others that it brings, `channels` those that its
-    conda asks.
+    """The known content of a base image.
 
-    `lost` is what it holds and no recipe can keep. `known` is False where the name of the image says nothing
-    of its content. `system_python` is the one that its distribution calls python3.
+    `framework` is its name on PyPI, `packages` are others in the image, `channels` those that its conda uses.
+    `lost` is content that no recipe can keep. `known` is False if the image's name does not tell its content.
+    `system_python` is the version that its distribution calls python3.
     """
 
     framework: str = ""
@@ -76,7 +75,7 @@ class KnownBaseImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BaseImageRow:
-    """`tag` is searched for in the tag, by names of BaseImage's fields."""
+    """`tag` is searched for in the image's tag. Its groups are named like fields of KnownBaseImage."""
 
     tag: str = "$"
     framework: str = ""
@@ -130,7 +129,7 @@ _ROWS: Mapping[str, _BaseImageRow] = {
 
 
 def read_base_image(name: str) -> KnownBaseImage:
-    """What is known of an image by its name."""
+    """Return the known content of an image by its name."""
     plain = re.sub(r"^[a-z-]+://|@sha256:[0-9a-f]*$", "", name)
     plain = re.sub(r"^(index\.|registry-1\.)?docker\.io/|^public\.ecr\.aws/docker/(?=library/)", "", plain)
     repository, tag = re.fullmatch(r"(.*?)(?::([^:/]*))?", plain, re.DOTALL).groups("")  # type: ignore[union-attr]
@@ -139,21 +138,21 @@ def read_base_image(name: str) -> KnownBaseImage:
         repository = "nvidia/cuda"
     row = _ROWS.get(repository)
     if row is None:
-        found = {
+        matches = {
             key: re.search(pattern, tag)
             for key, pattern in (("cuda", _CUDA), ("python", f"py(thon)?-?{_PYTHON}"))
         }
-        cuda, python = (one[key] if (one := found[key]) else "" for key in ("cuda", "python"))
+        cuda, python = (match[key] if (match := matches[key]) else "" for key in ("cuda", "python"))
         return KnownBaseImage(
             cuda=cuda, python=python, known=False, system_python=_system_python(repository, tag)
         )
     at = re.search(row.tag, tag)
-    said = {key: value or "" for key, value in (at.groupdict() if at else {}).items()}
+    values = {key: value or "" for key, value in (at.groupdict() if at else {}).items()}
     return KnownBaseImage(
         framework=row.framework,
-        version=said.get("version", ""),
-        cuda=said.get("cuda", ""),
-        python=said.get("python", ""),
+        version=values.get("version", ""),
+        cuda=values.get("cuda", ""),
+        python=values.get("python", ""),
         channels=row.channels,
         packages=row.packages,
         lost=row.lost,
@@ -163,36 +162,36 @@ def read_base_image(name: str) -> KnownBaseImage:
 
 def _system_python(repository: str, tag: str) -> str:
     release = "^([0-9]{2}\\.[0-9]{2})" if repository == "ubuntu" else "ubuntu-?([0-9]{2}\\.[0-9]{2})"
-    found = re.search(release, tag) or re.search(rf"(?:^|-)({'|'.join(_PYTHONS)})(?:-|$)", tag)
-    return _PYTHONS.get(found[1], "") if found else ""
+    match = re.search(release, tag) or re.search(rf"(?:^|-)({'|'.join(_PYTHONS)})(?:-|$)", tag)
+    return _PYTHONS.get(match[1], "") if match else ""
 
 
 LIMITS = YamlLimits(size=256 * 1024)
 _MAX_LOOKUPS = 400
-"""At files beside, for all names that commands write."""
+"""For other files, of all names in commands."""
 _MOST_COPIES = 200
-"""Sources of COPY whose files are looked at: each may be a whole tree."""
+"""Sources of COPY whose files are read: each may be a whole tree."""
 _OWN_BASE = "the recipe has its own base"
 
 
 def check_text(text: str, file: str) -> None:
-    """Raises RecipeError for a text that is too large, or holds characters that no such file has."""
+    """Raise RecipeError if a container file is too large or has control characters."""
     if len(text) > LIMITS.size:
         raise too_large(file, LIMITS)
-    if found := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
-        before = text[: found.start()]
-        column = found.start() - before.rfind("\n")
+    if match := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
+        before = text[: match.start()]
+        column = match.start() - before.rfind("\n")
         where = SourceLocation(file=file, line=before.count("\n") + 1, column=column)
         raise recipe_problem(
-            where, "hidden-character", f"contains the invisible character {found[0]!a}", "remove it"
+            where, "hidden-character", f"contains the invisible character {match[0]!a}", "remove it"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencySelection:
-    """What a command takes of a project beside its dependencies: extras, groups, an environment of pixi's.
+    """The parts of a project that a command selects: extras, groups, an environment of pixi.
 
-    `python` are the bounds on the Python that it is installed for, as far as they are known.
+    `python` are the bounds on the Python that it is installed for, empty if unknown.
     """
 
     python: str = ""
@@ -203,36 +202,37 @@ class DependencySelection:
 
 @dataclass(frozen=True, slots=True)
 class ContextRequirement:
-    """What a line needs of the build context: one of `names`. `found` is the one that is there, if any."""
+    """A file that a line needs from the build context: one of `names`. `source` is the existing one."""
 
     where: SourceLocation
     names: tuple[str, ...]
-    found: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFileReaders:
-    """How files beside are read: pip's by `inside` (bounds on Python), others by `parse`, with a selection.
+    """The readers of other files: `inside` (by bounds on Python) for pip's, `parse` for the rest.
 
-    `context` is None where the text alone is read. `wanted` collects what was looked for in it, `parsed` what
-    was read whole. `build_args` are the values that a person gives, `used` the names of those that it takes.
+    `context` is None if only the text is read. `requirements` collects the files that were looked up in it,
+    `parsed` those that were read whole. `build_args` are the user's values, `used` the names that the file
+    has.
     """
 
     inside: Callable[[str], ReferencedFiles]
     parse: Callable[[str, str, DependencySelection], EnvironmentSpec]
     context: BuildContext | None = None
-    wanted: list[ContextRequirement] = field(default_factory=list)
+    requirements: list[ContextRequirement] = field(default_factory=list)
     parsed: set[tuple[str, DependencySelection]] = field(default_factory=set)
     build_args: Mapping[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     def take_build_arg(self, name: str) -> str | None:
-        """The value that a person gives to an argument of the file, None where there is none."""
+        """Return the user's value of a build argument, None if there is none."""
         self.used.update({name}.intersection(self.build_args))
         return self.build_args.get(name)
 
     def refuse_unused(self, file: str) -> None:
-        """Raises UsageError where a person gives a build argument that the file does not have."""
+        """Raise UsageError if the user sets a build argument that the file does not have."""
         if names := sorted(set(self.build_args) - self.used):
             has = "no build argument " + ", ".join(show(name) for name in names)
             raise UsageError(
@@ -244,35 +244,35 @@ class ContainerFileReaders:
 
 @dataclass(frozen=True, slots=True)
 class CopyInstruction:
-    """`told` are the lines that say what of it is lost."""
+    """A COPY of one source. `losses` are the lines that report what of it is lost."""
 
     source: str
     to: str
-    told: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GitClone:
-    """A git repository that a command clones to `place`; `told` are the lines that say it is lost."""
+    """A git repository that a command clones to `place`. `losses` are the lines that report its loss."""
 
     place: str
     address: str
     revision: str = ""
-    told: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class ContainerFile:
-    """One image as far as it is read.
+    """One image, as far as its file was read.
 
-    `variables` are those that words may hold, `own` those of them that stay; `packages_only` is for a
-    stage of which only files are taken. `rooted`: a source that begins with / means the context, as to
-    Docker. `users` are numbers by the names of the users that the file makes, the first gets `first_user`.
-    `system_python` is where it installs the distribution's own Python. `clones` are repositories by their
-    places, `folders` are made empty, `removed` are packages that pip uninstalled.
+    `variables` are those that words may contain, `own` those of them that stay in the image. `packages_only`
+    is True for a stage of which only files are copied. `rooted` is True if a source that begins with / is in
+    the context, as in Docker. `users` are the numbers of the users that the file creates, from `first_user`
+    on. `system_python` is where it installs the distribution's Python. `clones` are repositories by their
+    directory, `folders` are created empty, `removed` are packages that pip uninstalled.
     """
 
-    wish: EnvironmentSpec
+    spec: EnvironmentSpec
     around: ContainerFileReaders
     variables: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
@@ -292,20 +292,20 @@ class ContainerFile:
 
     def leave(self, where: SourceLocation, what: str, do: str) -> None:
         if not self.packages_only:
-            self.wish.leave(where, what, do)
+            self.spec.leave(where, what, do)
 
     def note(self, where: SourceLocation, what: str) -> None:
         if not self.packages_only:
-            self.wish.note(where, what)
+            self.spec.note(where, what)
 
     @property
     def beside(self) -> ReferencedFiles:
-        return self.around.inside(self.wish.python)
+        return self.around.inside(self.spec.python)
 
-    # --- what lies below
+    # --- base image
 
     def base(self, name: RunWord) -> None:
-        """The image that this one is made from."""
+        """Read the base image by its name."""
         if self.packages_only:
             return
         if not name.known:
@@ -316,7 +316,7 @@ class ContainerFile:
         self.below_where = name.where
         if re.search(r"(ubuntu-?|^ubuntu:)24\.04|noble", name.text):  # which has the user `ubuntu`
             self.first_user = 1001
-        self.wish.bound_python(below.python, name.where)
+        self.spec.bound_python(below.python, name.where)
         what = f"the base image {show(name.text, limit=100)}"
         if not below.known:
             do = f"add what must be there; {_OWN_BASE}"
@@ -328,50 +328,52 @@ class ContainerFile:
             self.leave(name.where, f"{what}: {below.lost}", "add what you need of it to the file")
 
     def finish(self) -> None:
-        """Takes what the base image brings, where nothing above replaces it."""
-        below, wish = self.below, self.wish
+        """Add the packages of the base image that nothing in the file replaces."""
+        below, spec = self.below, self.spec
         if below is None or self.below_where is None or self.packages_only:
             return
-        for channel in below.channels if wish.conda or wish.channels else ():
-            take_channel(wish, channel, self.below_where)
-        if self.system_python and below.system_python and not (wish.python or wish.conda):
-            wish.bound_python(below.system_python, self.system_python)
-            wish.note(
+        for channel in below.channels if spec.conda or spec.channels else ():
+            take_channel(spec, channel, self.below_where)
+        if self.system_python and below.system_python and not (spec.python or spec.conda):
+            spec.bound_python(below.system_python, self.system_python)
+            spec.note(
                 self.system_python, f"Python {below.system_python}, as the base image's distribution has it"
             )
-        by_conda = {FRAMEWORKS.get(parse_spec(text).name) for text in wish.conda}
-        own = [text for text in wish.pip if pypi_name(text) == below.framework]
+        by_conda = {FRAMEWORKS.get(parse_spec(text).name) for text in spec.conda}
+        own = [text for text in spec.pip if pypi_name(text) == below.framework]
         pinned = [text for text in own if "==" in text or not _allows(text, below.version)]
-        named = {pypi_name(text) for text in wish.pip} | self.removed
+        named = {pypi_name(text) for text in spec.pip} | self.removed
         pinned += [name for name in self.removed if name == below.framework]
         if below.framework and below.framework not in by_conda and not pinned:
             brought = [f"{below.framework}=={below.version}" if below.version else below.framework]
             brought += [name for name in below.packages if pypi_name(name) not in named]
-            wish.pip[:0] = brought
-            wish.hints += [f"cuda{below.cuda}"] if "." in below.cuda else []
+            spec.pip[:0] = brought
+            spec.hints += [f"cuda{below.cuda}"] if "." in below.cuda else []
             if len(brought) > 1:
-                wish.note(
+                spec.note(
                     self.below_where, f"the base image brings {', '.join(brought)}: they are taken over"
                 )
-        wish.below = below.cuda if "." in below.cuda else ""
+        spec.below = below.cuda if "." in below.cuda else ""
 
         for folder in self.folders:
-            if folder.known and any(f"{one}/".startswith(f"{folder.text}/") for one in self._made()):
+            if folder.known and any(
+                f"{place}/".startswith(f"{folder.text}/") for place in self._directories()
+            ):
                 continue
             if not re.match(r"/(tmp|var|run|root)(/|$)", folder.text) and "/.cache" not in folder.text:
                 do = "a recipe makes no empty directory: put a file into it, under files"
-                wish.leave(folder.where, f"the directory {show(folder.text)}", do)
+                spec.leave(folder.where, f"the directory {show(folder.text)}", do)
 
-    def _made(self) -> list[str]:
-        """Directories that the image has by other means."""
-        parts = self.wish.parts
-        found = [parts.workdir, *("/" + folder.strip("/") for folder, _ in parts.files)]
-        return [*found, *(normpath(copied.to) for copied in self.copies), *self.clones]
+    def _directories(self) -> list[str]:
+        """Return the directories that the image has without mkdir."""
+        parts = self.spec.parts
+        directories = [parts.workdir, *("/" + folder.strip("/") for folder, _ in parts.files)]
+        return [*directories, *(normpath(copied.to) for copied in self.copies), *self.clones]
 
-    # --- what is set
+    # --- variables
 
     def set(self, name: str, value: RunWord) -> None:
-        """A variable of the image."""
+        """Set a variable of the image."""
         self.own.add(name)
         self.remember(name, value)
         if self.packages_only:
@@ -382,10 +384,10 @@ class ContainerFile:
                 "".join(word.text for word in words), value.where, all(word.known for word in words)
             )
             value = whole if whole.known else value
-        add_variable(self.wish, name, value)
+        add_variable(self.spec, name, value)
 
     def remember(self, name: str, value: RunWord) -> None:
-        """A variable for the words that follow."""
+        """Set a variable for the words that follow."""
         if value.known and len(value.text) < MOST_CHARACTERS:
             self.variables[name] = value.text
         else:
@@ -394,19 +396,19 @@ class ContainerFile:
     def go(self, folder: RunWord) -> None:
         self.workdir = normpath(join(self.workdir, folder.text))
         if not self.packages_only:
-            add_workdir(self.wish, self.workdir, folder.where)
+            add_workdir(self.spec, self.workdir, folder.where)
 
-    # --- what is copied
+    # --- copies
 
     def copy(self, sources: Sequence[str], to: str, where: SourceLocation, *, quiet: bool = False) -> None:
-        """Files of the build context, and where they lie inside; `quiet` ones are there for one command."""
+        """Copy files of the build context. `quiet` ones exist only during one command."""
         place = normpath(join(self.workdir, to))
         into = to.endswith("/") or len(sources) > 1 or place in (normpath(self.workdir), "/")
         for written in sources:
-            before = len(self.wish.left)
+            before = len(self.spec.lost)
             if not (self.packages_only or quiet):
                 self._keep(written, place, where, into=into)
-            lost = tuple(self.wish.left[before:])
+            lost = tuple(self.spec.lost[before:])
             self.copies.append(
                 CopyInstruction(written, f"{place}/" if into and place != "/" else place, lost)
             )
@@ -416,51 +418,53 @@ class ContainerFile:
         source = self.source(written)
         if re.search(r"://|^git@", written):
             do = "fetch it, and put it into the project's own files"
-            self.wish.leave(where, f"{what} comes from an address", do)
+            self.spec.leave(where, f"{what} comes from an address", do)
             return
         if source is None:
-            self.wish.leave(where, f"{what} is outside of the build context", "put it into the project")
+            self.spec.leave(where, f"{what} is outside of the build context", "put it into the project")
             return
         if context is None:
-            add_copied_files(self.wish, None, source, place, where)
+            add_copied_files(self.spec, None, source, place, where)
             return
-        if len(self.wish.parts.files) + len(self.around.wanted) > _MOST_COPIES:
+        if len(self.spec.parts.files) + len(self.around.requirements) > _MOST_COPIES:
             do = "write the rest under files: of the recipe"
-            self.wish.leave(where, f"{what} is one of more copies than are read", do)
+            self.spec.leave(where, f"{what} is one of more copies than are read", do)
             return
-        there = [one for one in context.expand(source) if context.kind(one) in ("file", "folder")]
-        there = [one for one in there if not self._is_excluded(one, what, where)]
-        self.around.wanted.append(ContextRequirement(where, (source,), found=source if there else ""))
+        there = [name for name in context.expand(source) if context.kind(name) in ("file", "folder")]
+        there = [name for name in there if not self._is_excluded(name, what, where)]
+        self.around.requirements.append(ContextRequirement(where, (source,), source=source if there else ""))
         if not there and not context.rules.excludes(source):
             do = "bring it, name another directory by --context, or remove the line"
-            shown = show(str(context.root), limit=200)
-            self.wish.leave(where, f"{what} is not in the build context {shown}", do)
+            root = show(str(context.root), limit=200)
+            self.spec.leave(where, f"{what} is not in the build context {root}", do)
         globbed = bool(re.search(r"[*?\[]", source))
-        for one in there:
-            folder = context.kind(one) == "folder"
+        for name in there:
+            folder = context.kind(name) == "folder"
             inside = (into or globbed) if not folder else (into and not self.rooted)
-            add_copied_files(self.wish, context, one, join(place, basename(one)) if inside else place, where)
+            add_copied_files(
+                self.spec, context, name, join(place, basename(name)) if inside else place, where
+            )
 
     def _is_excluded(self, name: str, what: str, where: SourceLocation) -> bool:
-        """Whether .dockerignore excludes a file, or all of a directory."""
+        """Return whether .dockerignore excludes a file, or all of a directory, and record the loss."""
         context = self.around.context
         rule = context.rules.excludes(name) if context else ""
         if context is None or not rule:
             return False
-        if context.kind(name) == "folder" and any(one.keeps for one in context.rules.rules):
+        if context.kind(name) == "folder" and any(other.keeps for other in context.rules.rules):
             return False
-        self.wish.leave(where, f"{what}: {rule} excludes it", "remove that rule, or the line")
+        self.spec.leave(where, f"{what}: {rule} excludes it", "remove that rule, or the line")
         return True
 
     def source(self, written: str) -> str | None:
-        """A path of the build context; None for what is outside of it."""
+        """Return a source as a path of the build context, None if it is outside."""
         if written.startswith("/") and not self.rooted:
             return None
         place = normpath(written.lstrip("/") or ".")
         return None if place == ".." or place.startswith("../") else place
 
     def find(self, path: str, where: SourceLocation, *, optional: bool = False) -> str:
-        """The file of the context that lies at a path inside, empty where none is there to be read."""
+        """Return the file of the context that is copied to a path in the image; empty if unreadable."""
         place = normpath(join(self.workdir, path))
         names: list[str] = []
         for copied in reversed(self.copies):
@@ -474,11 +478,11 @@ class ContainerFile:
                     return name
         context = self.around.context
         if context and not optional and names and not any(map(context.rules.excludes, names)):
-            self.around.wanted.append(ContextRequirement(where, tuple(dict.fromkeys(names))))
+            self.around.requirements.append(ContextRequirement(where, tuple(dict.fromkeys(names))))
         return ""
 
     def origin(self, path: str) -> str:
-        """The path in the context of what lies at a path inside, empty where nothing of it is there."""
+        """Return the path in the context that is copied to a path in the image, empty if there is none."""
         place, context = normpath(join(self.workdir, path)), self.around.context
         for copied in reversed(self.copies):
             for name in self._origins(copied, place):
@@ -487,14 +491,14 @@ class ContainerFile:
         return ""
 
     def clone_of(self, place: str) -> GitClone | None:
-        """The repository that was cloned to a directory, or to one above it."""
-        found = [one for one in self.clones if f"{place}/".startswith(f"{one}/")]
-        return self.clones[max(found, key=len)] if found else None
+        """Return the repository that was cloned to a directory or to a parent of it."""
+        places = [path for path in self.clones if f"{place}/".startswith(f"{path}/")]
+        return self.clones[max(places, key=len)] if places else None
 
     def why_not(self, path: str) -> str:
-        """Why `find` found nothing there."""
+        """Return why `find` has no file for a path."""
         place, context = normpath(join(self.workdir, path)), self.around.context
-        names = [name for one in reversed(self.copies) for name in self._origins(one, place)][:_MAX_LOOKUPS]
+        names = [name for copy in reversed(self.copies) for name in self._origins(copy, place)][:_MAX_LOOKUPS]
         rules = [rule for name in names if context and (rule := context.rules.excludes(name))]
         if rules:
             return f"is excluded from the build context by {rules[0]}"
@@ -503,18 +507,18 @@ class ContainerFile:
         return f"would be {show(names[0])}, which is not in the build context"
 
     def _was_read(self, copied: CopyInstruction, name: str, where: SourceLocation) -> None:
-        """What was copied to be read, and is taken by its content, is not left out."""
+        """Drop the losses of a file that was copied and read, since its content is kept."""
         context = self.around.context
         if self.source(copied.source) == name or (
             basename(copied.source) != copied.source and fnmatchcase(name, copied.source)
         ):
-            self.wish.left = [line for line in self.wish.left if line not in copied.told]
+            self.spec.lost = [line for line in self.spec.lost if line not in copied.losses]
         if context is not None:
-            self.around.wanted.append(ContextRequirement(where, (name,), found=name))
-            note_other_file(self.wish, context, name, where)
+            self.around.requirements.append(ContextRequirement(where, (name,), source=name))
+            note_other_file(self.spec, context, name, where)
 
     def _origins(self, copied: CopyInstruction, place: str) -> Iterator[str]:
-        """Where a file inside may come from."""
+        """Yield the paths in the context from which a path in the image may be copied."""
         folder = normpath(copied.to)
         source = self.source(copied.source)
         if source is None or re.search(r"://|^<<|^git@", copied.source):
@@ -531,43 +535,43 @@ class ContainerFile:
 
 
 def _allows(requirement: str, version: str) -> bool:
-    """Whether a requirement's bounds allow a version, which may not be known."""
+    """Return whether a requirement allows a version, which may be empty."""
     try:
         return not version or Requirement(requirement).specifier.contains(version)
     except InvalidRequirement:
         return True
 
 
-def note_other_file(wish: EnvironmentSpec, context: BuildContext, name: str, where: SourceLocation) -> None:
-    """Notes a file of the same name where another build context would have it, with other content."""
+def note_other_file(spec: EnvironmentSpec, context: BuildContext, name: str, where: SourceLocation) -> None:
+    """Note a file of the same name and other content in another possible build context."""
     places = dict.fromkeys([context.own / basename(name), *(folder / name for folder in context.others())])
     for place in places:
         text = BuildContext(root=place.parent, own=place.parent).read(place.name)
         if place != context.root / name and text is not None and text != context.read(name):
             what = f"{show(name)} was read from the build context {show(str(context.root), limit=200)}"
-            wish.note(where, f"{what}; {show(str(place), limit=200)} is another file")
+            spec.note(where, f"{what}; {show(str(place), limit=200)} is another file")
 
 
 def check_context(around: ContainerFileReaders) -> None:
-    """Raises RecipeError where another directory has more of what the file copies: it is the context then."""
+    """Raise RecipeError if another directory contains more of the copied files than this context."""
     context = around.context
-    missing = [one for one in around.wanted if not one.found]
+    missing = [requirement for requirement in around.requirements if not requirement.source]
     if context is None or not missing:
         return
-    held = [(one.found,) for one in around.wanted if one.found]
+    available = [(requirement.source,) for requirement in around.requirements if requirement.source]
     for folder in context.others():
-        gained = [one for one in missing if context.holds_all(folder, [one.names])]
-        if gained and context.holds_all(folder, held):
+        gained = [requirement for requirement in missing if context.holds_all(folder, [requirement.names])]
+        if gained and context.holds_all(folder, available):
             option = context_option(folder)
             raise RecipeError(
                 [
                     Diagnostic(
                         "file-not-in-context",
-                        str(one.where),
-                        f"{show(one.names[0])} is not in the build context {context.root}",
+                        str(requirement.where),
+                        f"{show(requirement.names[0])} is not in the build context {context.root}",
                         option,
                     )
-                    for one in gained
+                    for requirement in gained
                 ],
                 hint=f"{option}, where these files are",
             )

@@ -1,6 +1,7 @@
-"""Dockerfiles and Containerfiles -> what their last stage asks for, and what it stands on. Nothing is built.
+"""Read the requirements of the last stage of Dockerfiles, Containerfiles and Apptainer definitions.
 
-Source: Docker's "Dockerfile reference". The parsers at hand know no here-documents and lose words' places.
+Nothing is built. Source: Docker's "Dockerfile reference". The parsers on PyPI do not read here-documents and
+lose the columns of words.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DOCKERFILE = re.compile(
     re.IGNORECASE,
 )
 NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
-# What docker sets itself.
+# The arguments that Docker sets itself.
 _PREDEFINED_ARGS = {
     "TARGETPLATFORM": "linux/amd64",
     "TARGETOS": "linux",
@@ -44,7 +45,7 @@ _PREDEFINED_ARGS = {
 _FLAG = re.compile(r"(?:\s|\\\n)*--([a-z-]+)(?:=(\S*))?(?=\s|$)")
 _MOST_STAGES = 50
 _HEREDOC = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
-# What is said where an image runs, or says nothing to a program in it.
+# Instructions for the place where an image runs, or without effect on a program in it.
 _NOTED = {
     "EXPOSE": "name the port where the image runs",
     "VOLUME": "mount it where the image runs",
@@ -66,7 +67,7 @@ _ENVIRONMENT = re.compile(
 
 @dataclass(slots=True, kw_only=True)
 class DockerfileLine:
-    """`text` is all behind the name, in its lines, with blanks for the name and the flags before it."""
+    """An instruction. `text` is all after its name, in its lines, with blanks for name and flags."""
 
     name: str
     where: SourceLocation
@@ -80,7 +81,7 @@ class DockerfileLine:
         return " ".join(self.text.replace("\\\n", " ").split())
 
     def exec_form(self) -> list[str] | None:
-        """The words of `["a", "b"]`, None for what a shell is to read."""
+        """Return the words of `["a", "b"]`, None for a text that a shell reads."""
         try:
             words = json.loads(self.plain()) if self.plain().startswith("[") else None
         except (ValueError, RecursionError):
@@ -97,15 +98,15 @@ class Stage:
 
 
 def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> EnvironmentSpec:
-    """What the last stage asks for. Raises RecipeError for what is no Dockerfile."""
+    """Return the requirements of the last stage. Raises RecipeError if the text is not a Dockerfile."""
     check_text(text, file)
-    wish, given = EnvironmentSpec(file=file), dict(_PREDEFINED_ARGS)
+    spec, arguments = EnvironmentSpec(file=file), dict(_PREDEFINED_ARGS)
     instructions = list(_instructions(text, file))
-    for one in instructions:
-        if one.name == "ARG":  # of a stage that is not read, too
-            for name in re.findall(r"(?:^|\s)([A-Za-z_]\w*)", one.plain(), re.ASCII):
+    for line in instructions:
+        if line.name == "ARG":  # of a stage that is not read, too
+            for name in re.findall(r"(?:^|\s)([A-Za-z_]\w*)", line.plain(), re.ASCII):
                 around.take_build_arg(name)
-    stages = _stages(instructions, given, around)
+    stages = _stages(instructions, arguments, around)
     if not stages:
         raise recipe_problem(
             first_place(file),
@@ -113,10 +114,10 @@ def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> Envir
             "has no FROM line",
             "pass a Dockerfile with a FROM line",
         )
-    _StageReader(wish, around, stages, given).take(stages[-1])
+    _StageReader(spec, around, stages, arguments).take(stages[-1])
     around.refuse_unused(file)
     check_context(around)
-    return wish
+    return spec
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -125,36 +126,36 @@ def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> Envir
 def _instructions(text: str, file: str) -> Iterator[DockerfileLine]:
     lines, at, escape = text.replace("\r\n", "\n").split("\n"), 0, "\\"
     for line in lines:
-        found = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)
-        if not found:
+        match = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)
+        if not match:
             break
-        escape = found[2] if found[1].lower() == "escape" and found[2] == "`" else escape
+        escape = match[2] if match[1].lower() == "escape" and match[2] == "`" else escape
     while at < len(lines):
         first, line = at, lines[at]
         at += 1
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = re.match(r"(\s*)([A-Za-z]+)(?=\s|$)", line)
+        match = re.match(r"(\s*)([A-Za-z]+)(?=\s|$)", line)
         where = SourceLocation(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
-        if not found:
+        if not match:
             raise recipe_problem(
                 where,
                 "line-invalid",
                 f"{show(line.strip())} is not an instruction",
                 "fix the line, or end the line above with a backslash",
             )
-        parts = [" " * found.end() + line[found.end() :]]
+        parts = [" " * match.end() + line[match.end() :]]
         while re.search(rf"{re.escape(escape)}[ \t]*$", parts[-1]) and at < len(lines):
             parts[-1] = _literal(re.sub(r".[ \t]*$", "", parts[-1]), escape) + "\\"
             comment = not lines[at].strip() or lines[at].lstrip().startswith("#")
             parts.append(escape if comment else lines[at])
             at += 1
         parts[-1] = "" if parts[-1].strip() == escape else _literal(parts[-1].rstrip(), escape)
-        made = DockerfileLine(name=found[2].upper(), where=where, text="\n".join(parts))
-        if made.name != "ONBUILD":
-            _flags(made)
-        if made.name in ("RUN", "COPY", "ADD"):
-            for tabs, _, end in _HEREDOC.findall(made.text):
+        instruction = DockerfileLine(name=match[2].upper(), where=where, text="\n".join(parts))
+        if instruction.name != "ONBUILD":
+            _flags(instruction)
+        if instruction.name in ("RUN", "COPY", "ADD"):
+            for tabs, _, end in _HEREDOC.findall(instruction.text):
                 start = at
                 while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != end:
                     at += 1
@@ -165,67 +166,67 @@ def _instructions(text: str, file: str) -> Iterator[DockerfileLine]:
                         f"a here-document (<<{end}) is not closed",
                         f"add a line {end}",
                     )
-                made.text += "".join(f"\n{one}" for one in lines[start : at + 1])
+                instruction.text += "".join(f"\n{part}" for part in lines[start : at + 1])
                 at += 1
-            made.text += "\n" if _HEREDOC.search(made.text) else ""
-        yield made
+            instruction.text += "\n" if _HEREDOC.search(instruction.text) else ""
+        yield instruction
 
 
 def _literal(line: str, escape: str) -> str:
-    """Where ` escapes, a backslash is one."""
+    """Escape the backslashes of a line if the escape character is a backtick."""
     return line if escape == "\\" else line.replace("\\", "\\\\")
 
 
-def _flags(made: DockerfileLine) -> None:
-    """Takes `--name=value` from before what the instruction says."""
-    if made.name not in ("RUN", "COPY", "ADD", "FROM"):
+def _flags(line: DockerfileLine) -> None:
+    """Move `--name=value` from the start of an instruction's text into its flags."""
+    if line.name not in ("RUN", "COPY", "ADD", "FROM"):
         return
     end = 0
-    while found := _FLAG.match(made.text, end):
-        made.flags.append((found[1], found[2] or ""))
-        end = found.end()
-    made.text = re.sub(r"[^\n\\]|\\(?!\n)", " ", made.text[:end]) + made.text[end:]
+    while match := _FLAG.match(line.text, end):
+        line.flags.append((match[1], match[2] or ""))
+        end = match.end()
+    line.text = re.sub(r"[^\n\\]|\\(?!\n)", " ", line.text[:end]) + line.text[end:]
 
 
 def _stages(
-    instructions: list[DockerfileLine], given: dict[str, str], around: ContainerFileReaders
+    instructions: list[DockerfileLine], arguments: dict[str, str], around: ContainerFileReaders
 ) -> list[Stage]:
-    """The stages; `given` gets what ARG says before the first."""
+    """Return the stages. The ARG instructions before the first one are added to `arguments`."""
     stages: list[Stage] = []
-    for one in instructions:
-        if one.name == "FROM":
-            words = split_shell_words(one.text, one.start(), given)
+    for line in instructions:
+        if line.name == "FROM":
+            words = split_shell_words(line.text, line.start(), arguments)
             if not words:
-                raise recipe_problem(one.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
-            # docker splits the line at blanks and knows no comment behind it.
-            plain = one.text.replace("\\\n", " ").split()
-            if "$" not in one.text and not (
+                raise recipe_problem(line.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
+            # Docker splits the line at blanks and allows no comment after it.
+            plain = line.text.replace("\\\n", " ").split()
+            if "$" not in line.text and not (
                 len(plain) == 1 or (len(plain) == 3 and plain[1].lower() == "as")
             ):
                 raise recipe_problem(
-                    one.where,
+                    line.where,
                     "from-invalid",
                     f"FROM takes IMAGE or IMAGE AS NAME, not {show(' '.join(plain))}",
                     "put a comment on a line of its own",
                 )
             if len(stages) >= _MOST_STAGES:
                 raise recipe_problem(
-                    one.where, "too-many-stages", f"has more than {_MOST_STAGES} stages", "split it"
+                    line.where, "too-many-stages", f"has more than {_MOST_STAGES} stages", "split it"
                 )
             named = len(words) == 3 and words[1].text.lower() == "as"
             name = words[2].text.lower() if named else str(len(stages))
-            stages.append(Stage(name=name, base=words[0], platform=dict(one.flags).get("platform", "")))
+            stages.append(Stage(name=name, base=words[0], platform=dict(line.flags).get("platform", "")))
         elif stages:
-            stages[-1].instructions.append(one)
-        elif one.name == "ARG":
-            for word in split_shell_words(one.text, one.start(), given):
+            stages[-1].instructions.append(line)
+        elif line.name == "ARG":
+            for word in split_shell_words(line.text, line.start(), arguments):
                 name, equals, value = word.text.partition("=")
                 own = around.take_build_arg(name)
                 if own is not None or (equals and word.known):
-                    given[name] = value if own is None else own
+                    arguments[name] = value if own is None else own
         else:
             raise recipe_problem(
-                one.where, "text-before-base", f"{show(one.name)} is before FROM", "begin with FROM"
+                line.where, "text-before-base", f"{show(line.name)} is before FROM", "begin with FROM"
             )
     return stages
 
@@ -234,17 +235,17 @@ def _stages(
 
 
 class _StageReader:
-    """Reads one stage and those below it; of stages that it copies from, their packages."""
+    """Reads one stage and its parents. Of a stage that files are copied from, only packages are read."""
 
     def __init__(
         self,
-        wish: EnvironmentSpec,
+        spec: EnvironmentSpec,
         around: ContainerFileReaders,
         stages: list[Stage],
-        given: Mapping[str, str],
+        arguments: Mapping[str, str],
     ) -> None:
-        self.wish, self.around, self.stages, self.given = wish, around, stages, given
-        self.taken: set[int] = set()
+        self.spec, self.around, self.stages, self.arguments = spec, around, stages, arguments
+        self.visited: set[int] = set()
         self.read: dict[int, ContainerFile] = {}  # stages of which files are copied
         self.last: dict[str, str] = {}  # CMD and ENTRYPOINT: the last one counts
 
@@ -254,204 +255,207 @@ class _StageReader:
         if not re.search(r"^$|\$|\bamd64\b|x86_64", chain[0].platform):
             what = f"the platform {show(chain[0].platform)}"
             container.leave(chain[0].base.where, what, "images here are for linux/amd64")
-        for one in chain:
-            # of one that others stand on too, what it installs is taken once
-            container.wish = EnvironmentSpec(file=self.wish.file) if id(one) in self.taken else self.wish
-            self.taken.add(id(one))
-            for instruction in one.instructions:
+        for parent in chain:
+            # a parent of several stages installs its packages once
+            container.spec = EnvironmentSpec(file=self.spec.file) if id(parent) in self.visited else self.spec
+            self.visited.add(id(parent))
+            for instruction in parent.instructions:
                 self._instruction(container, instruction)
         if not packages_only:
             container.finish()
-            for left in self.stages:
-                if id(left) not in self.taken:
-                    what = f"the stage {show(left.name)} is not part of the last one, and is not read"
-                    self.wish.note(left.base.where, what)
+            for unread in self.stages:
+                if id(unread) not in self.visited:
+                    what = f"the stage {show(unread.name)} is not part of the last one, and is not read"
+                    self.spec.note(unread.base.where, what)
         return container
 
     def _container(self, *, packages_only: bool) -> ContainerFile:
-        return ContainerFile(wish=self.wish, around=self.around, packages_only=packages_only)
+        return ContainerFile(spec=self.spec, around=self.around, packages_only=packages_only)
 
     def _chain(self, stage: Stage) -> list[Stage]:
-        """The stage and those that it stands on, the lowest first."""
+        """Return the stage and its parents, the lowest first."""
         chain = [stage]
         while below := self._named(chain[0].base.text, chain[0]):
             chain.insert(0, below)
         return chain
 
     def _named(self, name: str, before: Stage | None = None) -> Stage | None:
-        """The last stage of a name, or number, before another."""
-        at = next((at for at, one in enumerate(self.stages) if one is before), len(self.stages))
+        """Return the last stage of a name or number before another stage."""
+        at = next((at for at, candidate in enumerate(self.stages) if candidate is before), len(self.stages))
         return next(
             (
-                one
-                for number, one in reversed([*enumerate(self.stages[:at])])
-                if name.lower() in (one.name, str(number))
+                candidate
+                for number, candidate in reversed([*enumerate(self.stages[:at])])
+                if name.lower() in (candidate.name, str(number))
             ),
             None,
         )
 
-    def _instruction(self, container: ContainerFile, one: DockerfileLine) -> None:
-        match one.name:
+    def _instruction(self, container: ContainerFile, line: DockerfileLine) -> None:
+        match line.name:
             case "RUN":
-                self._run(container, one)
+                self._run(container, line)
             case "ENV" | "LABEL":
-                self._pairs(container, one)
+                self._pairs(container, line)
             case "ARG":
-                for word in split_shell_words(one.text, one.start(), container.variables):
+                for word in split_shell_words(line.text, line.start(), container.variables):
                     name, equals, value = word.text.partition("=")
                     own = self.around.take_build_arg(name)
-                    if own is None and not equals and name in self.given:
-                        own = self.given[name]
+                    if own is None and not equals and name in self.arguments:
+                        own = self.arguments[name]
                     known = own is not None or (word.known and bool(equals))
                     if name not in container.own:
                         container.remember(name, RunWord(value if own is None else own, word.where, known))
             case "COPY" | "ADD":
-                self._copy(container, one)
+                self._copy(container, line)
             case "WORKDIR":
-                for word in split_shell_words(one.text, one.start(), container.variables)[:1]:
+                for word in split_shell_words(line.text, line.start(), container.variables)[:1]:
                     container.go(word)
             case "USER" | "CMD" | "ENTRYPOINT":
-                self._start(container, one)
-            case "SHELL" if re.search(r"\b(ba|z|da)?sh\b|\bconda\b|micromamba", one.plain()):
+                self._start(container, line)
+            case "SHELL" if re.search(r"\b(ba|z|da)?sh\b|\bconda\b|micromamba", line.plain()):
                 pass
             case name if name in _NOTED:
-                if one.plain() != "NONE":
-                    container.note(one.where, f"{name} {show(one.plain())}: {_NOTED[name]}")
+                if line.plain() != "NONE":
+                    container.note(line.where, f"{name} {show(line.plain())}: {_NOTED[name]}")
             case name if name in _LEFT:
-                container.leave(one.where, f"{name} {show(one.plain())}", _LEFT[name])
+                container.leave(line.where, f"{name} {show(line.plain())}", _LEFT[name])
             case name:
                 do = "see whether what it does is needed"
-                container.leave(one.where, f"{show(f'{name} {one.plain()}')} is not read", do)
+                container.leave(line.where, f"{show(f'{name} {line.plain()}')} is not read", do)
 
-    def _run(self, container: ContainerFile, one: DockerfileLine) -> None:
+    def _run(self, container: ContainerFile, line: DockerfileLine) -> None:
         before = list(container.copies)
-        for name, value in one.flags:
-            said = dict(re.findall(r"(\w+)=([^,]*)", value)) if name == "mount" else {}
-            if (stage := said.get("from")) and self._named(stage):
-                self._other(container, stage, one.where)
-            elif said.get("type") == "bind":
+        for name, value in line.flags:
+            settings = dict(re.findall(r"(\w+)=([^,]*)", value)) if name == "mount" else {}
+            if (stage := settings.get("from")) and self._named(stage):
+                self._other(container, stage, line.where)
+            elif settings.get("type") == "bind":
                 source, target = (
-                    said.get("source") or said.get("src") or ".",
-                    said.get("target") or said.get("dst"),
+                    settings.get("source") or settings.get("src") or ".",
+                    settings.get("target") or settings.get("dst"),
                 )
                 if target:
-                    container.copy([source], target, one.where, quiet=True)
-        if words := one.exec_form():
-            read_install_command(container, [RunWord(word, one.where) for word in words], one.where)
+                    container.copy([source], target, line.where, quiet=True)
+        if words := line.exec_form():
+            read_install_command(container, [RunWord(word, line.where) for word in words], line.where)
         else:
-            read_install_script(container, one.text, one.start(), joined=True)
+            read_install_script(container, line.text, line.start(), joined=True)
         container.copies = before
 
-    def _pairs(self, container: ContainerFile, one: DockerfileLine) -> None:
-        words = split_shell_words(one.text, one.start(), container.variables)
+    def _pairs(self, container: ContainerFile, line: DockerfileLine) -> None:
+        words = split_shell_words(line.text, line.start(), container.variables)
         if words and "=" not in words[0].text:  # ENV NAME all the rest
             rest = " ".join(word.text for word in words[1:])
             known = all(word.known for word in words)
             words = [RunWord(f"{words[0].text}={rest}", words[0].where, known)]
         for word in words:
             name, _, value = word.text.partition("=")
-            if one.name == "ENV":
+            if line.name == "ENV":
                 container.set(name, RunWord(value, word.where, word.known))
             elif not container.packages_only:
-                self.wish.label(name, value, word.where)
+                self.spec.label(name, value, word.where)
 
-    def _copy(self, container: ContainerFile, one: DockerfileLine) -> None:
-        if _HEREDOC.search(one.text):
-            what = f"{one.name} {show(one.text.strip().partition(chr(10))[0])} writes a file"
+    def _copy(self, container: ContainerFile, line: DockerfileLine) -> None:
+        if _HEREDOC.search(line.text):
+            what = f"{line.name} {show(line.text.strip().partition(chr(10))[0])} writes a file"
             container.leave(
-                one.where, what, "mount it where the image runs, or make it a package on an index"
+                line.where, what, "mount it where the image runs, or make it a package on an index"
             )
             return
-        split = split_shell_words(one.text, one.start(), container.variables)
-        words = one.exec_form() or [word.text for word in split]
-        flags = dict(one.flags)
+        split = split_shell_words(line.text, line.start(), container.variables)
+        words = line.exec_form() or [word.text for word in split]
+        flags = dict(line.flags)
         stage = flags.get("from", "")
-        self._copy_flags(container, one, flags)
+        self._copy_flags(container, line, flags)
         if len(words) < 2:
             container.leave(
-                one.where, f"{one.name} {show(one.plain())} is not read", "write what is copied and where to"
+                line.where,
+                f"{line.name} {show(line.plain())} is not read",
+                "write what is copied and where to",
             )
         elif stage and self._named(stage):
-            self._other(container, stage, one.where, words)
+            self._other(container, stage, line.where, words)
         elif stage and all(_ENVIRONMENT.search(word) for word in words[:-1]):
-            what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
-            container.note(one.where, f"{what} brings a tool that images are made without")
+            what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            container.note(line.where, f"{what} brings a tool that images are made without")
         elif stage:
-            what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
-                one.where, what, "what that image holds is not known: add the packages that it is for"
+                line.where, what, "what that image holds is not known: add the packages that it is for"
             )
         else:
-            if one.name == "ADD":
+            if line.name == "ADD":
                 for word in words[:-1]:
                     if _UNPACKED.search(word) and "://" not in word:
                         do = "unpack it in the project, and copy the directory"
-                        container.leave(one.where, f"ADD unpacks {show(word)}", do)
-                words = [*(one for one in words[:-1] if "://" in one or not _UNPACKED.search(one)), words[-1]]
-            container.copy(words[:-1], words[-1], one.where)
+                        container.leave(line.where, f"ADD unpacks {show(word)}", do)
+                plain = [word for word in words[:-1] if "://" in word or not _UNPACKED.search(word)]
+                words = [*plain, words[-1]]
+            container.copy(words[:-1], words[-1], line.where)
 
-    def _copy_flags(self, container: ContainerFile, one: DockerfileLine, flags: Mapping[str, str]) -> None:
+    def _copy_flags(self, container: ContainerFile, line: DockerfileLine, flags: Mapping[str, str]) -> None:
         for name, value in flags.items():
             if name == "chown" and value not in ("root", "root:root", "0", "0:0"):
                 container.note(
-                    one.where, f"{one.name} --chown={show(value)[1:-1]}: files are root's, and can be read"
+                    line.where, f"{line.name} --chown={show(value)[1:-1]}: files are root's, and can be read"
                 )
             elif name == "chmod" and not re.fullmatch(r"0?[0-7]44|a?[+]r|0?644", value):
                 container.note(
-                    one.where, f"{one.name} --chmod={show(value)[1:-1]}: files keep their own mode"
+                    line.where, f"{line.name} --chmod={show(value)[1:-1]}: files keep their own mode"
                 )
             elif name in ("exclude", "parents"):
                 do = "write what is meant under files: of the recipe"
-                container.leave(one.where, f"{one.name} --{name} is not read", do)
+                container.leave(line.where, f"{line.name} --{name} is not read", do)
 
     def _other(
         self, container: ContainerFile, name: str, where: SourceLocation, words: Sequence[str] = ()
     ) -> None:
-        """What is copied of a stage: its packages, and the files of the build context that it has there."""
+        """Add another stage's packages, and the files of the build context that are copied through it."""
         stage = self._named(name)
-        wish = self.wish
+        spec = self.spec
         if stage is None:
             return
-        before = (len(wish.pip), len(wish.conda))
-        if id(stage) not in self.taken:
+        before = (len(spec.pip), len(spec.conda))
+        if id(stage) not in self.visited:
             self.read[id(stage)] = self.take(stage, packages_only=True)
-            if before != (len(wish.pip), len(wish.conda)):
+            if before != (len(spec.pip), len(spec.conda)):
                 what = f"the packages of the stage {show(name)} were taken, since files are copied from it"
-                wish.note(where, what)
+                spec.note(where, what)
         other = self.read.get(id(stage))
         for source in words[:-1]:
             place = normpath(join(other.workdir if other else "/", source))
-            taken = False
+            copied_files = False
             for copied in other.copies if other else ():
                 inside = normpath(copied.to)
                 if f"{inside}/".startswith(f"{place.rstrip('/')}/"):
                     to = join(words[-1], inside[len(place) :].lstrip("/")) if inside != place else words[-1]
                     container.copy([copied.source], to, where)
-                    taken = True
-            if not taken and not _ENVIRONMENT.search(place):
+                    copied_files = True
+            if not copied_files and not _ENVIRONMENT.search(place):
                 do = "make what it brings a package on an index, or one of the project's own files"
                 container.leave(where, f"COPY --from={show(name)[1:-1]} {show(source, limit=120)}", do)
 
-    def _start(self, container: ContainerFile, one: DockerfileLine) -> None:
+    def _start(self, container: ContainerFile, line: DockerfileLine) -> None:
         if container.packages_only:
             return
-        if one.name == "USER":
-            names = [word.text for word in split_shell_words(one.text, one.start(), container.variables)]
+        if line.name == "USER":
+            names = [word.text for word in split_shell_words(line.text, line.start(), container.variables)]
             name, colon, group = (names or [""])[0].partition(":")
             number = container.users.get(name, name)
             group = container.users.get(group, group)
-            add_user(self.wish, f"{number}{colon}{group}" if group.isdecimal() else number, one.where)
+            add_user(self.spec, f"{number}{colon}{group}" if group.isdecimal() else number, line.where)
             return
-        if (before := self.last.get(one.name)) in self.wish.left:
-            self.wish.left.remove(before or "")
-        words = one.exec_form() or [*SHELL, one.plain()]
-        keep = add_command if one.name == "CMD" else add_entrypoint
-        self.last[one.name] = keep(self.wish, words, one.where)
+        if (before := self.last.get(line.name)) in self.spec.lost:
+            self.spec.lost.remove(before or "")
+        words = line.exec_form() or [*SHELL, line.plain()]
+        keep = add_command if line.name == "CMD" else add_entrypoint
+        self.last[line.name] = keep(self.spec, words, line.where)
 
 
-# --- Definition files of apptainer and singularity -> what their last stage asks for. Nothing is built
-# Source: apptainer's user guide, "Definition Files". A line of a section is a shell's in %post, %environment
-# and the scripts, words elsewhere.
+# --- Definition files of Apptainer and Singularity. Nothing is built
+# Source: Apptainer's user guide, "Definition Files". The lines of %post, %environment and the scripts are a
+# shell's, those of other sections are words.
 
 
 DEFINITION = re.compile(r"(?:\s|#.*\n)*bootstrap[ \t]*:", re.IGNORECASE)
@@ -467,7 +471,7 @@ _MOST_NESTED = 20
 _COMMENT = re.compile(r"(?:^|\s)#(?!!)")
 # Agents of Bootstrap whose From names an image of a registry.
 _IMAGES = ("docker", "docker-daemon", "oras", "library", "shub")
-# What says nothing to a program in the image, and what an image lacks without it.
+# Sections without effect on a program in the image, and what replaces them.
 _SECTIONS_NOTED = {
     "test": "imagefactory tests each image itself; run yours in it: imagefactory run TARGET -- COMMAND",
     "help": "a recipe has a description",
@@ -486,10 +490,10 @@ _APP = "one recipe makes one environment: write a recipe for it"
 
 @dataclass(frozen=True, slots=True)
 class DefinitionSection:
-    """`text` is what stands below its line, `said` what stands behind its name."""
+    """A section. `argument` is the text after its name, `text` the lines below."""
 
     name: str
-    said: str
+    argument: str
     where: SourceLocation
     text: str
 
@@ -509,9 +513,9 @@ class DefinitionStage:
 
 
 def read_definition(text: str, file: str, around: ContainerFileReaders) -> EnvironmentSpec:
-    """What the last stage asks for. Raises RecipeError for what is no definition file."""
+    """Return the requirements of the last stage. Raises RecipeError if the text is not a definition."""
     check_text(text, file)
-    wish = EnvironmentSpec(file=file)
+    spec = EnvironmentSpec(file=file)
     stages = _definition_stages(_filled(text.replace("\r\n", "\n"), file, around), file)
     around.refuse_unused(file)
     if not stages:
@@ -521,15 +525,16 @@ def read_definition(text: str, file: str, around: ContainerFileReaders) -> Envir
             "has no Bootstrap line",
             "pass a definition with Bootstrap and From",
         )
-    _take(ContainerFile(wish=wish, around=around, rooted=False), stages, len(stages) - 1)
+    _take(ContainerFile(spec=spec, around=around, rooted=False), stages, len(stages) - 1)
     check_context(around)
-    return wish
+    return spec
 
 
 def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
-    """The text with build arguments in the place of `{{ NAME }}`, as apptainer fills them; comments stay.
+    """Return the text with values in place of `{{ NAME }}`. Comments stay, as in Apptainer.
 
-    A stage's %arguments hold for it and those behind it. Raises RecipeError for an argument without a value.
+    The %arguments of a stage apply to it and to later stages. Raises RecipeError for an argument without a
+    value.
     """
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _STAGE.match(line)]
@@ -538,15 +543,15 @@ def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
     for start, end in pairwise([0, *starts, len(lines)]):
         inside = ""
         for line in lines[start:end]:
-            found = _SECTION.match(line)
-            inside = found[1].lower() if found else inside
+            match = _SECTION.match(line)
+            inside = match[1].lower() if match else inside
             name, equals, value = line.partition("=")
-            if inside == "arguments" and equals and not found and not line.lstrip().startswith("#"):
+            if inside == "arguments" and equals and not match and not line.lstrip().startswith("#"):
                 values[name.strip()] = value.strip()
         arguments, inside = _Arguments(values, around), ""
         for number, line in enumerate(lines[start:end], start + 1):
-            found = _SECTION.match(line)
-            inside = found[1].lower() if found else inside
+            match = _SECTION.match(line)
+            inside = match[1].lower() if match else inside
             place = SourceLocation(file=file, line=number, column=1)
             filled.append(line if inside == "arguments" else arguments.fill(line, place))
             size += len(filled[-1]) + 1
@@ -556,20 +561,20 @@ def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
 
 
 class _Arguments:
-    """The values of one stage's build arguments: those that a person gives, then `defaults`."""
+    """The values of one stage's build arguments: the user's, or else `defaults`."""
 
     def __init__(self, defaults: Mapping[str, str], around: ContainerFileReaders) -> None:
         self._defaults, self._around = defaults, around
         self._known: dict[str, str] = {}
 
     def fill(self, text: str, where: SourceLocation, *, inside: tuple[str, ...] = ()) -> str:
-        """`inside` are the arguments whose value the text is."""
+        """Return the text with values. `inside` are the arguments of whose value the text is a part."""
         comment = None if inside else _COMMENT.search(text)
         parts, end, size = [], 0, 0
-        for found in _ARGUMENT.finditer(text, 0, comment.start() if comment else len(text)):
-            place = where if inside else replace(where, column=found.start() + 1)
-            parts += [text[end : found.start()], self._value(found[1], place, inside)]
-            end = found.end()
+        for match in _ARGUMENT.finditer(text, 0, comment.start() if comment else len(text)):
+            place = where if inside else replace(where, column=match.start() + 1)
+            parts += [text[end : match.start()], self._value(match[1], place, inside)]
+            end = match.end()
             size += len(parts[-2]) + len(parts[-1])
             if size > MOST_CHARACTERS:
                 what = f"has more than {MOST_CHARACTERS} characters after its build arguments are filled in"
@@ -602,10 +607,10 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
     while at < len(lines):
         line, where = lines[at], SourceLocation(file=file, line=at + 1, column=1)
         at += 1
-        if found := _SECTION.match(line):
-            start, name = at, found[1].lower()
+        if match := _SECTION.match(line):
+            start, name = at, match[1].lower()
             if name not in _SECTIONS and not name.startswith("app"):
-                what = f"{show(f'%{found[1]}', limit=60)} is not a section of apptainer"
+                what = f"{show(f'%{match[1]}', limit=60)} is not a section of apptainer"
                 raise recipe_problem(
                     where,
                     "line-invalid",
@@ -614,17 +619,17 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
                 )
             while at < len(lines) and not (_SECTION.match(lines[at]) or _STAGE.match(lines[at])):
                 at += 1
-            section = DefinitionSection(name, found[2].strip(), where, "\n".join(lines[start:at]))
+            section = DefinitionSection(name, match[2].strip(), where, "\n".join(lines[start:at]))
             if not stages:
                 raise recipe_problem(
                     where,
                     "text-before-base",
-                    f"{show(found[0])} is before Bootstrap",
+                    f"{show(match[0])} is before Bootstrap",
                     "begin with Bootstrap",
                 )
             stages[-1].sections.append(section)
-        elif found := re.match(r"\s*([A-Za-z]+)\s*:\s*(.*?)\s*(#.*)?$", line):
-            key = found[1].lower()
+        elif match := re.match(r"\s*([A-Za-z]+)\s*:\s*(.*?)\s*(#.*)?$", line):
+            key = match[1].lower()
             if key == "bootstrap":
                 if len(stages) >= _MOST_SECTIONS:
                     raise recipe_problem(
@@ -635,12 +640,12 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
                 raise recipe_problem(
                     where,
                     "text-before-base",
-                    f"{show(found[1])} is before Bootstrap",
+                    f"{show(match[1])} is before Bootstrap",
                     "begin with Bootstrap",
                 )
-            place = SourceLocation(file=file, line=at, column=found.start(2) + 1)
+            place = SourceLocation(file=file, line=at, column=match.start(2) + 1)
             # apptainer fills no $NAME here
-            stages[-1].header[key] = RunWord(re.sub("[\"']", "", found[2]), place, "$" not in found[2])
+            stages[-1].header[key] = RunWord(re.sub("[\"']", "", match[2]), place, "$" not in match[2])
         elif line.strip() and not line.lstrip().startswith("#"):
             raise recipe_problem(
                 where,
@@ -652,28 +657,28 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
 
 
 def _take(container: ContainerFile, stages: list[DefinitionStage], at: int) -> None:
-    stage, wish = stages[at], container.wish
+    stage, spec = stages[at], container.spec
     agent, source = stage.header["bootstrap"], stage.header.get("from")
     if agent.text.lower() in _IMAGES and source:
         container.base(source)
     else:
         what = f"Bootstrap {show(agent.text)} {show(source.text) if source else ''}".strip()
         container.leave(agent.where, f"{what} is not taken", "the recipe has its own base")
-    taken = {at}
-    for section in sorted(stage.sections, key=lambda one: one.name != "files"):  # there before %post
-        found = re.fullmatch(r"from\s+(\S+)", section.said) if section.name == "files" else None
-        other = next((n for n, one in enumerate(stages[:at]) if found and _named(one) == found[1]), None)
-        if other is not None and other not in taken:
-            taken.add(other)
+    visited = {at}
+    for section in sorted(stage.sections, key=lambda row: row.name != "files"):  # there before %post
+        match = re.fullmatch(r"from\s+(\S+)", section.argument) if section.name == "files" else None
+        names = map(_named, stages[:at])
+        other = next((n for n, name in enumerate(names) if match and name == match[1]), None)
+        if other is not None and other not in visited:
+            visited.add(other)
             _take_packages(container, stages[: other + 1], section)
         elif other is None:
             _section(container, section)
     if not container.packages_only:
         container.finish()
-        for number, one in enumerate(stages):
-            if number not in taken:
-                what = f"the stage {show(_named(one))} is not part of the last one, and is not read"
-                wish.note(one.header["bootstrap"].where, what)
+        for unread in (row for number, row in enumerate(stages) if number not in visited):
+            what = f"the stage {show(_named(unread))} is not part of the last one, and is not read"
+            spec.note(unread.header["bootstrap"].where, what)
 
 
 def _named(stage: DefinitionStage) -> str:
@@ -684,13 +689,13 @@ def _named(stage: DefinitionStage) -> str:
 def _take_packages(
     container: ContainerFile, stages: list[DefinitionStage], section: DefinitionSection
 ) -> None:
-    """The packages of a stage from which files are taken."""
-    wish = container.wish
-    before = (len(wish.pip), len(wish.conda))
-    inner = ContainerFile(wish=wish, around=container.around, rooted=False, packages_only=True)
+    """Add the packages of a stage from which files are copied."""
+    spec = container.spec
+    before = (len(spec.pip), len(spec.conda))
+    inner = ContainerFile(spec=spec, around=container.around, rooted=False, packages_only=True)
     _take(inner, stages, len(stages) - 1)
     name = show(_named(stages[-1]))
-    if before != (len(wish.pip), len(wish.conda)):
+    if before != (len(spec.pip), len(spec.conda)):
         what = f"the packages of the stage {name} were taken, since files are copied from it"
         container.note(section.where, what)
     else:
@@ -699,7 +704,7 @@ def _take_packages(
 
 
 def _section(container: ContainerFile, section: DefinitionSection) -> None:
-    wish = container.wish
+    spec = container.spec
     match section.name:
         case "post":
             read_install_script(container, section.text, section.place())
@@ -713,10 +718,10 @@ def _section(container: ContainerFile, section: DefinitionSection) -> None:
         case "labels" if not container.packages_only:
             for line, where in section.lines():
                 name, _, value = line.strip().partition(" ")
-                wish.label(name, value.strip().strip("\"'"), where)
+                spec.label(name, value.strip().strip("\"'"), where)
         case "runscript" if not container.packages_only:
             text = "; ".join(line.strip() for line, _ in section.lines())
-            add_entrypoint(wish, [*SHELL, text, section.name], section.where, f"%{section.name}")
+            add_entrypoint(spec, [*SHELL, text, section.name], section.where, f"%{section.name}")
         case "arguments":
             for line, where in section.lines():
                 if "=" not in line:

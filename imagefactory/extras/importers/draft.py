@@ -1,8 +1,8 @@
-"""From what an environment asks for to the text of a recipe that parses and expands.
+"""From the requirements of an environment to the text of a recipe that parses and expands.
 
-Pure. A recipe must say which framework, version, CUDA and Python it is for. Where the file leaves them open,
-the solver or the person decides (new.py). Each request of the file that the recipe does not keep is a
-loss; each decision that the file leaves open is a note.
+Pure. A recipe must set framework, version, CUDA and Python. If the file leaves them open, the solver or the
+user decides (new.py). A request of the file that the recipe does not keep is a loss. A decision that the file
+leaves open is a note.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from imagefactory.recipes.values import (
     channel_address,
     channel_name,
     default_checks,
-    is_source,
     parse_spec,
     quoted,
     within,
@@ -42,69 +41,68 @@ from imagefactory.recipes.yaml_tree import show
 from imagefactory.suite import table
 from imagefactory.versions import natural
 
-# --- Which packages of an environment PyPI does not have, and the rows of `index` that take them from
-# elsewhere
-# Pure. The address of an index is a setting of the person's, never a recipe's: where the settings do not
-# have
-# it, the two lines to write are told.
+# --- Packages that PyPI does not have, and their rows of `index`
+# Pure. The address of an index is a setting of the user, never a recipe's. If the settings lack it, the hint
+# has the two lines to add.
 
 
 @dataclass(slots=True, kw_only=True)
 class IndexRows:
-    """`rows` are a recipe's `index`, package and name. `missing` are those that the settings do not have: the
-    package, and what to write. `notes` are what else is known of where packages lie."""
+    """The rows of a recipe's `index`, index names by package.
+
+    `missing` are the packages whose index the settings do not have, with the line to add. `notes` are about
+    packages whose wheels are elsewhere.
+    """
 
     rows: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def index_rows(wish: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
-    """Rows for the packages from PyPI in `wish`. `known` are the settings' indexes, by name."""
-    found = IndexRows()
+def index_rows(spec: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
+    """Return the rows for the packages of PyPI in `spec`. `known` are the settings' indexes, by name."""
+    index = IndexRows()
     names = {url.rstrip("/"): name for name, url in known.items()}
-    asked = {}
-    for text in wish.pip:
-        if text.startswith("./") or is_source(text):
-            continue
+    bounds_by_name = {}
+    for text in spec.index_requirements:
         requirement = Requirement(text)
-        asked[canonical(requirement.name)] = str(requirement.specifier)
-    torch = _tag_of_torch(wish, asked)
-    for package, bounds in asked.items():
-        tag = _tag(wish, package) or torch
+        bounds_by_name[canonical(requirement.name)] = str(requirement.specifier)
+    torch = _tag_of_torch(spec, bounds_by_name)
+    for package, bounds in bounds_by_name.items():
+        tag = _tag(spec, package) or torch
         row = knowledge.external_indexes(package, bounds, tag)
         if row is None or (row.tagged and not torch):
             continue
         name, url = row.with_tag(torch if row.tagged else tag)
         if not row.index:
-            found.notes.append(
+            index.notes.append(
                 f"{package}{bounds}: PyPI may have no wheel of it ({url} says where wheels are)"
             )
         elif own := names.get(url.rstrip("/")):
-            found.rows[package] = own
+            index.rows[package] = own
         else:
-            found.missing[package] = f'write below [indexes] in imagefactory.toml: {name} = "{url}"'
-    return found
+            index.missing[package] = f'write below [indexes] in imagefactory.toml: {name} = "{url}"'
+    return index
 
 
-def _tag_of_torch(wish: EnvironmentSpec, asked: Mapping[str, str]) -> str:
-    """The build tag of torch that PyPI does not have; what is released beside it follows."""
-    tag = _tag(wish, "torch")
-    if "torch" not in asked or not tag.startswith("cu"):
+def _tag_of_torch(spec: EnvironmentSpec, bounds_by_name: Mapping[str, str]) -> str:
+    """Return the build tag of torch if PyPI lacks that build. Packages released with it use it too."""
+    tag = _tag(spec, "torch")
+    if "torch" not in bounds_by_name or not tag.startswith("cu"):
         return ""
-    pinned = re.fullmatch(r"==([0-9.]+?)(\.\*)?", asked["torch"])
+    pinned = re.fullmatch(r"==([0-9.]+?)(\.\*)?", bounds_by_name["torch"])
     offered = (
         {wheel.cuda.replace(".", "") for wheel in knowledge.offered("torch", pinned[1])} if pinned else set()
     )
     return "" if tag.removeprefix("cu") in offered else tag
 
 
-def _tag(wish: EnvironmentSpec, package: str) -> str:
-    """The tag of a package's build, by its version or by an index that the file names."""
-    if tag := wish.builds.get(package, ""):
+def _tag(spec: EnvironmentSpec, package: str) -> str:
+    """Return the tag of a package's build, from its version or from an index of the file."""
+    if tag := spec.builds.get(package, ""):
         return tag
-    found = (re.search(r"/(cu[0-9]{2,3})/?$", address) for address in wish.indexes)
-    return next((one[1] for one in found if one), "")
+    matches = (re.search(r"/(cu[0-9]{2,3})/?$", address) for address in spec.indexes)
+    return next((match[1] for match in matches if match), "")
 
 
 _NEWEST_PYTHON, _OLDEST_PYTHON = 14, 9
@@ -117,7 +115,7 @@ _PROVIDED_PACKAGES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What the person says beside the file, or what was chosen; empty where the file is to say it.
+    """The user's or the solver's choices for a draft; empty if the file decides.
 
     `indexes` are those of the settings, by name.
     """
@@ -133,7 +131,7 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class _DraftNotes:
-    """The notes and losses of a draft while it is made."""
+    """The notes and losses of an unfinished draft."""
 
     file: str
     notes: list[str] = field(default_factory=list)
@@ -147,28 +145,28 @@ class _DraftNotes:
 
 
 def draft(
-    wish: EnvironmentSpec, asked: DraftRequest, bases: Sequence[BaseSpec], notes: Sequence[str] = ()
+    spec: EnvironmentSpec, request: DraftRequest, bases: Sequence[BaseSpec], notes: Sequence[str] = ()
 ) -> RecipeDraft:
-    """A recipe for the environment of `wish`. `notes` say why what `asked` holds was chosen.
+    """Return a recipe for the environment of `spec`. `notes` give the reasons for the choices in `request`.
 
-    Raises UsageError with the options to add where neither file nor person says what a recipe must, and
-    where the person says what the file forbids.
+    Raises UsageError with the options to add if file and user leave a required value open, or if the user's
+    choice contradicts the file.
     """
-    framework, source = find_framework(wish, asked.framework, asked.source)
-    lines = _DraftNotes(wish.file, [*wish.notes, *notes], [*wish.left])
-    if wish.locked:
+    framework, source = find_framework(spec, request.framework, request.source)
+    lines = _DraftNotes(spec.file, [*spec.notes, *notes], [*spec.lost])
+    if spec.locked:
         lines.note("every package was written at its locked version (loosen what may be newer)")
-    row = FrameworkRow(framework=framework, source=source, wish=wish)
+    row = FrameworkRow(framework=framework, source=source, spec=spec)
     if source == "conda":
         row = _from_conda(row, lines)
-        wish = row.wish
-    version = asked.version or row.version
-    elsewhere = index_rows(wish, dict(asked.indexes))
-    if not asked.cuda:
+        spec = row.spec
+    version = request.version or row.version
+    elsewhere = index_rows(spec, dict(request.indexes))
+    if not request.cuda:
         row.refuse_rocm()
         if framework not in elsewhere.rows:
             row.refuse_other_build(version, index=elsewhere.missing.get(framework, ""))
-    cuda = asked.cuda or (row.told_cuda() if framework in elsewhere.rows else row.cuda(version))
+    cuda = request.cuda or (row.explicit_cuda() if framework in elsewhere.rows else row.cuda(version))
     lines.notes += elsewhere.notes
     for package, write in elsewhere.missing.items():
         if package != framework:
@@ -177,34 +175,34 @@ def draft(
         raise row.ask(version, cuda)
     row.refuse_version(version)
     if row.other_below(cuda):
-        lines.note(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+        lines.note(f"CUDA {spec.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
     if others := row.other_extras(cuda):
         lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
     released = row.pythons(version) if source == "conda" else ()
-    base, python = _python(wish, asked.python, source, bases, lines, released)
+    base, python = _python(spec, request.python, source, bases, lines, released)
     common = {
-        "family": asked.family,
-        "description": _description(f"{framework} and what {wish.file} asks for"),
+        "family": request.family,
+        "description": _description(f"{framework} and what {spec.file} asks for"),
         "source": source,
         "framework": framework,
     }
     if source == "conda":
-        channels = [*wish.channels]
-        if INSTEAD not in channels and (wish.defaults or not channels):
+        channels = [*spec.channels]
+        if INSTEAD not in channels and (spec.defaults or not channels):
             after = "asked last, where conda asks its defaults" if channels else "no other channel is named"
             lines.note(f"the channel {INSTEAD} was written: {after}")
             channels.append(INSTEAD)
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, version, lines) if source == "conda" else _pypi_lists(row, cuda, lines)
-    capabilities = wish.parts.capabilities
+    capabilities = spec.parts.capabilities
     capabilities = capabilities or (("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",))
-    if source == "conda" and asked.cuda and not row.told_cuda() and framework in FRAMEWORKS:
+    if source == "conda" and request.cuda and not row.explicit_cuda() and framework in FRAMEWORKS:
         packages, constraint = _builds_for(row, version, cuda)
         lists["packages"] = [*lists["packages"], packages]
         lists["constraints"] = [*lists.get("constraints", ()), constraint]
         lines.note(f"{packages} and {constraint} were added: without them a solver may take builds for CPUs")
     parts = [
-        _head(wish, lines),
+        _head(spec, lines),
         *(f"{key}: {value}\n" for key, value in common.items()),
         f'platform: linux/amd64\nbase: {base.name}\npython: "{python}"\n',
         "\n# The compute capabilities that every image of this family must support.\n",
@@ -216,7 +214,7 @@ def draft(
     parts.append("\n")
     parts += [_list(key, values) for key, values in lists.items()]
     parts.append(_index(elsewhere.rows, {framework, *map(pypi_name, lists.get("pip", lists["packages"]))}))
-    parts += [_labels(wish), _environment(wish), _parts(wish)]
+    parts += [_labels(spec), _environment(spec), _parts(spec)]
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
         parts.append(f"    extras: [{', '.join(extras)}]\n")
@@ -224,55 +222,55 @@ def draft(
     return RecipeDraft(text="".join(parts), notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
 
 
-def draft_on(wish: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
-    """A recipe that adds what `wish` asks for to `target`.
+def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
+    """Return a recipe that adds the requirements of `spec` to `target`.
 
-    `target_conflicts` says before whether the target has what the file bounds.
+    Call `target_conflicts` first, which checks the bounds of the file against the target.
     """
-    lines = _DraftNotes(wish.file, [*wish.notes], [*wish.left])
+    lines = _DraftNotes(spec.file, [*spec.notes], [*spec.lost])
     conda = target.source == "conda"
     lists: dict[str, list[str]] = {"packages": [], "constraints": [], "pip": []}
-    for text in wish.conda:
-        spec, channels = parse_spec(text), target.channels
-        if spec.name == target.framework:
+    for text in spec.conda:
+        package, channels = parse_spec(text), target.channels
+        if package.name == target.framework:
             lines.note(_channel_of(text, target))
-        elif not conda and _PROVIDED_PACKAGES.fullmatch(spec.name):
+        elif not conda and _PROVIDED_PACKAGES.fullmatch(package.name):
             lines.note(f"{text} of conda: wheels bring their own")
         elif not conda:
             lines.lose(f"{text}: {target.name} takes its packages from PyPI", "write PyPI's name of it")
-        elif spec.channel and spec.channel not in channels:
-            channel = channel_name(spec.channel)
+        elif package.channel and package.channel not in channels:
+            channel = channel_name(package.channel)
             lines.lose(f"{text}: {target.name} has no channel {channel}", "take it from another")
         else:
             lists["packages"].append(text)
-    for text in wish.pip:
+    for text in spec.pip:
         if pypi_name(text) in (target.framework, FRAMEWORKS.get(target.framework)):
             lines.note(_channel_of(text, target))
         else:
             lists["pip" if conda else "packages"].append(text)
-    lists["pip" if conda else "packages"] += wish.sources
-    more = [name for name in wish.channels if channel_address(name) not in target.channels]
+    lists["pip" if conda else "packages"] += spec.sources
+    more = [name for name in spec.channels if channel_address(name) not in target.channels]
     if conda and more:
         lines.lose(
             f"the channels {', '.join(more)}: those of {target.name} are asked alone",
             "build on a target with these channels",
         )
-    if more := [one for one in wish.parts.capabilities if one not in target.capabilities]:
+    if more := [text for text in spec.parts.capabilities if text not in target.capabilities]:
         lines.note(f"the capabilities {', '.join(more)}: {target.name} is made for its own")
-    own = [one for one in wish.constraints if pypi_name(one) != target.framework]
+    own = [text for text in spec.constraints if pypi_name(text) != target.framework]
     if conda:
         lists["pip"] = _with_bounds(lists["pip"], own, lines)
     else:
         lists["constraints"] = own
-        _lose_patch(wish, target.python, lines)
+        _lose_patch(spec, target.python, lines)
     text = (
-        _head(wish, lines)
-        + f"family: {family}\ndescription: {_description(f'{wish.file} on {target.name}')}\n"
+        _head(spec, lines)
+        + f"family: {family}\ndescription: {_description(f'{spec.file} on {target.name}')}\n"
         + f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
         + "".join(_list(key, values) for key, values in lists.items() if values or key == "packages")
-        + _labels(wish)
-        + _environment(wish)
-        + _parts(wish)
+        + _labels(spec)
+        + _environment(spec)
+        + _parts(spec)
     )
     choice = ImageChoice(
         framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
@@ -280,19 +278,19 @@ def draft_on(wish: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
     return RecipeDraft(text=text, notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
 
 
-def target_conflicts(wish: EnvironmentSpec, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
-    """What the file bounds and `target` has otherwise; `versions` are those of its locked wheels by name."""
-    found = []
+def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the bounds of the file that `target` does not meet. `versions` are its locked wheels by name."""
+    conflicts = []
     own, framework = f"{target.name} has", target.framework
-    if not fits_python(target.python, wish.python):
-        found.append(f"Python {wish.python}, and {own} Python {target.python}")
-    row = FrameworkRow(framework=framework, source=target.source, wish=wish)
-    if (told := row.told_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
-        found.append(f"CUDA {told}, and {own} CUDA {target.cuda}")
-    for spec in map(parse_spec, wish.conda):
-        if spec.name == framework and not series_within(spec.version, target.version):
-            found.append(f"{spec}, and {own} {framework} {target.version}")
-    for text in dict.fromkeys((*wish.pip, *wish.constraints)):
+    if not fits_python(target.python, spec.python):
+        conflicts.append(f"Python {spec.python}, and {own} Python {target.python}")
+    row = FrameworkRow(framework=framework, source=target.source, spec=spec)
+    if (cuda := row.explicit_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
+        conflicts.append(f"CUDA {cuda}, and {own} CUDA {target.cuda}")
+    for package in map(parse_spec, spec.conda):
+        if package.name == framework and not series_within(package.version, target.version):
+            conflicts.append(f"{package}, and {own} {framework} {target.version}")
+    for text in dict.fromkeys((*spec.pip, *spec.constraints)):
         name, bounds = pypi_name(text), bounds_in(text)
         if version := versions.get(name, ""):
             allowed = not bounds or within(bounds, version)
@@ -301,28 +299,28 @@ def target_conflicts(wish: EnvironmentSpec, target: Target, versions: Mapping[st
         else:
             continue
         if not allowed:
-            found.append(f"{text}, and {own} {name} {version}")
-    return tuple(found)
+            conflicts.append(f"{text}, and {own} {name} {version}")
+    return tuple(conflicts)
 
 
 # --- its Python ---------------------------------------------------------------------------------
 
 
 def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The Pythons to try for packages of PyPI: those that bases carry, then others; each the newest first.
+    """Return the Pythons to try for packages of PyPI: those of bases, then others, each the newest first.
 
-    A base's own Python needs no channel of conda. Pythons outside of `bounds` are not among them.
+    A base's own Python needs no conda channel. Pythons outside of `bounds` are excluded.
     """
     carried = sorted({base.python for base in bases if base.python}, key=natural, reverse=True)
     others = [f"3.{minor}" for minor in range(_NEWEST_PYTHON, _OLDEST_PYTHON - 1, -1)]
     return (
-        tuple(one for one in carried if fits_python(one, bounds)),
-        tuple(one for one in others if one not in carried and fits_python(one, bounds)),
+        tuple(python for python in carried if fits_python(python, bounds)),
+        tuple(python for python in others if python not in carried and fits_python(python, bounds)),
     )
 
 
 def base_for(python: str, bases: Sequence[BaseSpec]) -> BaseSpec:
-    """The base that carries a Python, else the first that carries one. Raises UsageError for none."""
+    """Return the base with a Python, or else the first with any. Raises UsageError if there is none."""
     fitting = [base for base in bases if base.python]
     if not fitting:
         raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
@@ -330,45 +328,45 @@ def base_for(python: str, bases: Sequence[BaseSpec]) -> BaseSpec:
 
 
 def _python(
-    wish: EnvironmentSpec,
+    spec: EnvironmentSpec,
     chosen: str,
     source: str,
     bases: Sequence[BaseSpec],
     lines: _DraftNotes,
     released: Collection[str],
 ) -> tuple[BaseSpec, str]:
-    """A base, and the environment's Python: what was chosen, or the file's where it can be.
+    """Return a base and the environment's Python: `chosen`, or the file's if possible.
 
-    `released` are the Pythons that the framework was released for, empty where that is not known.
+    `released` are the Pythons that the framework was released for, empty if unknown.
     """
     fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
         raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
-    wanted = [chosen] if chosen else [base.python for base in fitting if base.python]
-    wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
-    wanted.sort(key=lambda one: bool(released) and one not in released)
-    python = next((python for python in wanted if fits_python(python, wish.python)), "")
+    candidates = [chosen] if chosen else [base.python for base in fitting if base.python]
+    candidates += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
+    candidates.sort(key=lambda python: bool(released) and python not in released)
+    python = next((python for python in candidates if fits_python(python, spec.python)), "")
     base = next((base for base in fitting if base.python == python), fitting[0])
     if python:
         if source != "conda":
-            _lose_patch(wish, python, lines)
-        if not minor_python(wish.python) and not chosen:
-            lines.note(f"Python {python} was written: {wish.file} leaves it open")
+            _lose_patch(spec, python, lines)
+        if not minor_python(spec.python) and not chosen:
+            lines.note(f"Python {python} was written: {spec.file} leaves it open")
         if source != "conda" and base.python != python:
             lines.note(f"Python {python} comes from conda-forge: no base carries it")
         return base, python
     python = base.python or "3.12"
     lines.lose(
-        f"Python {wish.python} is not known: Python {python} was written", "write bounds, such as >=3.11"
+        f"Python {spec.python} is not known: Python {python} was written", "write bounds, such as >=3.11"
     )
     return base, python
 
 
-def _lose_patch(wish: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
-    """Images with packages of PyPI have the patch release of Python that their base has."""
-    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", wish.python):
+def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
+    """Record the patch version of Python as lost: images with PyPI packages have that of their base."""
+    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", spec.python):
         lines.lose(
-            f"Python {wish.python}: the image has the release of {python} of its base", f"write {python}"
+            f"Python {spec.python}: the image has the release of {python} of its base", f"write {python}"
         )
 
 
@@ -376,73 +374,75 @@ def _lose_patch(wish: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
 
 
 def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
-    """The same where the file is one of pip's: what goes with the framework comes from conda as well."""
+    """Return the row with a pip file's framework and its companions as conda packages."""
     own = FRAMEWORKS.get(row.framework, "")
-    wish, beside = row.wish, knowledge.companion_names(own)
-    named = {spec.name: spec for spec in map(parse_spec, wish.conda)}
+    spec, beside = row.spec, knowledge.companion_names(own)
+    named = {package.name: package for package in map(parse_spec, spec.conda)}
     if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
         lines.note(f"jaxlib was added to {jax}: it has the code for GPUs")
-        wish = replace(wish, conda=[*wish.conda, str(replace(jax, name="jaxlib"))])
-    if wish.conda or wish.channels:
-        return replace(row, wish=wish)
-    pinned = next((text for text in wish.pip if pypi_name(text) == own), "")
-    moved = [text for text in wish.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
+        spec = replace(spec, conda=[*spec.conda, str(replace(jax, name="jaxlib"))])
+    if spec.conda or spec.channels:
+        return replace(row, spec=spec)
+    pinned = next((text for text in spec.pip if pypi_name(text) == own), "")
+    moved = [text for text in spec.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
     if moved:
         lines.note(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
     conda = [str(parse_spec(text)) for text in (f"{row.framework}{bounds_in(pinned)}", *moved)]
-    return replace(row, wish=replace(wish, conda=conda, pip=[one for one in wish.pip if one not in moved]))
+    return replace(row, spec=replace(spec, conda=conda, pip=[text for text in spec.pip if text not in moved]))
 
 
 def _conda_lists(row: FrameworkRow, version: str, lines: _DraftNotes) -> dict[str, list[str]]:
-    wish, specs = row.wish, row.specs
-    constraints = [str(replace(spec, version="")) for spec in specs if spec.build or spec.channel]
-    for spec in specs:
-        if spec.version not in ("", specs[0].version):
-            own = replace(row, wish=replace(wish, conda=[str(spec)]))
+    spec, specs = row.spec, row.conda_specs
+    constraints = [str(replace(match, version="")) for match in specs if match.build or match.channel]
+    for match in specs:
+        if match.version not in ("", specs[0].version):
+            own = replace(row, spec=replace(spec, conda=[str(match)]))
             if own.covers(version):
-                lines.note(f"{spec}: the row's version says it")
+                lines.note(f"{match}: the row's version says it")
             else:
-                lines.lose(f"{spec}: the row has version {version}", "name one release with --framework")
-    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", wish.python):
-        constraints.append(f"python {wish.python}")
-    constraints += wish.conda_bounds
+                lines.lose(f"{match}: the row has version {version}", "name one release with --framework")
+    if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", spec.python):
+        constraints.append(f"python {spec.python}")
+    constraints += spec.conda_bounds
     same = FRAMEWORKS.get(row.framework, "")
-    pypi = FrameworkRow(framework=same, source="pypi", wish=wish)
-    for text in wish.pip:
+    pypi = FrameworkRow(framework=same, source="pypi", spec=spec)
+    for text in spec.pip:
         if same and pypi_name(text) == same and pypi.allows(version):
             lines.note(f"{text} of PyPI: the framework comes from conda, as {row.framework}")
         elif same and pypi_name(text) == same:
             lines.lose(f"{text} of PyPI: conda's is {row.framework} {version}", "take one of them out")
-    pip = [text for text in wish.pip if not same or pypi_name(text) != same]
-    bounds = [one for one in wish.constraints if pypi_name(one) != same]
+    pip = [text for text in spec.pip if not same or pypi_name(text) != same]
+    bounds = [bound for bound in spec.constraints if pypi_name(bound) != same]
     lists = {
-        "packages": [text for text in wish.conda if parse_spec(text).name != row.framework],
+        "packages": [text for text in spec.conda if parse_spec(text).name != row.framework],
         "constraints": constraints,
-        "pip": [*_with_bounds(pip, bounds, lines), *wish.sources],
+        "pip": [*_with_bounds(pip, bounds, lines), *spec.sources],
     }
     return {key: values for key, values in lists.items() if values or key == "packages"}
 
 
 def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _DraftNotes) -> list[str]:
-    """Packages of PyPI in a conda environment, bounded themselves: constraints there are conda's."""
-    found = list(pip)
-    for one in constraints:
-        same = [index for index, text in enumerate(found) if pypi_name(text) == pypi_name(one)]
+    """Return a conda environment's PyPI packages with their bounds, since its constraints are conda's."""
+    packages = list(pip)
+    for bound in constraints:
+        same = [index for index, text in enumerate(packages) if pypi_name(text) == pypi_name(bound)]
         for index in same:
-            more = bounds_in(one)
-            found[index] += f",{more}" if bounds_in(found[index]) else more
+            more = bounds_in(bound)
+            packages[index] += f",{more}" if bounds_in(packages[index]) else more
         if not same:
-            lines.lose(f"the bound {one} of what others need", "write it under pip, or as conda has it")
-    return found
+            lines.lose(f"the bound {bound} of what others need", "write it under pip, or as conda has it")
+    return packages
 
 
 def _builds_for(row: FrameworkRow, version: str, cuda: str) -> tuple[str, str]:
-    """The package by which conda's builds for a CUDA are chosen, and the bound on the framework's build.
+    """Return the package that selects conda's builds for a CUDA, and the bound on the framework's build.
 
     Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
     pytorch-cuda); conda-forge.org/docs/user/tipsandtricks, "Installing CUDA-enabled packages" (cuda-version).
     """
-    channels = [channel_name(spec.channel) for spec in row.specs if spec.channel] or row.wish.channels
+    channels = [
+        channel_name(match.channel) for match in row.conda_specs if match.channel
+    ] or row.spec.channels
     first = next((name for name in channels if name in ("pytorch", INSTEAD)), INSTEAD)
     name = "cuda-version"
     if first == "pytorch" and FRAMEWORKS[row.framework] == "torch":
@@ -451,7 +451,7 @@ def _builds_for(row: FrameworkRow, version: str, cuda: str) -> tuple[str, str]:
 
 
 def _pypi_lists(row: FrameworkRow, cuda: str, lines: _DraftNotes) -> dict[str, list[str]]:
-    for text in (*row.wish.conda, *row.wish.conda_bounds):
+    for text in (*row.spec.conda, *row.spec.conda_bounds):
         if _PROVIDED_PACKAGES.fullmatch(parse_spec(text).name):
             if parse_spec(text).name != "pip":
                 lines.note(f"{text} of conda: the wheels of {row.framework} bring their own")
@@ -460,14 +460,14 @@ def _pypi_lists(row: FrameworkRow, cuda: str, lines: _DraftNotes) -> dict[str, l
                 f"{text} is conda's, and {row.framework} comes from PyPI",
                 "write PyPI's name of it under pip, or take a framework of conda: --framework NAME",
             )
-    bounds = [text for text in row.wish.constraints if pypi_name(text) != row.framework]
-    packages = [text for text in row.wish.pip if pypi_name(text) != row.framework]
+    bounds = [text for text in row.spec.constraints if pypi_name(text) != row.framework]
+    packages = [text for text in row.spec.pip if pypi_name(text) != row.framework]
     if row.other_cuda(cuda):
         own = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
         packages = [text for text in packages if text not in own]
         for text in own:
             lines.lose(f"{text} is a library of another CUDA", f"{row.framework} brings its own")
-    lists = {"packages": [*packages, *row.wish.sources]}
+    lists = {"packages": [*packages, *row.spec.sources]}
     return {**lists, **({"constraints": bounds} if bounds else {})}
 
 
@@ -478,11 +478,11 @@ def _channel_of(text: str, target: Target) -> str:
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _head(wish: EnvironmentSpec, lines: _DraftNotes) -> str:
+def _head(spec: EnvironmentSpec, lines: _DraftNotes) -> str:
     text = ["# yaml-language-server: $schema=recipe.schema.json"]
     for title, some in (("What was left out", lines.lost), ("What was decided on the way", lines.notes)):
         if some:
-            text.append(f"# From {show(wish.file)[1:-1]}. {title}:")
+            text.append(f"# From {show(spec.file)[1:-1]}. {title}:")
             text += [f"#   {re.sub('[^ -~]', '?', line)}" for line in some]
     return "\n".join(text) + "\n"
 
@@ -498,36 +498,36 @@ def _list(key: str, values: Sequence[str]) -> str:
 
 
 def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
-    """The indexes of those packages that the recipe asks for itself."""
+    """Return the indexes of the packages that the recipe itself requires."""
     lines = [f"  {quoted(package)}: {index}\n" for package, index in rows.items() if package in names]
     return "index:\n" + "".join(lines) if lines else ""
 
 
-def _labels(wish: EnvironmentSpec) -> str:
-    """Their values may hold quotes."""
-    if not wish.labels:
+def _labels(spec: EnvironmentSpec) -> str:
+    """Return the labels, whose values may contain quotes."""
+    if not spec.labels:
         return ""
     return "labels:\n" + "".join(
-        f"  {quoted(name)}: '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in wish.labels.items()
+        f"  {quoted(name)}: '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in spec.labels.items()
     )
 
 
-def _environment(wish: EnvironmentSpec) -> str:
-    if not wish.environment:
+def _environment(spec: EnvironmentSpec) -> str:
+    if not spec.environment:
         return ""
-    lines = [f'  {name}: "{value}"\n' for name, value in wish.environment.items()]
+    lines = [f'  {name}: "{value}"\n' for name, value in spec.environment.items()]
     return "environment:\n" + "".join(lines)
 
 
-def _parts(wish: EnvironmentSpec) -> str:
-    """What a container file says of its image."""
-    parts = wish.parts
+def _parts(spec: EnvironmentSpec) -> str:
+    """Return the keys of a recipe that only container files set."""
+    parts = spec.parts
     lines = [_list("system", list(parts.debian))] if parts.debian else []
     if parts.files:
         folders = dict.fromkeys(folder for folder, _ in parts.files)
-        inside = {one: [pattern for folder, pattern in parts.files if folder == one] for one in folders}
+        inside = {place: [pattern for folder, pattern in parts.files if folder == place] for place in folders}
         lines.append("files:\n")
-        lines += [f'  "{one}": [{", ".join(map(json.dumps, inside[one]))}]\n' for one in folders]
+        lines += [f'  "{place}": [{", ".join(map(json.dumps, inside[place]))}]\n' for place in folders]
     lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
     for key in ("entrypoint", "command"):
         if words := getattr(parts, key):

@@ -1,9 +1,8 @@
-"""Environments that people have already, read into what recipes can say of them.
+"""Read the environment files of other tools into specs for recipes.
 
-`environment.yml` here; pip_lines.py reads requirements files, manifests.py what projects want,
-dockerfiles.py what containers are built from, locks.py what
-other tools locked. All of them are data from strangers, read within
-caps and through the same allow-lists as recipes.
+`environment.yml` is read here. pip_lines.py reads requirements files, manifests.py projects, dockerfiles.py
+container files and locks.py locks. All are untrusted: they are read within limits, and their values pass the
+allow-lists of recipes.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError, os_problem
 from imagefactory.extras.importers.build_context import (
@@ -59,6 +56,7 @@ from imagefactory.extras.importers.spec import (
     minor_python,
     poetry_bounds,
     selected,
+    specifiers_allow,
     take_channels,
     take_match_spec,
     text_of,
@@ -92,12 +90,12 @@ _NO_ENVIRONMENTS = (
 class ReadOptions:
     """How a file is read.
 
-    `pythons` are what bases carry, the preferred first: the first that the file allows judges markers.
-    `environment` names one of pixi's; `extras` and `groups` are those of a project that are wanted too.
-    `root` is the imagefactory project's, where `reserved` are imagefactory's own names. `build_context` is
-    the directory that a person names for a container file, `context` what it copies from. `beside` reads
-    files that this one names, `place` is its folder from the root on (None outside of it), `projects` are
-    the folders whose projects were read. `build_args` are values for a container file.
+    `pythons` are those of the bases, the preferred first. The first that the file allows evaluates markers.
+    `environment` is one of pixi; `extras` and `groups` are optional parts of a project. `root` is the
+    imagefactory project, where `reserved` are imagefactory's own names. `build_context` is the directory that
+    the user names for a container file, `context` the one that it copies from. `beside` reads files that this
+    one names, `place` is its directory relative to the root (None outside of it), `projects` are the
+    directories whose projects were read. `build_args` are values for a container file.
     """
 
     pythons: tuple[str, ...]
@@ -114,7 +112,7 @@ class ReadOptions:
     build_args: Mapping[str, str] = field(default_factory=dict)
 
     def inside(self, bounds: str) -> ReferencedFiles:
-        """What pip's lines are read with, in an environment whose Python is bounded."""
+        """Return the files for pip's lines, in an environment with these bounds on Python."""
         return ReferencedFiles(self.python(bounds), self.beside, project=self._project, place=self.place)
 
     def _project(
@@ -127,8 +125,8 @@ class ReadOptions:
         self.projects.add(key)
         return read_project_directory(folder, ProjectReadOptions(beside=beside, extras=extras), self.python)
 
-    def asked(self, bounds: str) -> ProjectReadOptions:
-        """How the project of the file itself is read."""
+    def project_options(self, bounds: str) -> ProjectReadOptions:
+        """Return how the project of the file itself is read."""
         return ProjectReadOptions(
             beside=self.inside(bounds),
             environment=self.environment,
@@ -138,24 +136,18 @@ class ReadOptions:
         )
 
     def python(self, bounds: str) -> str:
-        """The Python by which markers are judged."""
-        return minor_python(bounds) or next(
-            (one for one in self.pythons if _within(one, bounds)), self.pythons[0]
+        """Return the Python that evaluates markers."""
+        fitting = (
+            python for python in self.pythons if specifiers_allow(bounds, f"{python}.5", invalid=False)
         )
-
-
-def _within(python: str, bounds: str) -> bool:
-    try:
-        return SpecifierSet(bounds).contains(f"{python}.5")
-    except InvalidSpecifier:
-        return False
+        return minor_python(bounds) or next(fitting, self.pythons[0])
 
 
 def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
-    """What the file at `path` asks for; its content tells which kind it is.
+    """Return the requirements of the file at `path`. Its content tells its format.
 
-    Files that it names are read in its folder, its git work tree and the imagefactory project.
-    Raises UsageError when it cannot be read, RecipeError for what is none of these files.
+    Files that it names are read in its directory, its git work tree and the imagefactory project. Raises
+    UsageError if it cannot be read, RecipeError if its format is not supported.
     """
     text, folder = _read(path), path.parent.resolve()
     file = show(path.name)[1:-1]
@@ -172,12 +164,12 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
             "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
         )
     root = reading.root.resolve() if reading.root else None
-    within = [folder, *(one for one in (_work_tree(folder), root) if one and folder.is_relative_to(one))]
+    within = [folder, *(top for top in (_work_tree(folder), root) if top and folder.is_relative_to(top))]
 
     def beside(name: str) -> str | None:
         other = folder / name
         try:
-            inside = any(other.resolve().is_relative_to(one) for one in within)
+            inside = any(other.resolve().is_relative_to(top) for top in within)
             return _read(other) if inside and other.is_file() else None
         except (RecipeError, UsageError, OSError, ValueError):
             return None
@@ -187,26 +179,26 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
 
 
 def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentSpec:
-    """A container file, whose other files are those of its build context."""
+    """Read a container file, whose other files are in its build context."""
     file = show(path.name)[1:-1]
     context = open_context(
         path.parent,
-        given=reading.build_context,
+        chosen=reading.build_context,
         project=reading.root,
         reserved=reading.reserved,
         file=path.name,
     )
     reading = replace(reading, beside=context.read, context=context, place=context.project_path("."))
-    wish = parse_environment_file(text, file, reading)
+    spec = parse_environment_file(text, file, reading)
     if context.root != context.own or context.named:
-        wish.note(first_place(file), context_message(context))
-    return wish
+        spec.note(first_place(file), context_message(context))
+    return spec
 
 
 def _work_tree(folder: Path) -> Path | None:
-    """The root of the git work tree that a folder is in; a home directory under git is none."""
-    found = git_root(folder)
-    return None if found is None or Path.home().is_relative_to(found) else found
+    """Return the root of a directory's git work tree, None if a home directory is inside of it."""
+    root = git_root(folder)
+    return None if root is None or Path.home().is_relative_to(root) else root
 
 
 def _read(path: Path) -> str:
@@ -223,7 +215,7 @@ def _read(path: Path) -> str:
 
 
 def parse_environment_file(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """The same of a text. Raises RecipeError."""
+    """Return the requirements of a text. Raises RecipeError."""
     own = file in ("pyproject.toml", "setup.py", "setup.cfg")
     reading = replace(reading, projects={(".", ())} if own else set())
     if file.endswith((".py", ".cfg")):
@@ -241,7 +233,7 @@ def parse_environment_file(text: str, file: str, reading: ReadOptions) -> Enviro
 
 
 def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOptions:
-    """How a file is read of which a command chooses parts."""
+    """Return the options for a file of which a command selects parts."""
     python = minor_python(chosen.python)
     return replace(
         reading,
@@ -253,7 +245,7 @@ def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOp
 
 
 def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """What lists packages, and no container: what a container names may be no other."""
+    """Parse a list of packages. Container files are excluded, since one must not name another."""
     start = first_place(file)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
@@ -262,9 +254,9 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
         _check_no_selection(file, reading)
         if EXPLICIT.search(text):
             return read_explicit(text, file)
-        wish = EnvironmentSpec(file=file)
-        take_requirements(wish, text, file, _within_file(reading.inside(""), file))
-        return wish
+        spec = EnvironmentSpec(file=file)
+        take_requirements(spec, text, file, _within_file(reading.inside(""), file))
+        return spec
     if re.search(r"\{[{%]", text):
         raise recipe_problem(
             start,
@@ -287,7 +279,7 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
 
 
 def _container(text: str, file: str) -> Callable[[str, str, ContainerFileReaders], EnvironmentSpec] | None:
-    """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
+    """Return the reader of a Dockerfile or definition, by content or else by name; None for other files."""
     if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
         return None
     if DEFINITION.match(text) or file.endswith(".def"):
@@ -300,7 +292,7 @@ def _within_file(beside: ReferencedFiles, file: str) -> ReferencedFiles:
 
 
 def _check_no_selection(file: str, reading: ReadOptions) -> None:
-    """Raises RecipeError where an environment, an extra or a group is asked of a file without."""
+    """Raise RecipeError if an environment, extra or group is selected of a file without them."""
     if reading.environment:
         raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     if reading.extras or reading.groups:
@@ -313,28 +305,28 @@ def _toml(root: YamlNode, file: str, reading: ReadOptions) -> EnvironmentSpec:
     if root.get("lock-version"):
         if reading.environment:
             raise recipe_problem(root.where, *_NO_ENVIRONMENTS)
-        return read_pylock(root, file, reading.asked(text_of(root, "requires-python")))
+        return read_pylock(root, file, reading.project_options(text_of(root, "requires-python")))
     if not root.get("package") or root.get("project") or root.get("workspace"):
         return read_project(
-            root, file, reading.asked(text_of(root.get("project") or root, "requires-python"))
+            root, file, reading.project_options(text_of(root.get("project") or root, "requires-python"))
         )
     if reading.environment:
         raise recipe_problem(root.where, *_NO_ENVIRONMENTS)
     if metadata := root.get("metadata"):
         bounds = poetry_bounds(text_of(metadata, "python-versions")) or ""
-        return read_poetry_lock(root, file, reading.asked(bounds))
-    return read_uv_lock(root, file, reading.asked(text_of(root, "requires-python")))
+        return read_poetry_lock(root, file, reading.project_options(bounds))
+    return read_uv_lock(root, file, reading.project_options(text_of(root, "requires-python")))
 
 
 def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """What the project of a setup.py or setup.cfg needs, and what its pyproject.toml adds."""
+    """Read the project of a setup.py or setup.cfg, and its pyproject.toml."""
     if reading.environment:
         raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     near = reading.beside
     reading = replace(reading, beside=lambda name: text if name == file else near(name))
     named = file in ("setup.py", "setup.cfg")
-    wish = read_project_directory(".", reading.asked(""), reading.python) if named else None
-    if wish is None:
+    spec = read_project_directory(".", reading.project_options(""), reading.python) if named else None
+    if spec is None:
         what = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
         raise recipe_problem(
             first_place(file),
@@ -342,70 +334,68 @@ def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
             what,
             "list the packages in a requirements.txt, and import that",
         )
-    return replace(wish, file=file)
+    return replace(spec, file=file)
 
 
 # --- environment.yml -----------------------------------------------------------------------------
 
 
 def _environment(root: YamlNode, text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    wish, lines = EnvironmentSpec(file=file), text.split("\n")
+    spec, lines = EnvironmentSpec(file=file), text.split("\n")
     for key, value in root.pairs:
         match key.text:
             case "name" | "prefix":  # of an environment on somebody's machine
                 pass
             case "channels":
-                take_channels(wish, value)
+                take_channels(spec, value)
             case "dependencies":
-                for item in items_of(wish, value, "dependencies"):
-                    if _for_platform(wish, item, lines):
-                        _dependency(wish, item, reading, lines)
+                for item in items_of(spec, value, "dependencies"):
+                    if _for_platform(spec, item, lines):
+                        _dependency(spec, item, reading, lines)
             case "variables":
                 for name, item in value.pairs:
-                    wish.variable(name.text, item.text, name.where)
+                    spec.variable(name.text, item.text, name.where)
             case "platforms":
                 if PLATFORM not in [item.text for item in value.items]:
-                    wish.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
-            case "prefix":  # where it was on that machine
-                pass
+                    spec.note(key.where, f"{PLATFORM} is not among its platforms: see whether it locks")
             case _:
                 do = "write what it asks for into the file's other keys, or remove it"
-                wish.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
+                spec.leave(key.where, f"{show(key.text)} is not a key of conda's, and not read", do)
     named = root.get("channels")
-    wish.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
-    return wish
+    spec.defaults = "nodefaults" not in [item.text for item in (named.items if named else ())]
+    return spec
 
 
-def _for_platform(wish: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
-    """Judges a selector behind an item (`# [linux]`), as conda-lock reads them; to conda it is a comment."""
+def _for_platform(spec: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
+    """Return whether a selector after an item (`# [linux]`) matches, as conda-lock reads it."""
     line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
-    found = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
-    if not found:
+    match = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
+    if not match:
         return True
-    holds = selected(found[1])
+    holds = selected(match[1])
     if holds is None:
-        wish.note(
-            item.where, f"the line is taken: the selector {show(found[0].strip())} is a comment to conda"
+        spec.note(
+            item.where, f"the line is taken: the selector {show(match[0].strip())} is a comment to conda"
         )
     elif not holds:
-        wish.note(item.where, f"{show(item.text)} is not for {PLATFORM}")
+        spec.note(item.where, f"{show(item.text)} is not for {PLATFORM}")
     return holds is not False
 
 
-def _dependency(wish: EnvironmentSpec, item: YamlNode, reading: ReadOptions, lines: list[str]) -> None:
+def _dependency(spec: EnvironmentSpec, item: YamlNode, reading: ReadOptions, lines: list[str]) -> None:
     if item.kind == "text":
-        take_match_spec(wish, item.text, item.where)
+        take_match_spec(spec, item.text, item.where)
         return
     for key, value in item.pairs:
         if key.text == "pip":
-            for line in items_of(wish, value, "pip"):
-                if _for_platform(wish, line, lines):
+            for line in items_of(spec, value, "pip"):
+                if _for_platform(spec, line, lines):
                     take_pip_line(
-                        wish, line.text, line.where, _within_file(reading.inside(wish.python), wish.file)
+                        spec, line.text, line.where, _within_file(reading.inside(spec.python), spec.file)
                     )
         else:
-            wish.leave(
+            spec.leave(
                 key.where, f"{show(key.text)} is not read", f"write its packages for {PLATFORM} as a list"
             )
     if item.kind == "list":
-        wish.leave(item.where, "a list in a list is not read", "write its packages one level up")
+        spec.leave(item.where, "a list in a list is not read", "write its packages one level up")

@@ -1,4 +1,4 @@
-"""What an environment says of its framework: which one, from where, which version, for which CUDA. Pure."""
+"""The framework of an environment: its name, source, version and CUDA. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagefactory.recipes.edit import FRAMEWORKS
 from imagefactory.recipes.values import RULES, CondaSpec, canonical, parse_spec, within
 from imagefactory.versions import natural
 
-# Packages whose version is that of CUDA, the surest first.
+# Packages with the version of CUDA, the most reliable first.
 _CUDA_PACKAGES = (
     "pytorch-cuda",
     "cuda-version",
@@ -35,71 +35,72 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRow:
-    """The framework in what a file asks for."""
+    """The framework in the requirements of a file."""
 
     framework: str
     source: str
-    wish: EnvironmentSpec
+    spec: EnvironmentSpec
 
     @property
-    def specs(self) -> tuple[CondaSpec, ...]:
-        """Its match specs among conda's packages, those with a version first; a bare one if there is none."""
-        found = [spec for spec in map(parse_spec, self.wish.conda) if spec.name == self.framework]
-        return tuple(sorted(found, key=lambda spec: not spec.version)) or (CondaSpec(name=self.framework),)
+    def conda_specs(self) -> tuple[CondaSpec, ...]:
+        """Return its match specs, those with a version first; a bare one if there is none."""
+        packages = [item for item in map(parse_spec, self.spec.conda) if item.name == self.framework]
+        packages.sort(key=lambda item: not item.version)
+        return tuple(packages) or (CondaSpec(name=self.framework),)
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Its requirements among PyPI's; a bare one where the file needs it only through others."""
-        found = tuple(text for text in self.wish.pip if pypi_name(text) == self.framework)
-        return found or (self.framework,)
+        """Return its PyPI requirements; a bare one if only other packages need it."""
+        requirements = tuple(text for text in self.spec.pip if pypi_name(text) == self.framework)
+        return requirements or (self.framework,)
 
     @property
     def bounds(self) -> str:
-        """Its bounds as the file has them, empty for any version."""
+        """Return its bounds in the file, empty for any version."""
         if self.source == "conda":
-            return self.specs[0].version
-        more = (one for one in self.wish.constraints if pypi_name(one) == self.framework)
+            return self.conda_specs[0].version
+        more = (text for text in self.spec.constraints if pypi_name(text) == self.framework)
         return ",".join(filter(None, map(bounds_in, (*self.requirements, *more))))
 
     @property
     def version(self) -> str:
-        """`2.3` or `2.3.1`; empty where the file leaves it open."""
+        """Return `2.3` or `2.3.1`, empty if the file leaves it open."""
         return next(filter(None, map(_release, self.bounds.split(","))), "")
 
     def allows(self, version: str) -> bool:
-        """Whether some release of a version or series is within the file's bounds."""
+        """Return whether some release of a version or series is within the file's bounds."""
         return version == self.version or series_within(self.bounds, version)
 
     def covers(self, version: str) -> bool:
-        """Whether a row of that version stays within the file's bounds, whatever release is locked."""
+        """Return whether every release of a version or series is within the file's bounds."""
         if not self.bounds or (version == self.version and version.count(".") > 1):
             return True
         return all(within(self.bounds, release) for release in _releases(version))
 
     def known(self) -> tuple[str, ...]:
-        """The versions in the knowledge table that the file's bounds allow, the oldest first."""
-        return tuple(one for one in self._series() if self.allows(one))
+        """Return the versions of the knowledge table that the file's bounds allow, the oldest first."""
+        return tuple(version for version in self._series() if self.allows(version))
 
     @property
     def newest(self) -> str:
-        """The newest version in the knowledge table, whatever the file's bounds; empty for none."""
+        """Return the newest version of the knowledge table, whatever the file's bounds; empty for none."""
         return "".join(self._series()[-1:])
 
     def _series(self) -> list[str]:
-        found = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
-        return sorted(found, key=natural)
+        versions = {wheel.version for wheel in knowledge.cuda_wheels() if wheel.package == self.framework}
+        return sorted(versions, key=natural)
 
     def range_with(self, cuda: str) -> str:
-        """The bounds within which PyPI's wheels come with `cuda` (`12.4`, or `12` for any such release).
+        """Return the bounds of the PyPI wheels for `cuda` (`12.4`, or `12` for any such release).
 
-        Empty where no known version does.
+        Empty if no known version has it.
         """
         series = self._series()
         fitting = [
-            one
-            for one in series
-            if self._as_offered(cuda, self.offers(one)) in self.offers(one)
-            or cuda in {offer.partition(".")[0] for offer in self.offers(one)}
+            version
+            for version in series
+            if self._as_offered(cuda, self.offers(version)) in self.offers(version)
+            or cuda in {offer.partition(".")[0] for offer in self.offers(version)}
         ]
         if not fitting:
             return ""
@@ -110,74 +111,76 @@ class FrameworkRow:
         return f">={series[first]}{above}"
 
     def cuda(self, version: str) -> str:
-        """The CUDA that packages beside it, its build, its channels or its wheels tell; empty for none."""
+        """Return the CUDA of other packages, its build, channels or wheels; empty if none sets it."""
         offers = self.offers(version)
         if self.source == "pypi" and version and len(offers) == 1:
             return offers[0]
         if own := self._named_cuda(version):
             return own
-        if told := self.told_cuda():
-            return self._as_offered(told, offers)
-        below = self._as_offered(self.wish.below, offers)
+        if explicit := self.explicit_cuda():
+            return self._as_offered(explicit, offers)
+        below = self._as_offered(self.spec.below, offers)
         return below if not offers or below in offers else ""
 
-    def told_cuda(self) -> str:
-        """What the file says itself: `cpu` for a build without CUDA, empty where it says nothing."""
-        if CPU_ONLY in self.wish.hints:
+    def explicit_cuda(self) -> str:
+        """Return the CUDA that the file sets: `cpu` for a build without CUDA, empty if it sets none."""
+        if CPU_ONLY in self.spec.hints:
             return "cpu"
         built, beside = self._own_build(), self._cuda_beside()
-        builds = (self.wish.builds.get(self.framework, ""), *(spec.build for spec in self.specs))
+        builds = (self.spec.builds.get(self.framework, ""), *(package.build for package in self.conda_specs))
         glued = any(re.search(r"cuda[0-9]{3}", build) for build in builds)
-        if told := (beside or built) if glued else (built or beside):
-            return told
-        hints = self.wish.hints
-        for word in (*(spec.build for spec in self.specs), *self.wish.channels, *hints):
-            if found := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
-                return f"{found[1] or found[3]}.{found[2] or found[4]}"
+        if cuda := (beside or built) if glued else (built or beside):
+            return cuda
+        hints = self.spec.hints
+        for word in (*(package.build for package in self.conda_specs), *self.spec.channels, *hints):
+            if match := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
+                return f"{match[1] or match[3]}.{match[2] or match[4]}"
         return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
 
     def _cuda_beside(self) -> str:
-        """What packages say whose version is that of CUDA.
+        """Return the version of packages that have CUDA's version.
 
-        They say it better than a build of conda-forge, `cuda120`: it is made with 12.0 and runs with any 12.
+        They are more exact than a build of conda-forge: `cuda120` is built with 12.0 and runs with any 12.
         """
-        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
-        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
-        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
-        found = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
-        return next((one[1] for one in found if one), "")
+        packages = {package.name: package for package in map(parse_spec, self.spec.conda)}
+        words = [packages[name].version for name in _CUDA_PACKAGES if name in packages]
+        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.spec.pip))
+        matches = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
+        return next((match[1] for match in matches if match), "")
 
     def named_beside(self) -> tuple[str, str]:
-        """A package of the file whose name says one major version of CUDA, and that (`cupy-cuda12x`, `12`).
+        """Return a package with a major version of CUDA in its name, and the version (`cupy-cuda12x`, `12`).
 
-        Both are empty where no name says it, or where the names differ.
+        Both are empty if no name has one, or if the names differ.
         """
-        names = [name for name in map(pypi_name, self.wish.pip) if name != self.framework]
-        found = {one[1]: name for name in names if (one := _FOR_CUDA.fullmatch(name))}
+        names = [name for name in map(pypi_name, self.spec.pip) if name != self.framework]
+        majors = {match[1]: name for name in names if (match := _FOR_CUDA.fullmatch(name))}
         return (
-            next(((name, major) for major, name in found.items()), ("", "")) if len(found) == 1 else ("", "")
+            next(((name, major) for major, name in majors.items()), ("", ""))
+            if len(majors) == 1
+            else ("", "")
         )
 
     def refuse_rocm(self) -> None:
-        """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""
+        """Raise UsageError if the file means a build for AMD GPUs, for which no row is written."""
         names = (
             *self.requirements,
-            self.wish.builds.get(self.framework, ""),
-            *self.wish.pip,
-            *self.wish.hints,
+            self.spec.builds.get(self.framework, ""),
+            *self.spec.pip,
+            *self.spec.hints,
         )
-        found = next(filter(None, (re.search(r"\brocm-?([0-9][0-9.]*)?", name) for name in names)), None)
-        if found and self.source == "pypi":
-            rocm = f" {found[1]}" if found[1] else ""
+        match = next(filter(None, (re.search(r"\brocm-?([0-9][0-9.]*)?", name) for name in names)), None)
+        if match and self.source == "pypi":
+            rocm = f" {match[1]}" if match[1] else ""
             raise UsageError(
                 "rocm-not-supported",
-                f"{self.wish.file} means a build of {self.framework} for ROCm{rocm}",
+                f"{self.spec.file} means a build of {self.framework} for ROCm{rocm}",
                 hint="write its row manually, with rocm instead of cuda (docs/recipes.md), or choose CUDA: "
                 "--cuda VERSION",
             )
 
     def _named_cuda(self, version: str) -> str:
-        """The CUDA that its extras (`jax[cuda12_local]`), its name (`cupy-cuda12x`) or one beside it say."""
+        """Return the CUDA in its extras (`jax[cuda12_local]`), its name or another package's name."""
         if self.source != "pypi" or not version:
             return ""
         words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
@@ -186,78 +189,80 @@ class FrameworkRow:
         return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
 
     def meant_cuda(self) -> str:
-        """What the file says itself, else the CUDA of the framework's extras (`jax[cuda11_cudnn86]`)."""
+        """Return the CUDA that the file sets, or else that of its extras (`jax[cuda11_cudnn86]`)."""
         majors = set(filter(None, map(_cuda_in, self._written_extras()))) if self.source == "pypi" else set()
-        return self.told_cuda() or (majors.pop() if len(majors) == 1 else "")
+        return self.explicit_cuda() or (majors.pop() if len(majors) == 1 else "")
 
     def _written_extras(self) -> set[str]:
         written = ",".join(re.findall(r"\[([^\]]*)\]", " ".join(self.requirements)))
         return {canonical(extra.strip()) for extra in written.split(",") if extra.strip()}
 
     def _own_build(self) -> str:
-        """What its own build tag or build string says."""
-        build = self.wish.builds.get(self.framework, "")
+        """Return the CUDA in its own build tag or build string."""
+        build = self.spec.builds.get(self.framework, "")
         if self.source == "pypi":
-            found = re.match(r"cu([0-9]{2})([0-9])(?![0-9])", build)
-            return f"{found[1]}.{found[2]}" if found else "cpu" if build.startswith("cpu") else ""
-        builds = filter(None, map(built_for, (build, *(spec.build.replace("*", "") for spec in self.specs))))
-        return next((told for told in builds if told == "cpu" or "." in told), "")
+            match = re.match(r"cu([0-9]{2})([0-9])(?![0-9])", build)
+            return f"{match[1]}.{match[2]}" if match else "cpu" if build.startswith("cpu") else ""
+        builds = filter(
+            None, map(built_for, (build, *(item.build.replace("*", "") for item in self.conda_specs)))
+        )
+        return next((cuda for cuda in builds if cuda == "cpu" or "." in cuda), "")
 
     def offers(self, version: str) -> tuple[str, ...]:
-        """The CUDA versions that PyPI offers its version with."""
-        found = {wheel.cuda for wheel in knowledge.offered(self.framework, version)} if version else set()
-        return tuple(sorted(found, key=natural))
+        """Return the CUDA versions of a version's wheels on PyPI."""
+        cudas = {wheel.cuda for wheel in knowledge.offered(self.framework, version)} if version else set()
+        return tuple(sorted(cudas, key=natural))
 
     def _as_offered(self, cuda: str, offers: Sequence[str]) -> str:
-        """`12` where PyPI's wheels bind only the major version."""
+        """Return the major version (`12`) if PyPI's wheels depend only on that."""
         major = cuda.partition(".")[0]
         return major if self.source == "pypi" and major in offers else cuda
 
     def other_cuda(self, cuda: str) -> bool:
-        """Whether the file means another CUDA."""
-        told = self.told_cuda()
-        return bool(told) and self._as_offered(told, (cuda,)) != cuda
+        """Return whether the file sets another CUDA."""
+        stated = self.explicit_cuda()
+        return bool(stated) and self._as_offered(stated, (cuda,)) != cuda
 
     def other_below(self, cuda: str) -> bool:
-        """Whether the image below has another CUDA than the framework will."""
-        return bool(self.wish.below) and self._as_offered(self.wish.below, (cuda,)) != cuda
+        """Return whether the base image has another CUDA than the framework will have."""
+        return bool(self.spec.below) and self._as_offered(self.spec.below, (cuda,)) != cuda
 
     def other_build(self, version: str) -> str:
-        """What is wrong with a file that means a build for the CPU, or one that its source has not."""
-        told, offers = self.meant_cuda(), self.offers(version)
-        what = f"{self.wish.file} means {'a build of ' if told == 'cpu' else ''}{self.framework} {version}"
-        if told == "cpu":
+        """Return the problem of a file that means a CPU build, or a build that its source does not have."""
+        cuda, offers = self.meant_cuda(), self.offers(version)
+        what = f"{self.spec.file} means {'a build of ' if cuda == 'cpu' else ''}{self.framework} {version}"
+        if cuda == "cpu":
             return f"{what.strip()} without CUDA"
-        if self.source != "pypi" or not told:
+        if self.source != "pypi" or not cuda:
             return ""
-        if not version and not self.range_with(told) and self.known():
-            return f"{what.strip()} for CUDA {told}, and PyPI has no such build that is known"
-        if not offers or self._as_offered(told, offers) in offers:
+        if not version and not self.range_with(cuda) and self.known():
+            return f"{what.strip()} for CUDA {cuda}, and PyPI has no such build that is known"
+        if not offers or self._as_offered(cuda, offers) in offers:
             return ""
-        return f"{what.strip()} for CUDA {told}, and PyPI has it for CUDA {' and '.join(offers)}"
+        return f"{what.strip()} for CUDA {cuda}, and PyPI has it for CUDA {' and '.join(offers)}"
 
     def conda_name(self) -> str:
-        """Its name on conda's channels; empty where none is known."""
+        """Return its name on conda channels, empty if unknown."""
         others = any(pypi == self.framework for pypi in FRAMEWORKS.values())
         return _of_source(self.framework, "conda", set()) if others else ""
 
     def refuse_other_build(self, version: str, *, index: str = "") -> None:
-        """Raises UsageError where the file means a build for the CPU, or one that its source has not.
+        """Raise UsageError if the file means a CPU build, or a build that its source does not have.
 
-        `index` is how to name another index that has it.
+        `index` is the hint that names an index with that build.
         """
         if message := self.other_build(version):
-            told, offers = self.meant_cuda(), self.offers(version)
+            cuda, offers = self.meant_cuda(), self.offers(version)
             ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
-            if told != "cpu" and index:
+            if cuda != "cpu" and index:
                 ways.append(f"take that build: {index}, and run this command again")
-            if told != "cpu" and version and (conda := self.conda_name()):
-                ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {told}")
+            if cuda != "cpu" and version and (conda := self.conda_name()):
+                ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {cuda}")
             raise UsageError("framework-conflict", message, hint="; or ".join(ways))
 
     def refuse_version(self, version: str) -> None:
-        """Raises UsageError for a version that the file's own bounds forbid, or do not allow as a whole."""
-        asks = f"{self.wish.file} asks for {self.framework}{self.bounds}"
+        """Raise UsageError if the file's bounds forbid a version, or some of its releases."""
+        asks = f"{self.spec.file} asks for {self.framework}{self.bounds}"
         if not self.allows(version):
             known = " or ".join(self.known()[-_FEW:])
             allowed = f", such as {known}," if known else ""
@@ -274,7 +279,7 @@ class FrameworkRow:
             )
 
     def extras(self, version: str, cuda: str) -> tuple[str, ...]:
-        """Its own extras, and those without which its CUDA libraries do not come."""
+        """Return its own extras, and those that bring its CUDA libraries."""
         if self.source == "conda":
             return ()
         own = self._written_extras() - {*self.other_extras(cuda)}
@@ -283,63 +288,63 @@ class FrameworkRow:
         return tuple(sorted(own))
 
     def other_extras(self, cuda: str) -> tuple[str, ...]:
-        """Its extras for another major version of CUDA."""
+        """Return its extras for another major version of CUDA."""
         major = cuda.partition(".")[0]
         own = self._written_extras() if self.source == "pypi" else set()
-        return tuple(sorted(one for one in own if _cuda_in(one) not in ("", major)))
+        return tuple(sorted(extra for extra in own if _cuda_in(extra) not in ("", major)))
 
     def released_for(self, version: str) -> tuple[str, ...]:
-        """The CUDA versions that a version was released for, wherever its builds are; the newest first."""
+        """Return the CUDA versions that a version was released for on any index, the newest first."""
         known = [
-            one.cuda
-            for one in knowledge.releases(_pypi(self.framework))
-            if version and (covers(one.version, version) or covers(version, one.version))
+            row.cuda
+            for row in knowledge.releases(_pypi(self.framework))
+            if version and (covers(row.version, version) or covers(version, row.version))
         ]
         return tuple(dict.fromkeys(known))
 
     def pythons(self, version: str) -> tuple[str, ...]:
-        """The Pythons that a version was released for; empty where that is not known."""
-        rows = (one for one in knowledge.releases(_pypi(self.framework)) if covers(one.version, version))
-        return next((one.pythons for one in rows), ())
+        """Return the Pythons that a version was released for, empty if unknown."""
+        rows = (row for row in knowledge.releases(_pypi(self.framework)) if covers(row.version, version))
+        return next((row.pythons for row in rows), ())
 
     def _some_cuda(self, version: str) -> str:
-        """The CUDA versions that a version was released for, as an example for a person."""
+        """Return example CUDA versions for a hint."""
         known = self.released_for(version)
         return f"VERSION (such as {' or '.join(known[:_FEW])})" if known else _CUDA
 
     def ask(self, version: str, cuda: str) -> UsageError:
-        """What to say where the file leaves the version or the CUDA open and nothing can be solved."""
-        missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
+        """Return the error for an open version or CUDA if the solver cannot decide."""
+        missing = [what for what, value in (("version", version), ("CUDA", cuda)) if not value]
         cuda = cuda or self._some_cuda(version)
         return UsageError(
             "choice-required",
-            f"{self.wish.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
+            f"{self.spec.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
             hint=f"pass it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
 
 
-def find_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
-    """The framework's name and its source, by the file and by what the person says; `source` may be empty.
+def find_framework(spec: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
+    """Return the framework's name and source, by the file and the user's choice. `source` may be empty.
 
-    Raises UsageError where the file names none itself.
+    Raises UsageError if the file names no framework itself.
     """
-    found = named_framework(wish, named, source)
-    if not found[0]:
+    framework = named_framework(spec, named, source)
+    if not framework[0]:
         raise UsageError(
             "framework-missing",
-            f"{wish.file} has no framework that the smoke test knows",
+            f"{spec.file} has no framework that the smoke test knows",
             hint="choose its main package with --framework NAME, or extend a target: --extends TARGET",
         )
-    return found
+    return framework
 
 
-def named_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
-    """The same; the framework is empty where neither names one."""
-    conda, pip = {parse_spec(text).name for text in wish.conda}, {pypi_name(text) for text in wish.pip}
+def named_framework(spec: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
+    """Return the same as `find_framework`, with an empty name if there is no framework."""
+    conda, pip = {parse_spec(text).name for text in spec.conda}, {pypi_name(text) for text in spec.pip}
     if named:
         if not source:
             in_pip = canonical(named) in pip and named.lower() not in conda
-            source = "conda" if not in_pip and (conda or wish.channels or not pip) else "pypi"
+            source = "conda" if not in_pip and (conda or spec.channels or not pip) else "pypi"
         return _of_source(named, source, conda), source
     for name in FRAMEWORKS if source != "pypi" else ():
         if name in conda:
@@ -353,24 +358,24 @@ def named_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str
 
 
 def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
-    """The framework that an image is for, among the names that a file has and `others` that these need.
+    """Return the framework that an image is for: of the file's `names`, or of `others` that these need.
 
-    numba counts where numba-cuda goes with it: else it makes code for CPUs. A file that names tensorflow-cpu
-    reads data with TensorFlow, and keeps the GPU for another one. So does one that names JAX's CUDA plugin.
-    Empty for none.
+    numba counts only with numba-cuda, without which it generates code for CPUs. A file with tensorflow-cpu
+    reads data with TensorFlow and uses the GPU with another framework. So does a file with JAX's CUDA plugin.
+    Empty if there is none.
     """
     if any(re.fullmatch(r"jax-cuda[0-9]+-plugin", name) for name in names):
         names = {*names, "jax"} - {"tensorflow"}
     if "tensorflow-cpu" in names and {*_FIRST}.intersection(others) - {"tensorflow"}:
         others = {*others} - {"tensorflow"}
     for some, ranked in ((names, _FIRST), (others, _FIRST), (names, _OTHERS), (others, _OTHERS)):
-        if found := next((name for name in ranked if name in some), ""):
-            return found
+        if framework := next((name for name in ranked if name in some), ""):
+            return framework
     return "numba" if "numba-cuda" in {*names, *others} else ""
 
 
 def _of_source(named: str, source: str, conda: set[str]) -> str:
-    """A framework's name where it comes from: PyPI's torch is conda's pytorch."""
+    """Return a framework's name at its source: PyPI's torch is conda's pytorch."""
     if source == "pypi":
         known = FRAMEWORKS.get(named.lower(), "")
         return known or canonical(named)
@@ -380,55 +385,55 @@ def _of_source(named: str, source: str, conda: set[str]) -> str:
 
 
 def _cuda_in(word: str) -> str:
-    """The major version of CUDA that an extra or the end of a name says; empty for none."""
-    found = re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", word)
-    return found[1] if found else ""
+    """Return the major version of CUDA in an extra or at the end of a name, empty if there is none."""
+    match = re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", word)
+    return match[1] if match else ""
 
 
 def _pypi(framework: str) -> str:
-    """A framework's name on PyPI."""
+    """Return a framework's name on PyPI."""
     return FRAMEWORKS.get(framework, framework)
 
 
 def pypi_name(requirement: str) -> str:
-    """The distribution that a requirement names."""
+    """Return the distribution that a requirement names."""
     return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
 
 
 def exact_pins(requirements: Iterable[str]) -> dict[str, str]:
-    """By name the one release that each pinned requirement allows (`demo==1.2.3`)."""
-    found = ((pypi_name(text), re.fullmatch(r"===?([0-9][^*,]*)", bounds_in(text))) for text in requirements)
-    return {name: one[1] for name, one in found if one}
+    """Return the release of each requirement that is pinned to one (`demo==1.2.3`), by name."""
+    pins = ((pypi_name(text), re.fullmatch(r"===?([0-9][^*,]*)", bounds_in(text))) for text in requirements)
+    return {name: match[1] for name, match in pins if match}
 
 
 def fits_python(python: str, bounds: str) -> bool:
-    """Whether some patch version of a Python is within conda's bounds."""
+    """Return whether some patch version of a Python is within conda's bounds."""
     if not bounds or minor_python(bounds):
         return minor_python(bounds) in ("", python)
     return within(bounds, f"{python}.5")
 
 
 def bounds_in(requirement: str) -> str:
-    """The bounds of a requirement of PyPI, empty for none."""
+    """Return the bounds of a PyPI requirement, empty for none."""
     return re.sub(r"^[^\[<>=!~]*(\[[^\]]*\])?", "", requirement)
 
 
 def series_within(bounds: str, version: str) -> bool:
-    """Whether bounds allow some release of a version or series (`2.3`)."""
+    """Return whether bounds allow some release of a version or series (`2.3`)."""
     return not bounds or any(within(bounds, release) for release in _releases(version))
 
 
 def _releases(version: str) -> tuple[str, ...]:
-    """A release as it is; of a series some that it may have."""
+    """Return a release as it is, or possible releases of a series."""
     return (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in (*range(10), 99))
 
 
 def _release(bounds: str) -> str:
-    """The version that one pin names, as a recipe's row writes it; empty for a range and a pre-release.
+    """Return the version of a pin as a recipe's row writes it, empty for a range and a pre-release.
 
-    A row of `2.3` means any release of that series, and `==2.3` means 2.3.0 alone.
+    A row of `2.3` means any release of that series, but `==2.3` means only 2.3.0.
     """
-    found = re.fullmatch(r"(==)?([0-9]+(?:\.[0-9]+){1,3})(\.\*|[._]?post.*)?", bounds)
-    if not found or not RULES["version"].allows(found[2]):
+    match = re.fullmatch(r"(==)?([0-9]+(?:\.[0-9]+){1,3})(\.\*|[._]?post.*)?", bounds)
+    if not match or not RULES["version"].allows(match[2]):
         return ""
-    return f"{found[2]}.0" if found[1] and not found[3] and found[2].count(".") == 1 else found[2]
+    return f"{match[2]}.0" if match[1] and not match[3] and match[2].count(".") == 1 else match[2]

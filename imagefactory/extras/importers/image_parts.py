@@ -1,6 +1,4 @@
-"""What container files say of the image beside its packages and variables: into `Wish.parts`, as far as a
-recipe can say it; draft.py writes it.
-"""
+"""Read the image's other parts from container files into `EnvironmentSpec.parts`."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from imagefactory.recipes.values import RULES
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural
 
-# --- What COPY brings from the build context -> `files:` of a recipe, with paths from the project's root on
+# --- COPY from the build context -> `files:` of a recipe, with paths relative to the project's root
 
 
 _MOST_ENTRIES = 20_000
 _MOST_DEPTH = 40
 _MOST_PATTERNS = 200
-# Hidden files that may hold secrets, which an image would show to whoever has it.
+# Hidden files that may contain secrets, which an image would show to anyone who has it.
 _SECRETS = re.compile(
     r"\.(env|netrc|aws|ssh|pypirc|npmrc|docker|kube|gnupg|config|huggingface|wandb|credentials)\b|\.git-cred|.*_history$"
 )
-# Hidden files that say nothing to a program that runs.
+# Hidden files that no running program reads.
 _TOOLS = {
     *(".git", ".gitignore", ".gitattributes", ".gitmodules", ".github", ".gitlab-ci.yml", ".dockerignore"),
     *(".pre-commit-config.yaml", ".venv", ".vscode", ".idea", ".mypy_cache", ".ruff_cache", ".pytest_cache"),
@@ -48,9 +46,9 @@ _TOOLS = {
 
 @dataclass(slots=True)
 class ContextFiles:
-    """`entries` are folders inside and the patterns of what goes there; `hidden` are files that stay out.
+    """The files of one COPY: `entries` are directories in the image and patterns, `hidden` were skipped.
 
-    `lost` are reasons why something of the source is in no entry.
+    `lost` are reasons why a part of the source is in no entry.
     """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
@@ -59,66 +57,66 @@ class ContextFiles:
 
 
 def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
-    """The entries for one source: a file that becomes `to`, or a directory whose content lies in `to`."""
-    found = ContextFiles()
+    """Return the entries for one source: a file becomes `to`, a directory's content goes into `to`."""
+    files = ContextFiles()
     at = context.project_path(source)
     if at is None:
-        found.lost.append("it is not in the imagefactory project")
+        files.lost.append("it is not in the imagefactory project")
     elif link := context.link_fault(source):
-        found.lost.append(link)
+        files.lost.append(link)
     elif context.kind(source) == "file":
-        _add(found, at, basename(to), dirname(to))
+        _add(files, at, basename(to), dirname(to))
     else:
-        walk = _ContextWalk(context, found)
+        walk = _ContextWalk(context, files)
         whole, parts = walk.cover(source, 0)
         base = "" if at == "." else at
         if walk.looks > _MOST_ENTRIES or len(parts) + len(walk.named) > _MOST_PATTERNS:
-            found.lost.append("it holds too much to be listed: exclude some of it in .dockerignore")
-            return found
+            files.lost.append("it holds too much to be listed: exclude some of it in .dockerignore")
+            return files
         if whole and base and parts:
             plain = to.endswith(f"/{base}")
             folder = to.removesuffix(f"/{base}") or "/"
-            _keep_pattern(found, folder, base) if plain else _keep_pattern(found, to, f"{base}/./*")
+            _keep_pattern(files, folder, base) if plain else _keep_pattern(files, to, f"{base}/./*")
             parts = []
         for part in (*parts, *walk.named):
             name = part if source == "." else part[len(source) + 1 :]
-            _add(found, join(base, name), name, to)
-    return found
+            _add(files, join(base, name), name, to)
+    return files
 
 
-def _add(found: ContextFiles, path: str, name: str, folder: str) -> None:
-    """One file or directory at `path` of the project that lies as `name` in a folder inside."""
+def _add(files: ContextFiles, path: str, name: str, folder: str) -> None:
+    """Add a file or directory at `path` of the project that is `name` in a directory of the image."""
     if path == name:
-        _keep_pattern(found, folder, path)
+        _keep_pattern(files, folder, path)
     elif not path.endswith(f"/{name}"):
-        found.lost.append(f"it gets another name there: {show(name)}")
+        files.lost.append(f"it gets another name there: {show(name)}")
     elif join(folder, name).endswith(f"/{path}"):
-        _keep_pattern(found, join(folder, name)[: -len(path) - 1] or "/", path)
+        _keep_pattern(files, join(folder, name)[: -len(path) - 1] or "/", path)
     else:
-        _keep_pattern(found, folder, f"{path[: -len(name) - 1]}/./{name}")
+        _keep_pattern(files, folder, f"{path[: -len(name) - 1]}/./{name}")
 
 
-def _keep_pattern(found: ContextFiles, folder: str, pattern: str) -> None:
+def _keep_pattern(files: ContextFiles, folder: str, pattern: str) -> None:
     plain = pattern.removesuffix("/./*")
     if not RULES["folder"].allows(folder):
-        found.lost.append(f"own files cannot lie in {show(folder)}")
+        files.lost.append(f"own files cannot lie in {show(folder)}")
     elif not RULES["pattern"].allows(pattern) or any(char in plain for char in "*?["):
-        found.lost.append(f"a recipe cannot name {show(pattern)}")
-    elif (folder, pattern) not in found.entries:
-        found.entries.append((folder, pattern))
+        files.lost.append(f"a recipe cannot name {show(pattern)}")
+    elif (folder, pattern) not in files.entries:
+        files.entries.append((folder, pattern))
 
 
 class _ContextWalk:
-    """Looks through a directory of the context for what the fewest patterns name."""
+    """Finds the fewest patterns that name the files in a directory of the context."""
 
-    def __init__(self, context: BuildContext, found: ContextFiles) -> None:
-        self.context, self.found = context, found
+    def __init__(self, context: BuildContext, files: ContextFiles) -> None:
+        self.context, self.files = context, files
         self.looks = 0
         self.named: list[str] = []  # hidden files, which a pattern has to name
         self.keeps = any(rule.keeps for rule in context.rules.rules)
 
     def cover(self, folder: str, depth: int) -> tuple[bool, list[str]]:
-        """Whether all that `files` takes of a directory is to be taken, and the paths that name it."""
+        """Return whether a directory is copied as a whole, and the paths that name its content."""
         whole, parts = True, []
         for name in self.context.names(folder):
             path = name if folder == "." else f"{folder}/{name}"
@@ -133,14 +131,14 @@ class _ContextWalk:
                 if name in _TOOLS or excluded:
                     continue
                 if _SECRETS.match(name) or kind not in ("file", "folder") or self.context.link_fault(path):
-                    self.found.hidden.append(path)
+                    self.files.hidden.append(path)
                 else:
                     self.named.append(path)
             elif self.context.project_path(path) in self.context.reserved:
                 whole = False
             elif link:
                 whole = False
-                self.found.lost.append(link)
+                self.files.lost.append(link)
             elif kind == "folder" and (not excluded or self.keeps) and depth < _MOST_DEPTH:
                 inner_whole, inner = self.cover(path, depth + 1)
                 whole &= inner_whole and not excluded
@@ -151,7 +149,7 @@ class _ContextWalk:
                 parts.append(path)
             else:  # a device, or too deep
                 whole = False
-                self.found.lost.append(f"{show(path)} is not a file that can be taken")
+                self.files.lost.append(f"{show(path)} is not a file that can be taken")
         return whole, parts
 
 
@@ -161,12 +159,12 @@ _PYTHON = re.compile(
     r"(lib)?python3?(\.[0-9]+)?(-(dev|venv|pip|distutils|setuptools|wheel|minimal|full|virtualenv))?"
     r"|python-is-python3|python3?-(pip|dev|venv)(-whl)?"
 )
-# Of NVIDIA's own archive: what wheels bring, and what neither they nor Debian do.
+# Packages of NVIDIA's archive: libraries in wheels, and packages neither there nor in Debian.
 _OF_CUDA = re.compile(r"lib(cudnn|nccl|cublas|cufft|curand|cusparse|cusolver|cusparselt)[0-9a-z-]*")
 _NVIDIA = re.compile(
     r"cuda-|libnvinfer|nsight|nvidia-(cuda|container|driver|utils)|libnvidia|tensorrt|libcuda"
 )
-# Lists of directories; and variables that say what the base image holds.
+# Lists of directories, and variables that describe the base image.
 PATHS = (
     *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
     *("PYTHONPATH", "PKG_CONFIG_PATH", "MANPATH", "INFOPATH", "CMAKE_PREFIX_PATH"),
@@ -199,8 +197,8 @@ _LAYOUT = re.compile(
 )
 
 
-def add_debian_packages(wish: EnvironmentSpec, names: Sequence[str], where: SourceLocation) -> None:
-    """Packages of Debian. Their versions are the lock's, and Python is the environment's own."""
+def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: SourceLocation) -> None:
+    """Add Debian packages. The lock sets their versions, and Python is the environment's own."""
     rule = RULES["debian package"]
     pinned, other, python, libraries = [], [], [], []
     for written in names:
@@ -215,30 +213,30 @@ def add_debian_packages(wish: EnvironmentSpec, names: Sequence[str], where: Sour
             other.append(written)
         else:
             pinned += [written] if mark and rest else []
-            wish.parts.debian.setdefault(name, where)
+            spec.parts.debian.setdefault(name, where)
     if pinned:
         do = "write the package under 'system': its version is that of the base's release, and is locked"
-        wish.leave(where, f"the version of {_named(pinned)}", do)
+        spec.leave(where, f"the version of {_named(pinned)}", do)
     if python:
-        wish.note(where, f"{_named(python)}: Python is the environment's own")
+        spec.note(where, f"{_named(python)}: Python is the environment's own")
     if libraries:
-        wish.note(where, f"{_named(libraries)}: the framework's packages bring these libraries")
+        spec.note(where, f"{_named(libraries)}: the framework's packages bring these libraries")
     if other:
         do = "the base's release has no package of that name: write Debian's under 'system'"
-        wish.leave(where, f"apt-get install {_named(other)}", do)
+        spec.leave(where, f"apt-get install {_named(other)}", do)
 
 
-def drop_debian(wish: EnvironmentSpec, names: Sequence[str]) -> list[str]:
-    """Forget packages that are removed again; the names that were not installed here are returned."""
-    gone = [name for name in names if wish.parts.debian.pop(name, None)]
+def drop_debian(spec: EnvironmentSpec, names: Sequence[str]) -> list[str]:
+    """Remove packages again. Return the names that were not installed here."""
+    gone = [name for name in names if spec.parts.debian.pop(name, None)]
     return [name for name in names if name not in gone]
 
 
-def lose_debian(wish: EnvironmentSpec, names: Sequence[str], suite: str) -> None:
+def lose_debian(spec: EnvironmentSpec, names: Sequence[str], suite: str) -> None:
     """Record the packages that Debian's `suite` does not have as losses."""
     for name in names:
         do = f"write the name that Debian {suite} has for it under 'system', or remove it"
-        wish.leave(wish.parts.debian.pop(name), f"apt-get install {name}", do)
+        spec.leave(spec.parts.debian.pop(name), f"apt-get install {name}", do)
 
 
 def _named(names: Sequence[str]) -> str:
@@ -248,44 +246,46 @@ def _named(names: Sequence[str]) -> str:
 # --- variables -----------------------------------------------------------------------------------
 
 
-def add_variable(wish: EnvironmentSpec, name: str, value: RunWord) -> None:
-    """A variable of the image, unless it only says where the replaced base image has its programs."""
+def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
+    """Add a variable of the image, unless it only describes the base image, which is replaced."""
     text, where = value.text, value.where
-    shown = f"{name}={show(text, limit=100)}"
+    assignment = f"{name}={show(text, limit=100)}"
     if name in PATHS:
-        _add_search_path(wish, name, value)
+        _add_search_path(spec, name, value)
     elif name == "TORCH_CUDA_ARCH_LIST" and value.known:
-        _add_driver_capabilities(wish, text, where)
+        _add_driver_capabilities(spec, text, where)
     elif name in _INDEXES and value.known:
         for address in text.split():
-            take_pip_line(wish, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
+            take_pip_line(spec, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
     elif name == "UV_TORCH_BACKEND" and value.known:
-        wish.hints.append(f"/{text}")
+        spec.hints.append(f"/{text}")
     elif name == "UV_PYTHON" and value.known and re.fullmatch(r"3\.[0-9]{1,2}", text):
-        wish.bound_python(text, where)
+        spec.bound_python(text, where)
     elif name == "NVIDIA_DRIVER_CAPABILITIES" and set(text.split(",")) - {"compute", "utility"}:
         do = "give it where the image runs: images have compute,utility"
-        wish.leave(where, f"{shown} is set by imagefactory", do)
+        spec.leave(where, f"{assignment} is set by imagefactory", do)
     elif name == "NVIDIA_VISIBLE_DEVICES" and text != "all":
-        wish.leave(where, f"{shown} is set by imagefactory", "give it where the image runs")
+        spec.leave(where, f"{assignment} is set by imagefactory", "give it where the image runs")
     elif name == "HOME" or name.lower() in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
-        wish.note(where, f"{shown} is not taken: it belongs to the machine where an image is built or runs")
+        spec.note(
+            where, f"{assignment} is not taken: it belongs to the machine where an image is built or runs"
+        )
     elif _DESCRIBES.fullmatch(name) or (name == "LANG" and re.fullmatch(r"C\.UTF-?8", text, re.IGNORECASE)):
-        wish.note(where, f"{shown} describes the base image, which is replaced")
+        spec.note(where, f"{assignment} describes the base image, which is replaced")
     elif not value.known:
         what = f"{show(name)} is made of what the image below or a shell sets: {show(text)}"
-        wish.leave(where, what, "set it where the image runs")
+        spec.leave(where, what, "set it where the image runs")
     elif re.search(_OTHER_LAYOUT, text):
-        what = f"{shown} names a directory of the base image, which is replaced"
-        wish.leave(where, what, "write it under environment, with a path that the image has")
+        what = f"{assignment} names a directory of the base image, which is replaced"
+        spec.leave(where, what, "write it under environment, with a path that the image has")
     elif _BUILDS.match(name) and not (RULES["variable"].allows(name) and RULES["value"].allows(text)):
-        wish.note(where, f"{shown} is for the build of the image alone")
+        spec.note(where, f"{assignment} is for the build of the image alone")
     else:
-        wish.variable(name, text, where)
+        spec.variable(name, text, where)
 
 
-def _add_search_path(wish: EnvironmentSpec, name: str, value: RunWord) -> None:
-    """A list of directories: those of the user's own. Those of the replaced image are passed by."""
+def _add_search_path(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
+    """Add the user's directories of a search path. Those of the base image are skipped."""
     own = [
         part
         for part in value.text.split(":")
@@ -293,97 +293,101 @@ def _add_search_path(wish: EnvironmentSpec, name: str, value: RunWord) -> None:
     ]
     if not own:
         what = f"{name}={show(value.text, limit=100)} describes the base image, which is replaced"
-        wish.note(value.where, what)
+        spec.note(value.where, what)
     elif any("$" in part for part in own):
         what = f"{show(name)} is made of what the image below or a shell sets: {show(value.text)}"
-        wish.leave(value.where, what, "set it where the image runs")
+        spec.leave(value.where, what, "set it where the image runs")
     elif name == "PATH":
         do = "start programs by their absolute path: the image's PATH is the environment's and the system's"
-        wish.leave(value.where, f"{show(':'.join(own))} in PATH", do)
+        spec.leave(value.where, f"{show(':'.join(own))} in PATH", do)
     else:
-        wish.variable(name, ":".join(own), value.where)
+        spec.variable(name, ":".join(own), value.where)
         if len(own) < len([part for part in value.text.split(":") if part]):
-            wish.note(value.where, f"{name}: only {show(':'.join(own))} was taken, which are your own")
+            spec.note(value.where, f"{name}: only {show(':'.join(own))} was taken, which are your own")
 
 
-def _add_driver_capabilities(wish: EnvironmentSpec, text: str, where: SourceLocation) -> None:
+def _add_driver_capabilities(spec: EnvironmentSpec, text: str, where: SourceLocation) -> None:
     words = [word for word in re.split(r"[ ;,]+", text) if word]
     words = [number for word in words for number in _ARCHITECTURES.get(word.removesuffix("+PTX"), (word,))]
-    found = [re.fullmatch(r"([0-9]{1,2}\.[0-9])[af]?(\+PTX)?", word) for word in words]
+    matches = [re.fullmatch(r"([0-9]{1,2}\.[0-9])[af]?(\+PTX)?", word) for word in words]
     what = f"TORCH_CUDA_ARCH_LIST={show(text, limit=100)}"
-    if all(found):
-        values = dict.fromkeys(one[1] for one in found if one)
-        wish.parts.capabilities = tuple(sorted(values, key=natural))
-        told = (
-            f"capabilities: {', '.join(wish.parts.capabilities)}"
+    if all(matches):
+        values = dict.fromkeys(match[1] for match in matches if match)
+        spec.parts.capabilities = tuple(sorted(values, key=natural))
+        capabilities = (
+            f"capabilities: {', '.join(spec.parts.capabilities)}"
             if words
             else "the recipe's capabilities set it"
         )
-        wish.note(where, f"{what}: {told}")
+        spec.note(where, f"{what}: {capabilities}")
     else:
-        wish.leave(where, what, "write numbers, such as 8.0, under capabilities")
+        spec.leave(where, what, "write numbers, such as 8.0, under capabilities")
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
 def add_copied_files(
-    wish: EnvironmentSpec, context: BuildContext | None, source: str, to: str, where: SourceLocation
+    spec: EnvironmentSpec, context: BuildContext | None, source: str, to: str, where: SourceLocation
 ) -> list[str]:
-    """One file or directory that is copied to `to`. The lines that tell a loss are returned: they go where
-    the file is read instead."""
-    what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(wish.left)
+    """Add a file or directory that is copied to `to`. Return the lines of the losses.
+
+    The caller drops these lines if the file is read.
+    """
+    what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(spec.lost)
     if context is None:
-        wish.leave(where, what, "write files: {FOLDER: [PATH]}, each path from the project's root on")
-        return wish.left[before:]
-    found = find_own_files(context, source, to)
-    wish.parts.files += [one for one in found.entries if one not in wish.parts.files]
-    if found.hidden:
-        names = show(", ".join(found.hidden), limit=_LONG)[1:-1]
-        wish.note(where, f"{what}: these may hold secrets, and stay out unless `files` names them: {names}")
-    for why in found.lost:
+        spec.leave(where, what, "write files: {FOLDER: [PATH]}, each path from the project's root on")
+        return spec.lost[before:]
+    own_files = find_own_files(context, source, to)
+    spec.parts.files += [entry for entry in own_files.entries if entry not in spec.parts.files]
+    if own_files.hidden:
+        names = show(", ".join(own_files.hidden), limit=_LONG)[1:-1]
+        spec.note(where, f"{what}: these may hold secrets, and stay out unless `files` names them: {names}")
+    for why in own_files.lost:
         do = "write files: {FOLDER: [PATH]}, with paths that a recipe can name"
         if context.project_path(source) is None:
             do = f"run `imagefactory init {shlex.quote(str(context.root))}`, and this command there"
-        wish.leave(where, f"{what}: {why}", do)
-    return wish.left[before:]
+        spec.leave(where, f"{what}: {why}", do)
+    return spec.lost[before:]
 
 
-# --- how it starts -------------------------------------------------------------------------------
+# --- start --------------------------------------------------------------------------------------
 
 
-def add_workdir(wish: EnvironmentSpec, folder: str, where: SourceLocation) -> None:
-    wish.parts.workdir = folder if RULES["workdir"].allows(folder) else ""
-    if not wish.parts.workdir and folder != "/":
-        wish.leave(where, f"WORKDIR {show(folder)}", f"write workdir: with {RULES['workdir'].write}")
+def add_workdir(spec: EnvironmentSpec, folder: str, where: SourceLocation) -> None:
+    spec.parts.workdir = folder if RULES["workdir"].allows(folder) else ""
+    if not spec.parts.workdir and folder != "/":
+        spec.leave(where, f"WORKDIR {show(folder)}", f"write workdir: with {RULES['workdir'].write}")
 
 
-def add_user(wish: EnvironmentSpec, user: str, where: SourceLocation) -> None:
-    wish.parts.user = user if RULES["user"].allows(user) else ""
-    if not wish.parts.user and user != "root":
-        wish.leave(where, f"USER {show(user)}", f"write user: with {RULES['user'].write}")
+def add_user(spec: EnvironmentSpec, user: str, where: SourceLocation) -> None:
+    spec.parts.user = user if RULES["user"].allows(user) else ""
+    if not spec.parts.user and user != "root":
+        spec.leave(where, f"USER {show(user)}", f"write user: with {RULES['user'].write}")
 
 
 def add_entrypoint(
-    wish: EnvironmentSpec, words: Sequence[str], where: SourceLocation, said: str = "ENTRYPOINT"
+    spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str = "ENTRYPOINT"
 ) -> str:
-    wish.parts.entrypoint = _allowed(words)
-    return _loss_line(wish, words, where, said)
+    spec.parts.entrypoint = _allowed(words)
+    return _loss_line(spec, words, where, source)
 
 
-def add_command(wish: EnvironmentSpec, words: Sequence[str], where: SourceLocation, said: str = "CMD") -> str:
-    wish.parts.command = _allowed(words)
-    return _loss_line(wish, words, where, said)
+def add_command(
+    spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str = "CMD"
+) -> str:
+    spec.parts.command = _allowed(words)
+    return _loss_line(spec, words, where, source)
 
 
 def _allowed(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words) if all(RULES["argument"].allows(word) for word in words) else ()
 
 
-def _loss_line(wish: EnvironmentSpec, words: Sequence[str], where: SourceLocation, said: str) -> str:
-    """The line that tells what cannot be a key, empty where it can."""
+def _loss_line(spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str) -> str:
+    """Return the line of the loss if a recipe cannot contain the command, otherwise an empty string."""
     if not words or _allowed(words):
         return ""
     command = show(words[2] if tuple(words[:2]) == SHELL else " ".join(words), limit=_LONG)
-    wish.leave(where, f"{said} {command}", "put it into a script among the files, and write that")
-    return wish.left[-1]
+    spec.leave(where, f"{source} {command}", "put it into a script among the files, and write that")
+    return spec.lost[-1]

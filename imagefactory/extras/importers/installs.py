@@ -1,7 +1,7 @@
-"""Commands that install packages -> what they ask for. Nothing is run.
+"""Read the packages that commands install. Nothing is run.
 
-What only tidies up, asks something or sets up an environment (every image has its own) is passed by; any
-other command is told as left out.
+Commands that clean up, query or set up an environment are skipped, since every image has its own. Any other
+command is reported as lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _STARTUP = re.compile(
     r"/\.(bashrc|bash_profile|profile|bash_aliases|zshrc|condarc|inputrc|vimrc)$"
     r"|^/etc/(environment|profile|bash\.bashrc|apt/|ssh/|sudoers|pip\.conf|locale|timezone)"
 )
-# What fetches or starts the installer of a tool that images are made without, or sets up apt's sources.
+# Commands that install a tool which images do not need, or that set up apt's sources.
 _TOOLS = re.compile(
     r"astral\.sh/uv/|install\.python-poetry\.org|get-poetry\.py|get-pip\.py|pdm-project\.org/install"
     r"|(Miniconda|Miniforge|Mambaforge|Micromamba|Anaconda)([^\s\"']|\$\(uname -m\))*\.sh"
@@ -75,7 +75,7 @@ _TOOLS_BY = re.compile(
     r"(\{ )?(sudo )?(\S*/)?(curl|wget|sh|bash|python[0-9.]*|POETRY\w*=\S*|dpkg|chmod|ln|mv|cp|sed|echo|gpg"
     r"|install)\b"
 )
-# Options whose value stands in the next word: of pip what is read, and what says nothing of content.
+# Options of pip whose value is the next word: those that are read, and those without effect on content.
 _PIP_FILES = ("-r", "--requirement", "-c", "--constraint")
 _PIP_IGNORED_WITH_VALUE = (
     *("-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
@@ -119,7 +119,7 @@ _PIP_LOST_OPTIONS = (
     *("--resolution", "--prerelease", "--exclude-newer", "--override", "--overrides", "--fork-strategy"),
     *("--build-constraint", "--build-constraints", "-b"),
 )
-# Of tools that manage projects: options whose value is in the next word, and those that choose parts.
+# Options of project tools whose value is the next word, and those that select parts.
 _PIP_CHOOSING = {"--extra": "extra", "--group": "group"}
 _CHOOSING = {
     **dict.fromkeys(("--extra", "-E", "--extras"), "extra"),
@@ -159,21 +159,21 @@ _APT_VALUES = ("-o", "-t", "--option", "--target-release", "--default-release", 
 def read_install_script(
     container: ContainerFile, text: str, where: SourceLocation, *, joined: bool = False
 ) -> None:
-    """What the commands of a script install. Raises RecipeError for text that no shell could read."""
+    """Read the packages that a script installs. Raises RecipeError if no shell could parse the text."""
     _Shell(container).script(text, where, joined=joined)
 
 
 def read_install_command(container: ContainerFile, words: Sequence[RunWord], where: SourceLocation) -> None:
-    """The same of one command whose words are given."""
+    """Read the packages that one command installs, from its words."""
     text = " ".join(word.text for word in words)
     _Shell(container).take(RunCommand(where=where, text=text, words=list(words)))
 
 
 class _Shell:
-    """One run of a shell: its folder and its variables end with it."""
+    """One run of a shell, with its directory and variables."""
 
     def __init__(self, container: ContainerFile, depth: int = 0) -> None:
-        self.container, self.wish, self.depth = container, container.wish, depth
+        self.container, self.spec, self.depth = container, container.spec, depth
         self.variables = {"HOME": "/root", **container.variables}
         self.folder = container.workdir
         self.stack: list[str] = []
@@ -216,8 +216,8 @@ class _Shell:
         elif name == "unset":
             for word in words[1:]:
                 self.variables.pop(word.text, None)
-        elif words and (found := _reader(words)):
-            read, rest = found
+        elif words and (reader := _reader(words)):
+            read, rest = reader
             read(self, command, rest)
         else:
             self._not_run(command)
@@ -231,7 +231,7 @@ class _Shell:
                 self.variables.pop(name, None)
 
     def _inner(self, words: Sequence[RunWord], command: RunCommand) -> bool:
-        """A script within: behind `-c`, or as here-document."""
+        """Read a nested script: after `-c`, or in a here-document."""
         if self.depth >= _MOST_DEPTH:
             return False
         inner = _Shell(self.container, self.depth + 1)
@@ -249,9 +249,9 @@ class _Shell:
         what = f"{show(command.text, limit=120)} is not run"
         if self.container.packages_only:  # of a stage whose files are copied, but not all
             if _BUILDS.search(command.text):
-                self.wish.leave(command.where, what, _NOT_RUN)
+                self.spec.leave(command.where, what, _NOT_RUN)
             else:
-                self.wish.note(command.where, f"{what}: its stage is read for its packages alone")
+                self.spec.note(command.where, f"{what}: its stage is read for its packages alone")
             return
         do = _NOT_RUN if command.plain else f"only a shell knows whether it runs: {_NOT_RUN}"
         self.container.leave(command.where, what, do)
@@ -259,6 +259,10 @@ class _Shell:
     def _place(self, written: str) -> str:
         home = self.variables.get("HOME", "/root")
         return normpath(join(self.folder, re.sub(r"^~(?=/|$)", home, written)))
+
+    def _leave_unknown(self, word: RunWord) -> None:
+        do = "write it out; a recipe has no variables"
+        self.spec.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
 
     def _find(self, written: str, where: SourceLocation) -> str:
         return self.container.find(self._place(written), where)
@@ -280,76 +284,75 @@ class _Shell:
         self._pip_install(command, words[at + 1 :], files=words[at].text == "sync")
 
     def _pip_install(self, command: RunCommand, words: Sequence[RunWord], *, files: bool = False) -> None:
-        wanted, wish = [], self.wish
+        requirements, spec = [], self.spec
         values = (*_PIP_FILES, *_PIP_IGNORED_WITH_VALUE, *_PIP_PASSED, *_PIP_LOST_OPTIONS, "-e", "--editable")
         words, chosen = _selection(words, _PIP_CHOOSING, values)
         for option, word in _options(words, values):
             if not word.known:
-                do = "write it out; a recipe has no variables"
-                wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+                self._leave_unknown(word)
             elif option in _PIP_FILES or (files and not option and not word.text.startswith("-")):
                 self._pip_file(option or "-r", word, chosen)
             elif option == "--torch-backend":
-                wish.hints.append(f"/{word.text}")
-            elif option in ("--python", "-p") and (found := re.fullmatch(_PYTHON_NAME, word.text)):
-                wish.bound_python(found[1], word.where)
+                spec.hints.append(f"/{word.text}")
+            elif option in ("--python", "-p") and (match := re.fullmatch(_PYTHON_NAME, word.text)):
+                spec.bound_python(match[1], word.where)
             elif option in _PIP_IGNORED_WITH_VALUE or word.text in _PIP_IGNORED_FLAGS:
-                take_pip_line(wish, f"{option} {word.text}".strip(), word.where, self.container.beside)
+                take_pip_line(spec, f"{option} {word.text}".strip(), word.where, self.container.beside)
             elif option in _PIP_LOST_OPTIONS:
                 do = "write bounds that ask for the versions that you mean"
-                wish.leave(word.where, f"{option} {show(word.text)} decides on versions", do)
+                spec.leave(word.where, f"{option} {show(word.text)} decides on versions", do)
             elif option and "://" not in word.text and option in ("-e", "--editable"):
                 self._project(word)
             elif option in ("-e", "--editable") or not (option or word.text.startswith("-")):
-                wanted.append(word)
+                requirements.append(word)
             elif not option and not _PIP_PASSED_ALONE.fullmatch(word.text):
-                wish.leave(
+                spec.leave(
                     word.where,
                     f"pip's option {show(word.text)} is not read",
                     "see what it and the word behind it ask for",
                 )
-        self._installers(wanted, command.where)
-        for word in wanted:
+        self._installers(requirements, command.where)
+        for word in requirements:
             if not _is_installer(word):
                 self._requirement(word)
-        self._redirected(command, wanted)
+        self._redirected(command, requirements)
 
     def _pip_setting(self, words: Sequence[RunWord]) -> bool:
-        """`pip config set global.index-url ADDRESS`, which is an option of each later command."""
-        found = (
+        """Apply `pip config set global.index-url ADDRESS` as an option of each later command."""
+        match = (
             re.fullmatch(r"\w+\.((extra-)?index-url|find-links)", words[0].text) if len(words) == 2 else None
         )
-        if not found or not words[1].known:
+        if not match or not words[1].known:
             return False
-        take_pip_line(self.wish, f"--{found[1]} {words[1].text}", words[1].where, self.container.beside)
+        take_pip_line(self.spec, f"--{match[1]} {words[1].text}", words[1].where, self.container.beside)
         return True
 
     def _uninstall(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Forgets what was installed before. What the others need comes back when they are solved."""
+        """Remove installed packages. Those that others need come back with the solver."""
         names = {canonical(word.text) for word in words if word.known}
-        self.wish.pip = [text for text in self.wish.pip if pypi_name(text) not in names]
+        self.spec.pip = [text for text in self.spec.pip if pypi_name(text) not in names]
         self.container.removed |= names
         what = f"{show(command.text, limit=120)}: not asked for any more"
-        self.wish.note(command.where, f"{what}, and installed where other packages need it")
+        self.spec.note(command.where, f"{what}, and installed where other packages need it")
 
-    def _redirected(self, command: RunCommand, wanted: Sequence[RunWord]) -> None:
-        """Bounds without quotes, which a shell takes for files."""
-        for word in wanted:
-            files = [one for one in command.sent if one.word == word]
+    def _redirected(self, command: RunCommand, requirements: Sequence[RunWord]) -> None:
+        """Report bounds without quotes, which a shell reads as redirections."""
+        for word in requirements:
+            files = [redirection for redirection in command.sent if redirection.word == word]
             bounds = "".join(map(str, files))
             if not files or not (files[0].joined or files[0].target.startswith("=")):
                 continue
             what = f"{word.text}{bounds} without quotes: a shell takes {show(bounds)} for files"
-            if any(one.operator.startswith("<") for one in files):
+            if any(redirection.operator.startswith("<") for redirection in files):
                 do = f"write '{word.text}{bounds}' in quotes where a bound is meant"
-                self.wish.leave(word.where, f"{what}, and fails where there is none to read", do)
+                self.spec.leave(word.where, f"{what}, and fails where there is none to read", do)
             else:
                 what = f"{what}, and installs {word.text} without the bound, as the recipe does"
-                self.wish.note(word.where, f"{what}; '{word.text}{bounds}' in quotes is a bound")
+                self.spec.note(word.where, f"{what}; '{word.text}{bounds}' in quotes is a bound")
 
-    def _installers(self, wanted: Sequence[RunWord], where: SourceLocation) -> None:
-        if names := [word.text for word in wanted if _is_installer(word)]:
-            self.wish.note(where, f"{', '.join(names)}: images are made without them")
+    def _installers(self, requirements: Sequence[RunWord], where: SourceLocation) -> None:
+        if names := [word.text for word in requirements if _is_installer(word)]:
+            self.spec.note(where, f"{', '.join(names)}: images are made without them")
 
     def _pip_file(self, option: str, word: RunWord, chosen: DependencySelection) -> None:
         name = self._find(word.text, word.where)
@@ -359,31 +362,31 @@ class _Shell:
         elif re.search(r"\.(toml|lock|cfg|py)$", name):
             self._parse(name, text, chosen, word)
         else:
-            take_pip_line(self.wish, f"{option} {name}", word.where, self.container.beside)
+            take_pip_line(self.spec, f"{option} {name}", word.where, self.container.beside)
 
     def _parse(self, name: str, text: str, chosen: DependencySelection, word: RunWord) -> bool:
-        """Takes over another file of the context once, with what a command chooses of it."""
+        """Read another file of the context once for each selection."""
         if (name, chosen) in self.container.around.parsed:
             return True
         self.container.around.parsed.add((name, chosen))
-        self.wish.files += 1
-        if self.wish.files > MOST_FILES:
+        self.spec.files += 1
+        if self.spec.files > MOST_FILES:
             self._not_beside(word)
             return False
-        self.wish.merge(self.container.around.parse(text, name, replace(chosen, python=self.wish.python)))
+        self.spec.merge(self.container.around.parse(text, name, replace(chosen, python=self.spec.python)))
         return True
 
     def _not_beside(self, word: RunWord) -> None:
         why = self.container.why_not(join(self.folder, word.text))
         do = "copy it there, or import it too: imagefactory recipe import FAMILY FILE"
-        self.wish.leave(word.where, f"{show(word.text)} {why}", do)
+        self.spec.leave(word.where, f"{show(word.text)} {why}", do)
 
     def _requirement(self, word: RunWord) -> None:
         local = re.match(r"\.{1,2}(?=[/\[]|$)|/|[\w.-]+/", word.text)
         if local and not re.search(r"\.(whl|zip|gz|tgz|bz2)$|\*", word.text):
             self._project(word)
         else:
-            take_pip_line(self.wish, word.text, word.where, self.container.beside)
+            take_pip_line(self.spec, word.text, word.where, self.container.beside)
 
     def _project(self, word: RunWord) -> None:
         folder, bracket, extras = word.text.partition("[")
@@ -395,14 +398,14 @@ class _Shell:
             optional = file != "pyproject.toml"
             if name := self.container.find(join(self.folder, folder, file), word.where, optional=optional):
                 text = f"./{dirname(name)}{bracket}{extras}"
-                take_pip_line(self.wish, text, word.where, self.container.beside)
+                take_pip_line(self.spec, text, word.where, self.container.beside)
                 return
         why = self.container.why_not(join(self.folder, folder, "pyproject.toml"))
         do = "add what it needs, and put the project into an image by a wheel (./wheels/...)"
-        self.wish.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
+        self.spec.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
 
     def setup_py(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """`python setup.py install` installs the project in the current directory."""
+        """Read `python setup.py install`, which installs the project in the current directory."""
         if any(word.text in ("install", "develop") for word in words):
             self._project(RunWord(".", command.where))
         else:
@@ -422,19 +425,19 @@ class _Shell:
         if doing == "clone" and plain:
             name = basename(plain[0].text.rstrip("/")).removesuffix(".git")
             place = normpath(join(self.folder, plain[1].text if len(plain) > 1 else name))
-            before = len(self.wish.left)
+            before = len(self.spec.lost)
             self._not_run(command)
             address = plain[0].text if plain[0].known else ""
-            self.container.clones[place] = GitClone(place, address, branch, tuple(self.wish.left[before:]))
+            self.container.clones[place] = GitClone(place, address, branch, tuple(self.spec.lost[before:]))
         elif doing in ("checkout", "reset", "switch") and here and plain and plain[-1].known:
             self.container.clones[here.place] = replace(here, revision=plain[-1].text)
         elif doing not in ("submodule", "lfs", "fetch", "pull", "clean", "config", "init") or not here:
             self._not_run(command)
 
     def _cloned_project(self, clone: GitClone, place: str, extras: str, where: SourceLocation) -> None:
-        """A project in a repository that was cloned, as pip names it by the repository."""
-        self.wish.left = [line for line in self.wish.left if line not in clone.told]
-        self.wish.note(
+        """Add a project in a cloned repository by the repository's address."""
+        self.spec.lost = [line for line in self.spec.lost if line not in clone.losses]
+        self.spec.note(
             where, f"of {show(clone.address, limit=120)} the package is taken, not its other files"
         )
         revision = f"@{clone.revision}" if clone.revision else ""
@@ -442,7 +445,7 @@ class _Shell:
         name = basename(clone.address.rstrip("/")).removesuffix(".git")
         written = f"git+{clone.address}{revision}{f'#subdirectory={inner}' if inner else ''}"
         written = f"{name}{extras} @ {written}" if extras else written
-        take_pip_line(self.wish, written, where, self.container.beside)
+        take_pip_line(self.spec, written, where, self.container.beside)
 
     # --- files
 
@@ -452,13 +455,13 @@ class _Shell:
                 self.container.folders.append(RunWord(self._place(word.text), word.where, word.known))
 
     def chmod(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Own files keep their mode: what is to be executed must be executable in the project."""
+        """Check that files are executable in the project, since own files keep their mode."""
         plain = [word for word in words if not re.fullmatch(r"-[a-zA-Z]+|--[a-z-]+", word.text)]
         context = self.container.around.context
         starts = bool(plain) and re.search(r"[xX]|[1357]", plain[0].text) is not None
-        made = [one.text for one in self.container.folders]
+        directories = [directory.text for directory in self.container.folders]
         for word in plain[1:]:
-            if self._place(word.text) in (*made, "/tmp"):  # noqa: S108 -- a path in an image
+            if self._place(word.text) in (*directories, "/tmp"):  # noqa: S108 -- a path in an image
                 continue
             name = self.container.origin(self._place(word.text)) if word.known else ""
             if not name or context is None:
@@ -505,7 +508,7 @@ class _Shell:
     def pdm(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = _without_options(words, _TOOL_VALUES)
         if words and words[0].text in ("install", "sync"):
-            words = [RunWord("-E", one.where) if one.text == "-G" else one for one in words[1:]]
+            words = [RunWord("-E", word.where) if word.text == "-G" else word for word in words[1:]]
             self._sync(command, words, ("pyproject.toml",), unread="pdm.lock")
         elif not words or words[0].text not in ("config", "use", "lock", "venv", "cache"):
             self._not_run(command)
@@ -524,17 +527,16 @@ class _Shell:
             )
         else:
             do = "import what it locks: `pipenv requirements > requirements.txt`, then import that file"
-            self.wish.leave(command.where, f"{show(command.text, limit=120)}: its Pipfile is not read", do)
+            self.spec.leave(command.where, f"{show(command.text, limit=120)}: its Pipfile is not read", do)
 
     def _sync(
         self, command: RunCommand, words: Sequence[RunWord], files: Sequence[str], *, unread: str = ""
     ) -> None:
-        """Takes what a project's lock has, or what its manifest asks for, with the extras that are named."""
+        """Read a project's lock, or else its manifest, with the selected extras."""
         words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
         for word in words:
             if not word.known:
-                do = "write it out; a recipe has no variables"
-                self.wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+                self._leave_unknown(word)
         folder = next(
             (
                 word.text
@@ -546,7 +548,7 @@ class _Shell:
         folder = folder.removesuffix("pixi.toml") or "."
         if unread and self._find(join(folder, unread), command.where):
             do = "import what it locks: `pdm export -o requirements.txt`, then import that file"
-            self.wish.leave(command.where, f"{unread} is not read", do)
+            self.spec.leave(command.where, f"{unread} is not read", do)
             return
         for number, file in enumerate(files):
             last = number == len(files) - 1
@@ -555,20 +557,20 @@ class _Shell:
             if text is not None:
                 word = RunWord(join(folder, file), command.where)
                 self._parse(name, text, chosen, word)
-                if any(one.text in _ALL for one in words):
+                if any(word.text in _ALL for word in words):
                     do = "name them in the command: --extra NAME, --group NAME"
-                    self.wish.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
+                    self.spec.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
                 return
         why = self.container.why_not(join(self.folder, folder, files[-1]))
         do = "import the project's lock or its pyproject.toml"
-        self.wish.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
+        self.spec.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
 
     def _python(self, words: Sequence[RunWord]) -> None:
-        """The Python of an environment that is made: `uv venv --python 3.11`, `uv python install 3.11`."""
+        """Read the Python of a new environment: `uv venv --python 3.11`, `uv python install 3.11`."""
         for option, word in _options(words, ("--python", "-p", "--prompt", "--cache-dir", "--index-url")):
-            found = re.fullmatch(_PYTHON_NAME, word.text) if option in ("--python", "-p", "") else None
-            if found and not self.container.packages_only:
-                self.wish.bound_python(found[1], word.where)
+            match = re.fullmatch(_PYTHON_NAME, word.text) if option in ("--python", "-p", "") else None
+            if match and not self.container.packages_only:
+                self.spec.bound_python(match[1], word.where)
 
     # --- conda
 
@@ -599,42 +601,41 @@ class _Shell:
         if at < 0 or len(words) < at + 3 or words[at + 1].text != "channels":
             self._not_run(command)
             return
-        before = list(self.wish.channels)
-        take_channel(self.wish, words[at + 2].text, words[at + 2].where)
+        before = list(self.spec.channels)
+        take_channel(self.spec, words[at + 2].text, words[at + 2].where)
         if words[at].text != "--append":  # the last that is added is asked first
-            self.wish.channels.sort(key=lambda name: name in before)
+            self.spec.channels.sort(key=lambda name: name in before)
 
     def _conda_install(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        wanted = []
-        self.wish.defaults |= not any(word.text == "--override-channels" for word in words)
+        packages = []
+        self.spec.defaults |= not any(word.text == "--override-channels" for word in words)
         values = (*_CONDA_VALUES, "-c", "--channel", "-f", "--file")
         for option, word in _options(words, values):
             if option in ("-c", "--channel"):
-                take_channel(self.wish, word.text, word.where)
+                take_channel(self.spec, word.text, word.where)
             elif option in ("-f", "--file"):
                 self._conda_file(word)
             elif not option and not word.text.startswith("-"):
-                wanted.append(word)
-        self._installers(wanted, command.where)
-        for word in wanted:
+                packages.append(word)
+        self._installers(packages, command.where)
+        for word in packages:
             if not word.known:
-                do = "write it out; a recipe has no variables"
-                self.wish.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+                self._leave_unknown(word)
             elif not _is_installer(word):
-                take_match_spec(self.wish, word.text, word.where)
+                take_match_spec(self.spec, word.text, word.where)
 
     def _conda_file(self, word: RunWord) -> None:
         name = self._find(word.text, word.where) if word.known else ""
         text = self.container.beside.read(name) if name else None
-        self.wish.files += 1
-        if text is None or self.wish.files > MOST_FILES:
+        self.spec.files += 1
+        if text is None or self.spec.files > MOST_FILES:
             self._not_beside(word)
         elif re.search(r"\.(ya?ml|lock)$", name) or "@EXPLICIT" in text:
-            self.wish.merge(self.container.around.parse(text, name, DependencySelection()))
+            self.spec.merge(self.container.around.parse(text, name, DependencySelection()))
         else:
             for number, line in enumerate(text.split("\n")):
                 if spec := line.partition("#")[0].strip():
-                    take_match_spec(self.wish, spec, SourceLocation(file=name, line=number + 1, column=1))
+                    take_match_spec(self.spec, spec, SourceLocation(file=name, line=number + 1, column=1))
 
     # --- Debian's packages
 
@@ -643,26 +644,26 @@ class _Shell:
         plain = [word for word in plain if not word.text.startswith("-")]
         names = [word.text for word in plain[1:]]
         doing = plain[0].text if plain else ""
-        if doing in ("remove", "purge") and drop_debian(self.wish, names) != names:
+        if doing in ("remove", "purge") and drop_debian(self.spec, names) != names:
             return  # what was installed for a while is gone again
         if doing != "install":
             self._not_run(command)
             return
         for word in plain[1:]:
-            if found := re.match(r"python(3\.[0-9]{1,2})($|-)", word.text):
-                self.wish.bound_python("" if self.wish.python else found[1], word.where)
+            if match := re.match(r"python(3\.[0-9]{1,2})($|-)", word.text):
+                self.spec.bound_python("" if self.spec.python else match[1], word.where)
             elif re.fullmatch(r"python3?(-pip|-venv|-dev)?|python-is-python3", word.text):
                 self.container.system_python = word.where
         if names and not self.container.packages_only:
-            add_debian_packages(self.wish, names, command.where)
+            add_debian_packages(self.spec, names, command.where)
 
     def user(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Users that are made with a number: `USER` names them later, a recipe has the number."""
-        found = list(_options(words, _USER_VALUES))
-        names = [word.text for option, word in found if not option and not word.text.startswith("-")]
-        number = next((word.text for option, word in found if option in ("-u", "--uid")), "")
+        """Record the number of a new user: `USER` names it later, and a recipe has the number."""
+        options = list(_options(words, _USER_VALUES))
+        names = [word.text for option, word in options if not option and not word.text.startswith("-")]
+        number = next((word.text for option, word in options if option in ("-u", "--uid")), "")
         group = re.search(r"\b(useradd|adduser)\b", command.text) is None
-        system = any(word.text in ("-r", "--system") for option, word in found if not option)
+        system = any(word.text in ("-r", "--system") for option, word in options if not option)
         if not (
             number or group or system
         ):  # the first that Debian and Ubuntu give; Ubuntu 24.04 has one user
@@ -693,7 +694,7 @@ _BY_NAME: Mapping[str, _Read] = {
 
 
 def _reader(words: Sequence[RunWord]) -> tuple[_Read, Sequence[RunWord]] | None:
-    """What reads a command by its first words, and the words behind them."""
+    """Return the reader of a command, and the words after the command's name."""
     name = basename(words[0].text)
     more = [word.text for word in words[1:3]]
     if re.fullmatch(r"pip[0-9.]*", name):
@@ -713,14 +714,14 @@ def _reader(words: Sequence[RunWord]) -> tuple[_Read, Sequence[RunWord]] | None:
 
 
 def _is_installer(word: RunWord) -> bool:
-    """Whether a package only installs others. Code may import setuptools: a version of it is asked for."""
+    """Return whether a package only installs others. Code may import setuptools, so its bounds count."""
     name, bounds = re.fullmatch(r"([^\[<>=!~ ]*)(.*)", word.text, re.DOTALL).groups()  # type: ignore[union-attr]
     return name in _INSTALLERS and not (bounds and name in ("setuptools", "wheel"))
 
 
 def _is_quiet(command: RunCommand) -> bool:
-    """Whether it leaves nothing in an image that anyone could miss."""
-    writes = [one.target for one in command.sent if one.operator.startswith((">", "&>"))]
+    """Return whether a command leaves nothing in the image that anyone could miss."""
+    writes = [output.target for output in command.sent if output.operator.startswith((">", "&>"))]
     if writes:  # what shells read that a person starts, and apt of a base that is replaced
         return (
             all(map(_STARTUP.search, writes)) and re.match(r"(echo|printf|cat)\b", command.text) is not None
@@ -730,7 +731,7 @@ def _is_quiet(command: RunCommand) -> bool:
 
 
 def _bare(words: Sequence[RunWord]) -> list[RunWord]:
-    """Without what only says how a command is run."""
+    """Return the words without prefixes such as `sudo` or `env`."""
     rest = list(words)
     while rest and basename(rest[0].text) in ("sudo", "env", "exec", "command", "time", "nice", "nohup"):
         rest.pop(0)
@@ -747,7 +748,7 @@ def _after_assignments(words: Sequence[RunWord]) -> list[RunWord]:
 
 
 def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[RunWord]:
-    """The words from a tool's own command on: `uv --no-progress sync` is `uv sync`."""
+    """Return the words from a tool's subcommand on: `uv --no-progress sync` is `uv sync`."""
     for option, word in _options(words, valued):
         if not option and not word.text.startswith("-"):
             return list(words[words.index(word) :])
@@ -757,27 +758,27 @@ def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[Ru
 def _selection(
     words: Sequence[RunWord], choosing: Mapping[str, str], valued: Sequence[str]
 ) -> tuple[list[RunWord], DependencySelection]:
-    """The words without the options of `choosing`, and what these choose: extras, groups, an environment."""
-    found: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
+    """Return the words without the options of `choosing`, and the parts that these select."""
+    choices: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
     rest: list[RunWord] = []
     for option, word in _options(words, (*choosing, *valued)):
         if option in choosing and word.known:
             names = [name for name in re.split(r"[, ]+", word.text) if name]
-            found[choosing[option]] += [name for name in names if name not in ("main", "default")]
+            choices[choosing[option]] += [name for name in names if name not in ("main", "default")]
         else:
             rest += [RunWord(option, word.where), word] if option else [word]
-    environment = next(iter(found["environment"]), "")
+    environment = next(iter(choices["environment"]), "")
     return rest, DependencySelection(
-        extras=tuple(found["extra"]), groups=tuple(found["group"]), environment=environment
+        extras=tuple(choices["extra"]), groups=tuple(choices["group"]), environment=environment
     )
 
 
 def _options(words: Sequence[RunWord], valued: Sequence[str]) -> Iterator[tuple[str, RunWord]]:
-    """Each word with the option of whose value it is, empty for others."""
+    """Yield each word with the option whose value it is, empty for others."""
     option = ""
     for word in words:
         name, equals, value = word.text.partition("=")
-        short = next((one for one in valued if len(one) == 2 and word.text.startswith(one)), "")
+        short = next((known for known in valued if len(known) == 2 and word.text.startswith(known)), "")
         if option:
             yield option, word
             option = ""

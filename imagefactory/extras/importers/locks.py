@@ -1,7 +1,7 @@
-"""Locks of Python's own tools, read into a wish: `uv.lock` (version 1), `poetry.lock` and `pylock.toml`.
+"""Read the locks of uv, Poetry, pixi and conda-lock, pylock.toml and lists of addresses (`@EXPLICIT`).
 
-They hold what every platform and Python needs. What is meant for an image is found as the tools find it:
-along dependencies whose markers hold.
+Locks of Python tools contain packages for every platform and Python. Those for an image are found as the
+tools do it: along dependencies whose markers match.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.extras.importers.manifests import (
     OptionalPackages,
@@ -26,6 +24,7 @@ from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
     poetry_bounds,
+    specifiers_allow,
     take_channel,
     take_channels,
     take_directory,
@@ -46,9 +45,9 @@ _OWN = ("virtual", "editable", "directory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UvLock:
-    """The rows of a uv.lock, and what markers are judged by: Python, and the extras that are active.
+    """The rows of a uv.lock, with the Python and the active extras that evaluate its markers.
 
-    Those of projects whose extras exclude each other are `extra-4-proj-cpu` there, with the name's length.
+    If a project's extras exclude each other, uv writes them as `extra-4-proj-cpu`, with the name's length.
     """
 
     rows: dict[Key, YamlNode]
@@ -56,7 +55,7 @@ class _UvLock:
     active: frozenset[str]
 
     def meant(self, dependency: YamlNode) -> Iterator[Key]:
-        """The packages that a row of dependencies is, none where its marker does not hold."""
+        """Yield the packages of a dependency's row, none if its marker does not match."""
         if not marker_applies(text_of(dependency, "marker"), self.python, self.active):
             return
         name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
@@ -67,60 +66,62 @@ class _UvLock:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return names of a file that a stranger wrote as one printable line."""
+    """Return names of an untrusted file as one printable line."""
     return show(", ".join(names), limit=4000)[1:-1]
 
 
-def read_uv_lock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
-    """What the project of a uv.lock needs at run time, each package at its version.
+def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
+    """Return the runtime packages of a uv.lock's project, each at its version.
 
-    Raises RecipeError for another format, and for an extra or a group that it does not have.
+    Raises RecipeError for another format, and for an unknown extra or group.
     """
     if text_of(root, "version") != "1":
-        found = text_of(root, "version") or "none"
+        text = text_of(root, "version") or "none"
         raise recipe_problem(
             root.where,
             "format-unsupported",
-            f"has the format {show(found)}",
+            f"has the format {show(text)}",
             "create it with a uv that writes 1",
         )
-    wish = EnvironmentSpec(file=file, locked=True)
-    wish.bound_python(text_of(root, "requires-python"), root.where)
+    spec = EnvironmentSpec(file=file, locked=True)
+    spec.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
     own = {key: row for key, row in rows.items() if _source_type(row) in _OWN}
     here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _source_type(row)) == "."}
     chosen = here or own
-    extras, groups = _selected_groups(wish, chosen, asked, root.where)
+    extras, groups = _selected_groups(spec, chosen, options, root.where)
     active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in chosen for extra in extras}
     active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in chosen for group in groups}
-    lock = _UvLock(rows=rows, python=asked.beside.python, active=frozenset(active))
-    main = _main_registry(rows.values())
-    if main and not is_mirror(main):
-        what = f"the index {show(main, limit=120)}"
-        wish.note(root.where, f"{what}: packages come from the index of this machine's settings")
+    lock = _UvLock(rows=rows, python=options.beside.python, active=frozenset(active))
+    addresses = [text_of(_map(row, "source"), "registry") for row in rows.values()]
+    main = _main_index(spec, addresses, root.where)
     starts = [*chosen, *(_manifest(root, rows) if not own else [])] or list(rows)
     for key in _reached(lock, starts, chosen, (extras, groups)):
         if key in own:
-            _take_own(wish, rows[key], asked.beside)
+            _take_own(spec, rows[key], options.beside)
         else:
-            _take(wish, rows[key], asked.beside, main)
-    return wish
+            _take(spec, rows[key], options.beside, main)
+    return spec
 
 
-def _main_registry(rows: Iterable[YamlNode]) -> str:
-    """The index that most packages of a uv.lock come from; none that has builds for one CUDA, and no page."""
-    found = [text_of(_map(row, "source"), "registry") for row in rows]
-    plain = [one for one in found if one and not re.search(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$", one)]
-    return max(plain, key=plain.count, default="")
+def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], where: SourceLocation) -> str:
+    """Return the index of most packages, and note it. Builds for one CUDA and pages of links do not count."""
+    special = re.compile(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$")
+    plain = [address for address in addresses if address and not special.search(address)]
+    main = max(plain, key=plain.count, default="")
+    if main and not is_mirror(main):
+        what = f"the index {show(main, limit=120)}"
+        spec.note(where, f"{what}: packages come from the index of this machine's settings")
+    return main
 
 
 def _reached(
-    lock: _UvLock, starts: Iterable[Key], chosen: Iterable[Key], wanted: tuple[set[str], set[str]]
+    lock: _UvLock, starts: Iterable[Key], chosen: Iterable[Key], selection: tuple[set[str], set[str]]
 ) -> list[Key]:
-    """The packages along dependencies from `starts`, of the `chosen` with the wanted extras and groups."""
+    """Return the packages along dependencies from `starts`. `selection` belongs to those of `chosen`."""
     first, reached = set(chosen), dict[Key, None]()
     waiting = list(starts)
-    extras = {key: set(wanted[0]) if key in first else set[str]() for key in waiting}
+    extras = {key: set(selection[0]) if key in first else set[str]() for key in waiting}
     while waiting:
         key = waiting.pop(0)
         reached[key] = None
@@ -128,7 +129,7 @@ def _reached(
         needed = [*_rows(row, "dependencies")]
         for extra in sorted(extras[key]):
             needed += _optional(row, "optional-dependencies", extra)
-        for group in sorted(wanted[1]) if key in first else ():
+        for group in sorted(selection[1]) if key in first else ():
             needed += _optional(row, "dev-dependencies", group)
         for dependency in needed:
             more = {canonical(item.text) for item in _rows(dependency, "extra")}
@@ -141,9 +142,9 @@ def _reached(
 
 
 def _selected_groups(
-    wish: EnvironmentSpec, projects: dict[Key, YamlNode], asked: ProjectReadOptions, where: SourceLocation
+    spec: EnvironmentSpec, projects: dict[Key, YamlNode], options: ProjectReadOptions, where: SourceLocation
 ) -> tuple[set[str], set[str]]:
-    """The extras and groups that are asked for, of those that the lock's own projects have."""
+    """Return the selected extras and groups, of those that the lock's own projects have."""
     extras, groups, optional = set[str](), set[str](), OptionalPackages()
     for row in projects.values():
         for key, value in _map(row, "optional-dependencies").pairs:
@@ -152,46 +153,46 @@ def _selected_groups(
         for key, value in _map(row, "dev-dependencies").pairs:
             needs = [text_of(item, "name") for item in value.items]
             optional.add_group(key.text, lambda name=key.text: groups.add(canonical(name)), needs)  # type: ignore[misc]
-    optional.take(wish, asked, where)
+    optional.take(spec, options, where)
     return extras, groups
 
 
-def _optional(row: YamlNode, kind: str, wanted: str) -> Iterator[YamlNode]:
+def _optional(row: YamlNode, kind: str, name: str) -> Iterator[YamlNode]:
     for key, value in _map(row, kind).pairs:
-        if canonical(key.text) == wanted:
+        if canonical(key.text) == name:
             yield from value.items
 
 
 def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
-    """What the lock of a script was asked for."""
-    names = {canonical(text_of(one, "name")) for one in _rows(_map(root, "manifest"), "requirements")}
+    """Return the direct requirements of a script's lock."""
+    names = {canonical(text_of(row, "name")) for row in _rows(_map(root, "manifest"), "requirements")}
     return [key for key in rows if key[0] in names]
 
 
-def _take_own(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> None:
-    """A project that is locked with what it needs: a source where it is a package."""
+def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> None:
+    """Add a locked project of the workspace: as a source if it is a package."""
     if _source_type(row) == "virtual":
-        wish.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
+        spec.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
     else:
-        take_directory(wish, beside.place, text_of(_map(row, "source"), _source_type(row)), row.where)
+        take_directory(spec, beside.place, text_of(_map(row, "source"), _source_type(row)), row.where)
 
 
 # --- poetry.lock ---------------------------------------------------------------------------------
 
 
-def read_poetry_lock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
-    """The packages of a poetry.lock for run time, each at its version, and the project's own code."""
-    wish = EnvironmentSpec(file=file, locked=True)
-    wish.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
-    rows, python = _rows(root, "package"), asked.beside.python
-    chosen, groups = _of_poetry(wish, root, rows, asked)
-    project = read_project_directory(".", replace(asked, named=False), lambda _: python)
+def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
+    """Return the runtime packages of a poetry.lock, each at its version, and the project's own code."""
+    spec = EnvironmentSpec(file=file, locked=True)
+    spec.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
+    rows, python = _rows(root, "package"), options.beside.python
+    chosen, groups = _of_poetry(spec, root, rows, options)
+    project = read_project_directory(".", replace(options, named=False), lambda _: python)
     grouped = any(_groups(row) for row in rows)
     starts = chosen
     if not grouped and project is not None:  # as Poetry 1.5 to 1.8 wrote it
         starts = chosen | dict(map(_name_extras, project.pip))
     reached, needed = _needed(rows, starts, python), _meant_by_any(rows, python)
-    taken: dict[str, list[YamlNode]] = {}
+    selection: dict[str, list[YamlNode]] = {}
     for row in rows:
         name, marker = canonical(text_of(row, "name")), row.get("markers")
         text = marker.text if marker and marker.kind == "text" else text_of(marker, "main") if marker else ""
@@ -200,22 +201,22 @@ def read_poetry_lock(root: YamlNode, file: str, asked: ProjectReadOptions) -> En
             continue  # told with the extras and groups
         if not grouped and project is not None and name not in reached:
             continue
-        if marker_applies(text, python, asked.extras) if text else needed.get(name, True):
-            taken.setdefault(name, []).append(row)
+        if marker_applies(text, python, options.extras) if text else needed.get(name, True):
+            selection.setdefault(name, []).append(row)
         else:
-            wish.note(row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here")
-    for name, same in taken.items():
+            spec.note(row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here")
+    for name, same in selection.items():
         versions = [text_of(row, "version") for row in same]
         if len(set(versions)) > 1:
             do = "import the project's pyproject.toml, with --extra NAME"
             what = f"which of {show(' and '.join(versions))} of {show(name)} is meant"
-            wish.leave(same[0].where, f"the lock does not say {what}", do)
+            spec.leave(same[0].where, f"the lock does not say {what}", do)
         else:
-            _take(wish, same[0], asked.beside)
-    described = parse_project(asked.beside.read("pyproject.toml"), "pyproject.toml")
+            _take(spec, same[0], options.beside)
+    described = parse_project(options.beside.read("pyproject.toml"), "pyproject.toml")
     if described is not None and is_package(described):
-        take_directory(wish, asked.beside.place, ".", root.where)
-    return wish
+        take_directory(spec, options.beside.place, ".", root.where)
+    return spec
 
 
 def _groups(row: YamlNode) -> list[str]:
@@ -223,29 +224,29 @@ def _groups(row: YamlNode) -> list[str]:
 
 
 def _name_extras(text: str) -> tuple[str, frozenset[str]]:
-    """The package and the extras of `uvicorn[standard] (>=0.12)`."""
+    """Return the package and the extras of `uvicorn[standard] (>=0.12)`."""
     extras = re.findall(r"[A-Za-z0-9._-]+", text.partition("[")[2].partition("]")[0])
     return canonical(re.split(r"[ (\[<>=!~;]", text)[0]), frozenset(map(canonical, extras))
 
 
 def _of_poetry(
-    wish: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], asked: ProjectReadOptions
+    spec: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], options: ProjectReadOptions
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
-    """The packages of the extras that are asked for, with their own extras, and the groups."""
+    """Return the packages of the selected extras, with their own extras, and the selected groups."""
     packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
     for key, value in _map(root, "extras").pairs:
         named = dict(_name_extras(item.text) for item in value.items)
         optional.add_extra(key.text, lambda named=named: packages.update(named), named)  # type: ignore[misc]
     for name in dict.fromkeys(group for row in rows for group in _groups(row) if group != "main"):
         optional.add_group(name, lambda name=name: groups.add(name))  # type: ignore[misc]
-    optional.take(wish, asked, root.where)
+    optional.take(spec, options, root.where)
     return packages, groups
 
 
 def _needed(
     rows: list[YamlNode], starts: Mapping[str, frozenset[str]], python: str
 ) -> dict[str, frozenset[str]]:
-    """What is reached from some packages by dependencies that hold here, with the extras asked of each."""
+    """Return the packages along matching dependencies, with the extras required of each."""
     by_name: dict[str, list[YamlNode]] = {}
     for row in rows:
         by_name.setdefault(canonical(text_of(row, "name")), []).append(row)
@@ -258,22 +259,22 @@ def _needed(
         reached[name] = extras
         for row in by_name.get(name, ()):
             for key, value in _map(row, "dependencies").pairs:
-                for one in value.items or [value]:
-                    if marker_applies(text_of(one, "markers"), python, extras):
-                        more = frozenset(canonical(item.text) for item in _rows(one, "extras"))
+                for requirement in value.items or [value]:
+                    if marker_applies(text_of(requirement, "markers"), python, extras):
+                        more = frozenset(canonical(item.text) for item in _rows(requirement, "extras"))
                         waiting.append((canonical(key.text), more))
     return reached
 
 
 def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
-    """By name whether a package that needs it needs it here; the lock has what some extra asks for."""
-    found: dict[str, bool] = {}
+    """Return by name whether a package needs it here. The lock also has packages that only extras need."""
+    needed: dict[str, bool] = {}
     for row in rows:
         for key, value in _map(row, "dependencies").pairs:
             name = canonical(key.text)
-            for one in value.items or [value]:
-                found[name] = found.get(name, False) or marker_applies(text_of(one, "markers"), python)
-    return found
+            for item in value.items or [value]:
+                needed[name] = needed.get(name, False) or marker_applies(text_of(item, "markers"), python)
+    return needed
 
 
 # --- pylock.toml ---------------------------------------------------------------------------------
@@ -281,66 +282,63 @@ def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
 _IN_LIST = re.compile(r"""["']([^"']+)["']\s+(not\s+)?in\s+(extras|dependency_groups)\b""")
 
 
-def read_pylock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
-    """The packages of a pylock.toml that its markers choose for this Python, each at its version.
+def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
+    """Return the packages of a pylock.toml whose markers match this Python, each at its version.
 
     Source: PyPA's specification "pylock.toml". Raises RecipeError for another format, and for a lock of other
     environments.
     """
-    version, python = text_of(root, "lock-version"), asked.beside.python
+    version, python = text_of(root, "lock-version"), options.beside.python
     if version.partition(".")[0] != "1":
         do = "make it with a tool that writes 1.0"
         raise recipe_problem(
             root.where, "format-unsupported", f"has the format {show(version or 'none')}", do
         )
-    wish = EnvironmentSpec(file=file, locked=True)
-    wish.bound_python(text_of(root, "requires-python"), root.where)
+    spec = EnvironmentSpec(file=file, locked=True)
+    spec.bound_python(text_of(root, "requires-python"), root.where)
     environments = [item.text for item in _rows(root, "environments")]
-    if environments and not any(marker_applies(one, python) for one in environments):
+    if environments and not any(marker_applies(marker, python) for marker in environments):
         what = f"is for other environments than {PLATFORM} with Python {python}"
         raise recipe_problem(
             _map(root, "environments").where, "platform-missing", what, "lock it for Linux too"
         )
     rows = _rows(root, "packages")
-    chosen = _selected_pylock_groups(wish, root, rows, asked)
-    taken: dict[str, YamlNode] = {}
+    chosen = _selected_pylock_groups(spec, root, rows, options)
+    selection: dict[str, YamlNode] = {}
     for row in rows:
         name, bounds = canonical(text_of(row, "name")), text_of(row, "requires-python")
         if not _pylock_marker_applies(row, python, *chosen):
             optional = _pylock_marker_applies(row, python, None, None)
             if not optional:  # what an extra or group brings is told with these
-                wish.note(
+                spec.note(
                     row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here"
                 )
-        elif bounds and not _python_within(python, bounds):
+        elif bounds and not specifiers_allow(bounds, f"{python}.99"):
             do = "lock it for that Python, or take another"
-            wish.leave(row.where, f"{show(name)} is for Python {show(bounds)}, not {python}", do)
-        elif name in taken:
+            spec.leave(row.where, f"{show(name)} is for Python {show(bounds)}, not {python}", do)
+        elif name in selection:
             what = f"the lock has two packages {show(name)} for one environment"
             raise recipe_problem(
                 row.where,
                 "duplicate-package",
                 what,
-                f"lock it again: the other is in line {taken[name].where.line}",
+                f"lock it again: the other is in line {selection[name].where.line}",
             )
         else:
-            taken[name] = row
-    main = _main_index(taken.values())
-    if main and not is_mirror(main):
-        what = f"the index {show(main, limit=120)}"
-        wish.note(root.where, f"{what}: packages come from the index of this machine's settings")
-    for row in taken.values():
-        _take_of_pylock(wish, row, asked.beside, main)
-    return wish
+            selection[name] = row
+    main = _main_index(spec, [text_of(row, "index") for row in selection.values()], root.where)
+    for row in selection.values():
+        _take_of_pylock(spec, row, options.beside, main)
+    return spec
 
 
 def _selected_pylock_groups(
-    wish: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], asked: ProjectReadOptions
+    spec: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], options: ProjectReadOptions
 ) -> tuple[set[str], set[str]]:
-    """The extras and groups that are asked for, the groups of a default install among them."""
+    """Return the selected extras and groups, with the groups of a default install."""
     default = {canonical(item.text) for item in _rows(root, "default-groups")}
     extras, groups, optional = set[str](), set(default), OptionalPackages()
-    python = asked.beside.python
+    python = options.beside.python
 
     def needs(extras: set[str], groups: set[str]) -> list[str]:
         fitting = (row for row in rows if _pylock_marker_applies(row, python, extras, groups))
@@ -355,66 +353,53 @@ def _selected_pylock_groups(
         name = canonical(item.text)
         if name not in default:
             optional.add_group(item.text, lambda name=name: groups.add(name), needs(set(), {*default, name}))  # type: ignore[misc]
-    optional.take(wish, asked, root.where)
+    optional.take(spec, options, root.where)
     return extras, groups
 
 
 def _pylock_marker_applies(
     row: YamlNode, python: str, extras: set[str] | None, groups: set[str] | None
 ) -> bool:
-    """Whether a package's marker holds with these extras and groups; None stands for any."""
+    """Return whether a package's marker matches with these extras and groups; None means any."""
 
-    def judged(found: re.Match[str]) -> str:
-        chosen = extras if found[3] == "extras" else groups
-        holds = chosen is None or (canonical(found[1]) in chosen) != bool(found[2])
+    def judged(match: re.Match[str]) -> str:
+        chosen = extras if match[3] == "extras" else groups
+        holds = chosen is None or (canonical(match[1]) in chosen) != bool(match[2])
         return f"python_version {'>=' if holds else '<'} '0'"
 
     return marker_applies(_IN_LIST.sub(judged, text_of(row, "marker")), python)
 
 
-def _python_within(python: str, bounds: str) -> bool:
-    try:
-        return SpecifierSet(bounds).contains(f"{python}.99")
-    except InvalidSpecifier:
-        return True
-
-
-def _main_index(rows: Iterable[YamlNode]) -> str:
-    found = [one for row in rows if (one := text_of(row, "index"))]
-    plain = [one for one in found if not re.search(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$", one)]
-    return max(plain, key=plain.count, default="")
-
-
-def _take_of_pylock(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str) -> None:
+def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str) -> None:
     name, version, index = text_of(row, "name"), text_of(row, "version"), text_of(row, "index")
     vcs, archive = _map(row, "vcs"), _map(row, "archive")
     if row.get("vcs"):
         address, commit = text_of(vcs, "url"), text_of(vcs, "commit-id")
         if text_of(vcs, "type") == "git" and address:
             written = f"{address}@{commit}" if commit else address
-            take_git(wish, written, row.where, folder=text_of(vcs, "subdirectory"))
+            take_git(spec, written, row.where, folder=text_of(vcs, "subdirectory"))
         else:
             do = "put its files into a folder of the project, and write ./FOLDER under packages"
-            wish.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
+            spec.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
     elif folder := row.get("directory"):
-        take_directory(wish, beside.place, text_of(folder, "path"), row.where)
+        take_directory(spec, beside.place, text_of(folder, "path"), row.where)
     elif row.get("archive"):
         address = text_of(archive, "url") or text_of(archive, "path")
-        take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+        take_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     elif not version:
         do = "lock it again: packages from an index have a version"
-        wish.leave(row.where, f"{show(name)} has no version and no source", do)
+        spec.leave(row.where, f"{show(name)} has no version and no source", do)
     else:
         if index and index != main and not is_mirror(index):
-            take_index(wish, index, row.where)
-        take_pip_line(wish, f"{name}=={version}", row.where, beside)
+            take_index(spec, index, row.where)
+        take_pip_line(spec, f"{name}=={version}", row.where, beside)
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _take(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str = "") -> None:
-    """Take a locked package. What comes from `main` comes from the index of this machine's settings."""
+def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str = "") -> None:
+    """Add a locked package. Packages from `main` come from the index of this machine's settings."""
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
     kind = text_of(source, "type") or _source_type(row)
     address = text_of(source, "url") or text_of(source, kind)
@@ -425,15 +410,15 @@ def _take(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: s
         )
         folder = query.get("subdirectory", "") or text_of(source, "subdirectory")
         plain = re.split(r"[?#]", address.removeprefix("git+"))[0]
-        take_git(wish, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
+        take_git(spec, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
     elif kind in ("directory", "editable", "virtual"):
-        take_directory(wish, beside.place, address, row.where)
+        take_directory(spec, beside.place, address, row.where)
     elif kind in ("path", "file", "url"):
-        take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+        take_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     else:
         if kind == "legacy" or (kind == "registry" and address != main and not is_mirror(address)):
-            take_index(wish, address, row.where)
-        take_pip_line(wish, f"{name}=={version}", row.where, beside)
+            take_index(spec, address, row.where)
+        take_pip_line(spec, f"{name}=={version}", row.where, beside)
 
 
 def _source_type(row: YamlNode) -> str:
@@ -456,14 +441,12 @@ def _rows(node: YamlNode, key: str) -> list[YamlNode]:
     return _map(node, key).items
 
 
-# --- Locks of conda's tools, read into a wish: `pixi.lock` (versions 4 to 7), `conda-lock.yml` (version 1),
-# and
-# lists of addresses (`@EXPLICIT`).
+# --- pixi.lock (versions 4 to 7), conda-lock.yml (version 1) and lists of addresses (`@EXPLICIT`)
 
 
 PIXI_VERSIONS = ("4", "5", "6", "7")
 EXPLICIT = re.compile(r"^@EXPLICIT\s*$", re.MULTILINE)
-# What conda-build makes of all that a package is built with, behind the version of its Python.
+# The hash of a package's build inputs, which conda-build writes after the version of Python.
 _BUILD_HASH = re.compile(r"(?:py[0-9]*)?h[0-9a-f]{6,7}$")
 # `# pip NAME @ ADDRESS`, as conda-lock and micromamba write what pip brings.
 _PIP_ROW = re.compile(
@@ -474,38 +457,38 @@ _VIRTUAL = "{} is a virtual package, which a machine has and no channel"
 
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
-    """One environment of a pixi.lock for linux-64, each package at its version."""
+    """Return one environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
     if version is None or version.text not in PIXI_VERSIONS:
-        found = version.text if version else "none"
+        text = version.text if version else "none"
         raise recipe_problem(
             (version or root).where,
             "format-unsupported",
-            f"has the format {show(found)}",
+            f"has the format {show(text)}",
             f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}",
         )
     environments = root.get("environments")
     names = environments.keys if environments else ()
-    wanted = environment or ("default" if "default" in names or len(names) != 1 else names[0])
-    chosen = environments.get(wanted) if environments else None
+    name = environment or ("default" if "default" in names or len(names) != 1 else names[0])
+    chosen = environments.get(name) if environments else None
     if chosen is None:
         raise recipe_problem(
             root.where,
             "environment-unknown",
-            f"has no environment {show(wanted)}",
+            f"has no environment {show(name)}",
             f"--environment {show(' or '.join(names), limit=4000)[1:-1] or 'NAME'}",
         )
-    wish = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True)
     if channels := chosen.get("channels"):
-        take_channels(wish, channels)
+        take_channels(spec, channels)
     indexes = chosen.get("indexes")
     for index in indexes.items[1:] if indexes else ():  # the first is the one that is usual there
-        take_pip_line(wish, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
+        take_pip_line(spec, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
     packages = chosen.get("packages")
     # Since version 7 a platform has a name of its own, and several may be kinds of one.
     named = root.get("platforms")
-    kinds = [one for one in (named.items if named else ()) if text_of(one, "subdir") == PLATFORM]
-    names_of_it = [PLATFORM, *(text_of(one, "name") for one in kinds)]
+    kinds = [row for row in (named.items if named else ()) if text_of(row, "subdir") == PLATFORM]
+    names_of_it = [PLATFORM, *(text_of(row, "name") for row in kinds)]
     of_platform = next((packages.get(name) for name in names_of_it if packages and packages.get(name)), None)
     if of_platform is None:
         there = _names(packages.keys) if packages else "nothing"
@@ -519,32 +502,32 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
     for item in of_platform.items:
         for key, value in item.pairs[:1]:
             if key.text == "conda":
-                _locked_conda(wish, value)
+                _locked_conda(spec, value)
             elif key.text == "conda_source":
                 do = "add it from a channel, if one has it"
-                wish.leave(value.where, f"{show(value.text)} is made from sources", do)
+                spec.leave(value.where, f"{show(value.text)} is made from sources", do)
             elif wheel := wheels.get(value.text):
-                _locked_wheel(wish, wheel, value.where)
+                _locked_wheel(spec, wheel, value.where)
             else:
-                _other_wheel(wish, value, beside)
-    _name_channels(wish)
-    return wish
+                _other_wheel(spec, value, beside)
+    _name_channels(spec)
+    return spec
 
 
-def _other_wheel(wish: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles) -> None:
-    """What a pixi.lock has that no index has: `./` and other folders, `git+https://...#COMMIT`."""
+def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles) -> None:
+    """Add a package that no index has: `./` and other directories, `git+https://...#COMMIT`."""
     address, _, commit = value.text.partition("#")
     if address.startswith("git+"):
         plain = re.split(r"[?]", address[4:])[0]
-        take_git(wish, f"{plain}@{commit}" if commit else plain, value.where)
+        take_git(spec, f"{plain}@{commit}" if commit else plain, value.where)
     elif "://" in value.text or value.text.endswith(".whl"):
-        take_pip_line(wish, value.text, value.where, beside)
+        take_pip_line(spec, value.text, value.where, beside)
     else:
-        take_directory(wish, beside.place, value.text, value.where)
+        take_directory(spec, beside.place, value.text, value.where)
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
-    """Address -> name and version of the packages from PyPI."""
+    """Return name and version of the packages from PyPI, by address."""
     wheels = {}
     packages = root.get("packages")
     for package in packages.items if packages else ():
@@ -556,22 +539,22 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
 
 
 def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
-    """The packages of a conda-lock.yml for linux-64, each at its version."""
+    """Return the packages of a conda-lock.yml for linux-64, each at its version."""
     version = root.get("version")
     if version is None or version.text != "1":
-        found = version.text if version else "none"
+        text = version.text if version else "none"
         raise recipe_problem(
             (version or root).where,
             "format-unsupported",
-            f"has the format {show(found)}",
+            f"has the format {show(text)}",
             "create it with conda-lock 1 or newer",
         )
-    wish = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True)
     metadata = root.get("metadata")
     ours = metadata.get("custom_metadata") if metadata else None
     if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
         beside = f"{text_of(ours, 'imagefactory.target')}.requirements.txt"
-        wish.leave(pip.where, f"packages from PyPI are in {show(beside)}", "add those packages under pip")
+        spec.leave(pip.where, f"packages from PyPI are in {show(beside)}", "add those packages under pip")
     packages = root.get("package")
     rows = packages.items if packages else []
     fitting = [row for row in rows if text_of(row, "platform") == PLATFORM]
@@ -584,7 +567,7 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
             f"has no packages for {PLATFORM}, only for {there}",
             f"lock for {PLATFORM} too",
         )
-    headed = _channels(wish, metadata.get("channels") if metadata else None, real or fitting)
+    headed = _channels(spec, metadata.get("channels") if metadata else None, real or fitting)
     others: dict[str, list[str]] = {}
     for row in fitting:
         name, version_, category = (
@@ -595,32 +578,32 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
         if category != "main":
             others.setdefault(category, []).append(name)
         elif text_of(row, "manager") == "pip":
-            _locked_wheel(wish, (name, version_), row.where)
+            _locked_wheel(spec, (name, version_), row.where)
         else:
             address = text_of(row, "url")
             if name.startswith("__"):
-                wish.note(row.where, _VIRTUAL.format(show(name)))
+                spec.note(row.where, _VIRTUAL.format(show(name)))
                 continue
             package = (name, version_, _parts(address)[2])
-            _locked_spec(wish, package, row.where, channel=_headed(_channel(address), headed))
-    _name_channels(wish)
+            _locked_spec(spec, package, row.where, channel=_headed(_channel(address), headed))
+    _name_channels(spec)
     for category, names in others.items():
         what = f"optional, not taken: the packages of category {show(category)}"
         names_ = _names(names)
-        wish.note(packages.where if packages else root.where, f"{what}: {names_}")
-    return wish
+        spec.note(packages.where if packages else root.where, f"{what}: {names_}")
+    return spec
 
 
-def _channels(wish: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
-    """Takes the channels of the heading, in its order, and those that the rows' addresses lie in.
+def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
+    """Add the channels of the heading, in its order, and those of the rows' addresses.
 
-    Returns those of the heading. `defaults` there is what the rows say that it was.
+    Return those of the heading. The rows tell which channels `defaults` stands for.
     """
     for item in heading.items if heading else ():
         name = text_of(item, "url") if item.kind == "map" else item.text
         if name != "defaults":
-            take_channel(wish, name, item.where)
-    headed = tuple(wish.channels)
+            take_channel(spec, name, item.where)
+    headed = tuple(spec.channels)
     mirrors: dict[str, None] = {}
     for row in rows:
         address = row.get("url") if text_of(row, "manager") != "pip" else None
@@ -628,54 +611,54 @@ def _channels(wish: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
         if address and channel.startswith("file:"):
             continue  # which each package tells
         if address and channel and _headed(channel, headed) == channel:
-            if channel_name(channel) not in wish.channels:
-                take_channel(wish, channel, address.where)
+            if channel_name(channel) not in spec.channels:
+                take_channel(spec, channel, address.where)
         elif channel and channel_name(channel) not in headed:
             mirrors[channel] = None
     where = heading.where if heading else rows[0].where
     if mirrors:
-        wish.note(where, f"the channels of the heading are asked, and not their mirrors {_names(mirrors)}")
-    if headed and (more := wish.channels[len(headed) :]):
-        wish.note(where, f"packages come from {_names(more)} too, which the heading does not name")
+        spec.note(where, f"the channels of the heading are asked, and not their mirrors {_names(mirrors)}")
+    if headed and (more := spec.channels[len(headed) :]):
+        spec.note(where, f"packages come from {_names(more)} too, which the heading does not name")
     return headed
 
 
 def _headed(channel: str, headed: tuple[str, ...]) -> str:
-    """The channel of a heading that an address is, or mirrors; else the address."""
+    """Return the heading's channel of an address or its mirror, or else the address."""
     names = (name for name in headed if "://" not in name and channel.endswith(f"/{name}"))
     return next(names, channel)
 
 
 def _channel(address: str) -> str:
-    """The channel that an archive's address lies in, empty for other addresses."""
-    found = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
-    return found[1] if found else ""
+    """Return the channel of an archive's address, empty for other addresses."""
+    match = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
+    return match[1] if match else ""
 
 
 def read_explicit(text: str, file: str) -> EnvironmentSpec:
-    """A list of archives' addresses, as `conda list --explicit` and conda-lock write it."""
-    wish = EnvironmentSpec(file=file, locked=True)
+    """Return the packages of a list of addresses, as `conda list --explicit` and conda-lock write it."""
+    spec = EnvironmentSpec(file=file, locked=True)
     platforms: dict[str, None] = {}
     for number, line in enumerate(text.split("\n")):
         where, line = SourceLocation(file=file, line=number + 1, column=1), line.strip()
-        if found := _PIP_ROW.match(line):
-            _locked_wheel(wish, (found[1], found[2]), where)
+        if match := _PIP_ROW.match(line):
+            _locked_wheel(spec, (match[1], match[2]), where)
         elif line and not line.startswith(("#", "@")):
             address = line.split()[0]
             parts, platform = _parts(address), address.rpartition("/")[0].rpartition("/")[2]
             if not parts[0] or "://" not in address:
                 do = "write the address of an archive, or add it by hand"
-                wish.leave(where, f"{show(line)} is no address of a package", do)
+                spec.leave(where, f"{show(line)} is no address of a package", do)
                 continue
             platforms[platform] = None
             if parts[0].startswith("__"):
-                wish.note(where, _VIRTUAL.format(show(parts[0])))
+                spec.note(where, _VIRTUAL.format(show(parts[0])))
                 continue
             channel = _channel(address)
-            if channel and not channel.startswith("file:") and channel_name(channel) not in wish.channels:
-                take_channel(wish, channel, where)
-            _locked_spec(wish, parts, where, channel=channel)
-    _name_channels(wish)
+            if channel and not channel.startswith("file:") and channel_name(channel) not in spec.channels:
+                take_channel(spec, channel, where)
+            _locked_spec(spec, parts, where, channel=channel)
+    _name_channels(spec)
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
     if others:
         raise recipe_problem(
@@ -684,26 +667,26 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
             f"has packages for {_names(others)}",
             f"pass a list for {PLATFORM}",
         )
-    if not wish.conda and not wish.python:
+    if not spec.conda and not spec.python:
         raise recipe_problem(
             first_place(file), "no-packages", "lists no packages", "create it with: conda list --explicit"
         )
-    return wish
+    return spec
 
 
-def _locked_conda(wish: EnvironmentSpec, address: YamlNode) -> None:
+def _locked_conda(spec: EnvironmentSpec, address: YamlNode) -> None:
     if "://" not in address.text:
-        wish.leave(
+        spec.leave(
             address.where,
             f"{show(address.text)} is made from sources",
             "add it from a channel, if one has it",
         )
         return
-    _locked_spec(wish, _parts(address.text), address.where, channel=_channel(address.text))
+    _locked_spec(spec, _parts(address.text), address.where, channel=_channel(address.text))
 
 
 def _parts(address: str) -> tuple[str, str, str]:
-    """Name, version and build as the name of a conda archive has them; empty for another name."""
+    """Return name, version and build from the file name of a conda archive, empty for another name."""
     filename = address.partition("#")[0].rpartition("/")[2]
     stem = re.sub(r"\.(conda|tar\.bz2)$", "", filename)
     parts = stem.rsplit("-", 2)
@@ -711,44 +694,44 @@ def _parts(address: str) -> tuple[str, str, str]:
 
 
 def _locked_spec(
-    wish: EnvironmentSpec, package: tuple[str, str, str], where: SourceLocation, *, channel: str = ""
+    spec: EnvironmentSpec, package: tuple[str, str, str], where: SourceLocation, *, channel: str = ""
 ) -> None:
     name, version, build = package
     variant = build_variant(build) if name != "python" else ""
-    spec = f"{name} =={version} {variant}".strip()
-    if channel.startswith("file:") and channel not in wish.channels:
+    text = f"{name} =={version} {variant}".strip()
+    if channel.startswith("file:") and channel not in spec.channels:
         do = f'where that folder is a channel, write "{channel}::{name} =={version}" under packages'
-        wish.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
-    elif not RULES["match spec"].allows(spec):
-        wish.leave(
+        spec.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
+    elif not RULES["match spec"].allows(text):
+        spec.leave(
             where, f"{show(name)} {show(version)} cannot be taken over", "add it by hand, if it must be there"
         )
     elif name == "python":
-        wish.python = f"=={version}"
+        spec.python = f"=={version}"
     else:
         known = channel_address(channel) if channel and RULES["channel"].allows(channel) else ""
-        wish.conda.append(str(replace(parse_spec(spec), channel=known)))
-        wish.builds[parse_spec(spec).name] = build
-        wish.hints += re.findall(r"cu(?:da)?[0-9]{2,3}|cuda[0-9]+\.[0-9]+", build)
+        spec.conda.append(str(replace(parse_spec(text), channel=known)))
+        spec.builds[parse_spec(text).name] = build
+        spec.hints += re.findall(r"cu(?:da)?[0-9]{2,3}|cuda[0-9]+\.[0-9]+", build)
 
 
-def _name_channels(wish: EnvironmentSpec) -> None:
-    """Leaves a package's channel out where there is only one; of several another could have its name too."""
-    if len(wish.channels) < 2:
-        wish.conda = [str(replace(parse_spec(text), channel="")) for text in wish.conda]
+def _name_channels(spec: EnvironmentSpec) -> None:
+    """Drop the packages' channels if there is only one. With several, another could have the same package."""
+    if len(spec.channels) < 2:
+        spec.conda = [str(replace(parse_spec(text), channel="")) for text in spec.conda]
 
 
 def build_variant(build: str) -> str:
-    """The part of a build string that a person may have chosen, as a pattern; empty where there is none.
+    """Return the part of a build string that a user may have chosen, as a pattern; empty if there is none.
 
     `nompi_h2d575fe_105` gives `nompi_*`, `cuda126_py312h1763f6d_306` gives `cuda126_*`, `20_linux64_openblas`
     gives `*_linux64_openblas`. Build numbers and hashes, of which `py312h1763f6d` has Python's version too,
-    say which release of the recipe made it. Source: conda-build's documentation, "build string".
+    only identify the release of the recipe. Source: conda-build's documentation, "build string".
     """
     parts = (re.sub(r"^([0-9]+|py[0-9.]*)$", "*", _BUILD_HASH.sub("*", part)) for part in build.split("_"))
     pattern = re.sub(r"\*(_\*)*", "*", "_".join(parts))
     return "" if pattern == "*" else pattern
 
 
-def _locked_wheel(wish: EnvironmentSpec, wheel: tuple[str, str], where: SourceLocation) -> None:
-    take_pip_line(wish, f"{wheel[0]}=={wheel[1]}", where, ReferencedFiles(""))
+def _locked_wheel(spec: EnvironmentSpec, wheel: tuple[str, str], where: SourceLocation) -> None:
+    take_pip_line(spec, f"{wheel[0]}=={wheel[1]}", where, ReferencedFiles(""))

@@ -1,5 +1,6 @@
-"""Projects that say what they need: `pixi.toml`, `pyproject.toml` of pixi, Poetry or PEP 621, and setup.py
-and setup.cfg, which setup_files.py reads.
+"""Read the requirements of projects: `pixi.toml`, `pyproject.toml` of pixi, Poetry or PEP 621.
+
+setup_files.py reads setup.py and setup.cfg.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError
 from imagefactory.extras.importers.framework_row import first_framework, pypi_name
@@ -31,6 +31,7 @@ from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
     poetry_bounds,
+    specifiers_allow,
     take_channels,
     take_directory,
     take_git,
@@ -41,25 +42,25 @@ from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import RULES, canonical, package_of
 from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, first_place, recipe_problem, show, too_large
 
-# --- TOML text -> the same plain tree as YAML's, in which every value keeps its place
-# The standard library's parser tells no places, so each name and value is searched for from where its table
-# begins; what is not found there (a key that is written in parts) has the place of its table.
+# --- TOML text -> the tree of YAML, in which every value has its location
+# The standard library's parser returns no locations, so names and values are searched for below the header of
+# their table. A name that is not there (a dotted key) gets the location of its table.
 
 
 _HEADER = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
 
 
 def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
-    """The tree of a TOML text. Raises RecipeError for what is none, too large or too deep."""
+    """Parse TOML into the tree of YAML. Raises RecipeError if it is not valid, too large or too deep."""
     if len(text) > limits.size:
         raise too_large(file, limits)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line ([0-9]+), column ([0-9]+)\)", str(error))
+        match = re.search(r"\(at line ([0-9]+), column ([0-9]+)\)", str(error))
         where = (
-            SourceLocation(file=file, line=int(found[1]), column=int(found[2]))
-            if found
+            SourceLocation(file=file, line=int(match[1]), column=int(match[2]))
+            if match
             else first_place(file)
         )
         what = re.sub(r" \(at .*\)$", "", str(error))
@@ -77,7 +78,7 @@ def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
 
 
 class _TomlLocations:
-    """One text, and where its tables begin."""
+    """The lines of one text, and where its tables begin."""
 
     def __init__(self, text: str, file: str, limits: YamlLimits) -> None:
         self.lines = text.split("\n")
@@ -87,9 +88,9 @@ class _TomlLocations:
         self.headers: dict[tuple[str, ...], list[int]] = {}
         self.first: dict[tuple[str, ...], int] = {}
         for number, line in enumerate(self.lines):
-            if found := _HEADER.match(line):
+            if match := _HEADER.match(line):
                 path = tuple(
-                    part.strip(" \"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.\"']+", found[1])
+                    part.strip(" \"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.\"']+", match[1])
                 )
                 self.headers.setdefault(path, []).append(number)
                 for length in range(1, len(path)):
@@ -120,32 +121,32 @@ class _TomlLocations:
             )
         if isinstance(value, dict):
             node = YamlNode(self._where(line), "map")
-            for key, one in value.items():
+            for key, child in value.items():
                 at = self._of_key((*path, key), line)
                 name = YamlNode(self._where(at, key), "text", text=key)
-                node.pairs.append((name, self._node(one, (*path, key), at, depth + 1)))
+                node.pairs.append((name, self._node(child, (*path, key), at, depth + 1)))
             return node
         if isinstance(value, list):
             node = YamlNode(self._where(line), "list")
-            starts = self.headers.get(path, []) if all(isinstance(one, dict) for one in value) else []
-            for number, one in enumerate(value):
-                at = starts[number] if number < len(starts) else self._of_text(one, line)
+            starts = self.headers.get(path, []) if all(isinstance(child, dict) for child in value) else []
+            for number, child in enumerate(value):
+                at = starts[number] if number < len(starts) else self._of_text(child, line)
                 line = max(line, at)
-                node.items.append(self._node(one, path, at, depth + 1))
+                node.items.append(self._node(child, path, at, depth + 1))
             return node
-        made = {bool: "true or false", int: "a number", float: "a number"}.get(type(value), "")
+        scalar = {bool: "true or false", int: "a number", float: "a number"}.get(type(value), "")
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        return YamlNode(self._where(line, text), "text", text=text, made=made)
+        return YamlNode(self._where(line, text), "text", text=text, made=scalar)
 
     def _of_key(self, path: tuple[str, ...], line: int) -> int:
-        """The line of a table's header, or of a key below the header at `line`."""
+        """Return the line of a table's header, or of a key below the header at `line`."""
         if (starts := self.headers.get(path)) and len(starts) == 1:
             return starts[0]
         key = re.compile(
             rf"\s*[\"']?{re.escape(path[-1])}[\"']?\s*[=.]|.*[{{,]\s*[\"']?{re.escape(path[-1])}[\"']?\s*="
         )
-        found = next((at for at in self._below(line) if key.match(self.lines[at])), None)
-        return self.first.get(path, line) if found is None else found
+        line_found = next((at for at in self._below(line) if key.match(self.lines[at])), None)
+        return self.first.get(path, line) if line_found is None else line_found
 
     def _of_text(self, value: Any, line: int) -> int:
         if not isinstance(value, str):
@@ -153,7 +154,7 @@ class _TomlLocations:
         return next((at for at in self._below(line) if value in self.lines[at]), line)
 
     def _below(self, line: int) -> range:
-        """The lines from one to the next header."""
+        """Return the lines from `line` to the next header."""
         end = line + 1
         while end < len(self.lines) and not _HEADER.match(self.lines[end]):
             end += 1
@@ -173,8 +174,8 @@ _LISTS_NOTHING = (
 class ProjectReadOptions:
     """How a project is read: `beside` has its Python and reads files near it.
 
-    `environment` is one of pixi's, `extras` and `groups` are those wanted too. `named`: it is the file that
-    the person gave, so that an unknown extra stops and optional packages are listed.
+    `environment` is one of pixi, `extras` and `groups` are optional parts to add. `named` is True for the
+    user's own file: an unknown extra is an error then, and optional packages are listed.
     """
 
     beside: ReferencedFiles
@@ -186,16 +187,16 @@ class ProjectReadOptions:
 
 @dataclass(slots=True)
 class OptionalPackages:
-    """The extras and groups of a project: by normal name what takes each.
+    """The extras and groups of a project: functions that add them, by canonical name.
 
-    `written` are their own names; `taken` those that were, also by way of others. `packages` are what each
-    requires.
+    `written` are their names in the file. `selected` are those that were added, also through others.
+    `packages` are the requirements of each.
     """
 
     extras: dict[str, Callable[[], None]] = field(default_factory=dict)
     groups: dict[str, Callable[[], None]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    selected: set[str] = field(default_factory=set)
     packages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def add_extra(self, name: str, take: Callable[[], None], packages: Iterable[str] = ()) -> None:
@@ -210,42 +211,42 @@ class OptionalPackages:
         self.written.setdefault(canonical(name), name)
         self.packages.setdefault((kind, canonical(name)), []).extend(packages)
 
-    def take(self, wish: EnvironmentSpec, asked: ProjectReadOptions, where: SourceLocation) -> None:
-        """Takes those that are wanted. Raises RecipeError for one that is not there, of the file named."""
-        left = []
+    def take(self, spec: EnvironmentSpec, options: ProjectReadOptions, where: SourceLocation) -> None:
+        """Add the selected extras and groups. Raises RecipeError for an unknown one of the user's file."""
+        available = []
         for kind, names, known in (
-            ("extra", asked.extras, self.extras),
-            ("group", asked.groups, self.groups),
+            ("extra", options.extras, self.extras),
+            ("group", options.groups, self.groups),
         ):
-            wanted = dict.fromkeys(map(canonical, names))
-            for name in wanted:
+            selection = dict.fromkeys(map(canonical, names))
+            for name in selection:
                 if name in known:
                     known[name]()
-                    self.taken.add(name)
-                elif asked.named:
+                    self.selected.add(name)
+                elif options.named:
                     raise recipe_problem(
                         where, *unknown_extra_message(kind, name, self.names("extra"), self.names("group"))
                     )
                 else:
-                    wish.note(where, f"there is no {kind} {show(name)}: pip passes it by too")
-            if others := [self.written[name] for name in known if name not in self.taken]:
-                left.append(f"{', '.join(others)} (--{kind} NAME)")
-        if left and asked.named:
-            for kind, name, requirement in self._frameworks(wish):
-                wish.frameworks.append((kind, name))
-                left.append(f"{requirement} is in the {kind} {name}: --{kind} {name}")
-            wish.note(where, f"optional, not taken: {show('; '.join(left), limit=2000)[1:-1]}")
+                    spec.note(where, f"there is no {kind} {show(name)}: pip passes it by too")
+            if others := [self.written[name] for name in known if name not in self.selected]:
+                available.append(f"{', '.join(others)} (--{kind} NAME)")
+        if available and options.named:
+            for kind, name, requirement in self._frameworks(spec):
+                spec.frameworks.append((kind, name))
+                available.append(f"{requirement} is in the {kind} {name}: --{kind} {name}")
+            spec.note(where, f"optional, not taken: {show('; '.join(available), limit=2000)[1:-1]}")
 
-    def _frameworks(self, wish: EnvironmentSpec) -> Iterator[tuple[str, str, str]]:
-        """What was not taken and has a framework that nothing else requires: kind, name, requirement."""
-        required = set(map(pypi_name, wish.pip))
+    def _frameworks(self, spec: EnvironmentSpec) -> Iterator[tuple[str, str, str]]:
+        """Yield kind, name and requirement of unselected frameworks that nothing else requires."""
+        required = set(map(pypi_name, spec.pip))
         for (kind, name), texts in self.packages.items():
             plain = [re.split(r"[;@]", text)[0].strip() for text in texts]
             framework = first_framework({pypi_name(text) for text in plain})
             sayable = re.fullmatch(r"[A-Za-z0-9._-]+", self.written[name])
-            if sayable and framework and name not in self.taken and framework not in required:
-                found = next(text for text in plain if pypi_name(text) == framework)
-                yield kind, self.written[name], found
+            if sayable and framework and name not in self.selected and framework not in required:
+                requirement = next(text for text in plain if pypi_name(text) == framework)
+                yield kind, self.written[name], requirement
 
     def names(self, kind: str) -> list[str]:
         return [self.written[name] for name in (self.extras if kind == "extra" else self.groups)]
@@ -254,17 +255,17 @@ class OptionalPackages:
 def unknown_extra_message(
     kind: str, name: str, extras: Iterable[str], groups: Iterable[str]
 ) -> tuple[str, str, str]:
-    """What to say where a file has no extra or group of a name."""
-    there = [f"--extra {one}" for one in extras] + [f"--group {one}" for one in groups]
+    """Return the message for an unknown extra or group."""
+    there = [f"--extra {known}" for known in extras] + [f"--group {known}" for known in groups]
     write = " or ".join(there) or f"remove --{kind}: it has none"
     return f"{kind}-unknown", f"has no {kind} {show(name)}", write
 
 
-def read_project(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
-    """What a project wants of an image. Raises RecipeError for what names no packages."""
-    environment = asked.environment
-    asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, tools, optional = EnvironmentSpec(file=file), _at(root, "tool"), OptionalPackages()
+def read_project(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
+    """Return the requirements of a project. Raises RecipeError if it lists no packages."""
+    environment = options.environment
+    options = replace(options, beside=replace(options.beside, above=(*options.beside.above, file)))
+    spec, tools, optional = EnvironmentSpec(file=file), _at(root, "tool"), OptionalPackages()
     pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
     poetry, project = _at(tools, "poetry"), _at(root, "project")
     is_pixi = bool(
@@ -277,71 +278,78 @@ def read_project(root: YamlNode, file: str, asked: ProjectReadOptions) -> Enviro
             root.where, "no-environments", "has no environments to choose from", "remove --environment"
         )
     if is_pixi:
-        _pixi(wish, pixi, asked.beside, environment)
+        _pixi(spec, pixi, options.beside, environment)
     of_poetry = bool(_at(poetry, "dependencies").pairs)
     # Poetry's table only adds to what [project] lists, unless that says otherwise
     listed = _at(project, "dependencies").items or _at(project, "optional-dependencies").pairs
     if of_poetry and (not listed or _is_dynamic(project, "dependencies")):
-        _poetry(wish, poetry, asked, optional)
+        _poetry(spec, poetry, options, optional)
     if project.pairs and not (is_pixi and pixi is root):
-        _project(wish, root, asked, optional)
-    _groups(wish, root, asked, optional)
-    said = is_pixi or of_poetry or project.pairs
+        _project(spec, root, options, optional)
+    _groups(spec, root, options, optional)
+    has_tables = is_pixi or of_poetry or project.pairs
     setup = None
-    if not said or _is_dynamic(project, "dependencies") or _is_dynamic(project, "optional-dependencies"):
-        setup = _dynamic(wish, root, asked, optional, said=bool(said))
-    if not said and setup is None:
+    if (
+        not has_tables
+        or _is_dynamic(project, "dependencies")
+        or _is_dynamic(project, "optional-dependencies")
+    ):
+        setup = _dynamic(spec, root, options, optional, has_tables=bool(has_tables))
+    if not has_tables and setup is None:
         raise recipe_problem(root.where, *_LISTS_NOTHING)
-    optional.take(wish, asked, root.where)
+    optional.take(spec, options, root.where)
     if pixi is not root or not is_pixi:
-        _own_code(wish, root, asked, packaged=setup is not None)
-    return wish
+        _own_code(spec, root, options, packaged=setup is not None)
+    return spec
 
 
-def read_setup_project(file: str, asked: ProjectReadOptions) -> EnvironmentSpec | None:
-    """What a project without a pyproject.toml needs, by the setup.py and setup.cfg in its folder."""
+def read_setup_project(file: str, options: ProjectReadOptions) -> EnvironmentSpec | None:
+    """Return the requirements of a project without a pyproject.toml, from its setup.py and setup.cfg."""
     folder = str(PurePosixPath(file).parent)
-    facts = read_setup(asked.beside.read, folder)
+    facts = read_setup(options.beside.read, folder)
     if facts is None:
         return None
-    asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, optional, where = EnvironmentSpec(file=file), OptionalPackages(), first_place(file)
-    _take_setup(wish, facts, asked, optional, where)
-    optional.take(wish, asked, where)
-    take_directory(wish, asked.beside.place, folder, where)
-    return wish
+    options = replace(options, beside=replace(options.beside, above=(*options.beside.above, file)))
+    spec, optional, where = EnvironmentSpec(file=file), OptionalPackages(), first_place(file)
+    _take_setup(spec, facts, options, optional, where)
+    optional.take(spec, options, where)
+    take_directory(spec, options.beside.place, folder, where)
+    return spec
 
 
 def read_project_directory(
-    folder: str, asked: ProjectReadOptions, python: Callable[[str], str]
+    folder: str, options: ProjectReadOptions, python: Callable[[str], str]
 ) -> EnvironmentSpec | None:
-    """What the project in a folder needs; None where nothing says it. `python` chooses one by bounds."""
+    """Return the requirements of a directory's project, None if no file lists them.
+
+    `python` returns a Python within bounds.
+    """
     file = normpath(join(folder, "pyproject.toml"))
-    root = parse_project(asked.beside.read(file), file)
+    root = parse_project(options.beside.read(file), file)
     if root is not None:
         bounds = text_of(_at(root, "project"), "requires-python")
-        ours = replace(asked, beside=replace(asked.beside, python=python(bounds))) if bounds else asked
-        said = [
+        ours = replace(options, beside=replace(options.beside, python=python(bounds))) if bounds else options
+        tables = [
             _at(root, *keys).pairs
             for keys in (("project",), ("tool", "poetry", "dependencies"), ("tool", "pixi"))
         ]
-        if any(said):
+        if any(tables):
             return read_project(root, file, ours)
-    return read_setup_project(normpath(join(folder, "setup.py")), asked)
+    return read_setup_project(normpath(join(folder, "setup.py")), options)
 
 
-def _own_code(wish: EnvironmentSpec, root: YamlNode, asked: ProjectReadOptions, *, packaged: bool) -> None:
-    """The project itself: a source where it can be packaged; of scripts alone a word on `files`."""
+def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, *, packaged: bool) -> None:
+    """Add the project itself: as a source if it is a package, otherwise with a note on `files`."""
     where = _at(root, "project").where if _at(root, "project").pairs else root.where
-    if is_package(root, packaged=packaged or not asked.named):
-        folder = str(PurePosixPath(asked.beside.above[-1]).parent)
-        take_directory(wish, asked.beside.place, folder, where)
+    if is_package(root, packaged=packaged or not options.named):
+        folder = str(PurePosixPath(options.beside.above[-1]).parent)
+        take_directory(spec, options.beside.place, folder, where)
     else:
-        wish.note(where, note_of_scripts())
+        spec.note(where, note_of_scripts())
 
 
 def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
-    """Whether a pyproject.toml is of a project that is built; `packaged` says that something else says so."""
+    """Return whether a pyproject.toml is of a package. `packaged` is True if another file says so."""
     uv, poetry = _at(root, "tool", "uv"), _at(root, "tool", "poetry")
     if text_of(uv, "package") == "false" or text_of(poetry, "package-mode") == "false":
         return False
@@ -357,15 +365,15 @@ def note_of_scripts() -> str:
 
 
 def _project(
-    wish: EnvironmentSpec, root: YamlNode, asked: ProjectReadOptions, optional: OptionalPackages
+    spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, optional: OptionalPackages
 ) -> None:
     project, uv = _at(root, "project"), _at(root, "tool", "uv")
     name = canonical(text_of(project, "name"))
-    if not wish.python:
-        wish.bound_python(text_of(project, "requires-python"), project.where)
-    origins = _Origins(root, asked)
+    if not spec.python:
+        spec.bound_python(text_of(project, "requires-python"), project.where)
+    origins = _Origins(root, options)
     for item in _at(project, "dependencies").items:
-        origins.take(wish, item.text, item.where)
+        origins.take(spec, item.text, item.where)
     extras = _at(project, "optional-dependencies")
     reached: set[str] = set()
 
@@ -373,14 +381,14 @@ def _project(
         if canonical(extra.text) in reached:
             return
         reached.add(canonical(extra.text))
-        optional.taken.add(canonical(extra.text))
+        optional.selected.add(canonical(extra.text))
         for item in lines.items:
             if (more := _own_extras(item.text, name)) is not None:
                 for key, value in extras.pairs:
                     if canonical(key.text) in more:
                         take(key, value)
             else:
-                origins.take(wish, item.text, item.where)
+                origins.take(spec, item.text, item.where)
 
     for key, value in extras.pairs:
         texts = [item.text for item in value.items]
@@ -389,45 +397,47 @@ def _project(
         if text_of(index, "explicit") != "true" and text_of(index, "url"):
             option = "the default index" if text_of(index, "default") == "true" else "the index"
             option = "--find-links" if text_of(index, "format") == "flat" else option
-            take_index(wish, text_of(index, "url"), index.where, option)
+            take_index(spec, text_of(index, "url"), index.where, option)
     for option in ("index-url", "extra-index-url", "find-links"):
-        if given := uv.get(option):
-            for item in given.items or [given]:
-                take_index(wish, item.text, item.where, f"--{option}")
+        if addresses := uv.get(option):
+            for item in addresses.items or [addresses]:
+                take_index(spec, item.text, item.where, f"--{option}")
     if text_of(uv, "prerelease") == "allow":
-        take_pip_line(wish, "--pre", uv.where, asked.beside)
+        take_pip_line(spec, "--pre", uv.where, options.beside)
     for item in _at(uv, "constraint-dependencies").items:
-        if marker_applies(item.text.partition(";")[2].strip(), asked.beside.python, asked.extras):
-            _bound(wish, item, asked)
-    _overrides(wish, _at(uv, "override-dependencies").items, asked)
+        if marker_applies(item.text.partition(";")[2].strip(), options.beside.python, options.extras):
+            _bound(spec, item, options)
+    _overrides(spec, _at(uv, "override-dependencies").items, options)
 
 
-def _overrides(wish: EnvironmentSpec, items: Sequence[YamlNode], asked: ProjectReadOptions) -> None:
-    """uv's overrides, which stand for what packages ask for: none that holds drops the package."""
+def _overrides(spec: EnvironmentSpec, items: Sequence[YamlNode], options: ProjectReadOptions) -> None:
+    """Add uv's overrides as constraints. An override whose markers never match drops the package."""
     rows: dict[str, list[tuple[YamlNode, str]]] = {}
     for item in items:
         requirement, _, marker = item.text.partition(";")
         rows.setdefault(package_of(requirement.strip()), []).append((item, marker.strip()))
-    for name, found in rows.items():
-        meant = [row for row, marker in found if marker_applies(marker, asked.beside.python, asked.extras)]
+    for name, group in rows.items():
+        meant = [
+            row for row, marker in group if marker_applies(marker, options.beside.python, options.extras)
+        ]
         for item in meant:
-            _bound(wish, item, asked)
+            _bound(spec, item, options)
             what = f"the override {show(item.text)} is a constraint"
-            wish.note(item.where, f"{what}: packages that forbid it stop the lock")
-        if not meant and not any("extra" in marker for _, marker in found):
+            spec.note(item.where, f"{what}: packages that forbid it stop the lock")
+        if not meant and not any("extra" in marker for _, marker in group):
             do = f"write exclude: [{name}] in the recipe" if RULES["framework"].allows(name) else "remove it"
-            wish.leave(found[0][0].where, f"the override {show(found[0][0].text)} drops a package", do)
+            spec.leave(group[0][0].where, f"the override {show(group[0][0].text)} drops a package", do)
 
 
-def _bound(wish: EnvironmentSpec, item: YamlNode, asked: ProjectReadOptions) -> None:
-    bounds = EnvironmentSpec(file=wish.file)
-    take_pip_line(bounds, item.text.partition(";")[0], item.where, asked.beside)
-    wish.left += bounds.left
-    wish.constraints += [one for one in bounds.pip if RULES["constraint"].allows(one)]
+def _bound(spec: EnvironmentSpec, item: YamlNode, options: ProjectReadOptions) -> None:
+    bounds = EnvironmentSpec(file=spec.file)
+    take_pip_line(bounds, item.text.partition(";")[0], item.where, options.beside)
+    spec.lost += bounds.lost
+    spec.constraints += [text for text in bounds.pip if RULES["constraint"].allows(text)]
 
 
 def _own_extras(text: str, name: str) -> set[str] | None:
-    """The extras that a requirement on the project itself asks for: `all = ["proj[a,b]"]`."""
+    """Return the extras of a requirement on the project itself: `all = ["proj[a,b]"]`."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -436,10 +446,10 @@ def _own_extras(text: str, name: str) -> set[str] | None:
 
 
 def _groups(
-    wish: EnvironmentSpec, root: YamlNode, asked: ProjectReadOptions, optional: OptionalPackages
+    spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, optional: OptionalPackages
 ) -> None:
-    """PEP 735's groups, with those that they include, and uv's and PDM's before it."""
-    groups, origins = _at(root, "dependency-groups"), _Origins(root, asked)
+    """Add the groups of PEP 735, with those that they include, and the older ones of uv and PDM."""
+    groups, origins = _at(root, "dependency-groups"), _Origins(root, options)
     name = canonical(text_of(_at(root, "project"), "name"))
     uv_dev = _at(root, "tool", "uv", "dev-dependencies")
     reached: set[str] = set()
@@ -459,7 +469,7 @@ def _groups(
         if group in reached:
             return
         reached.add(group)
-        optional.taken.add(group)
+        optional.selected.add(group)
         for item in rows_of(group):
             if included := text_of(item, "include-group"):
                 take(canonical(included))
@@ -467,7 +477,7 @@ def _groups(
                 for extra in own & optional.extras.keys():
                     optional.extras[extra]()
             elif item.kind == "text":
-                origins.take(wish, item.text, item.where)
+                origins.take(spec, item.text, item.where)
 
     names = [
         *groups.keys,
@@ -480,17 +490,18 @@ def _groups(
 
 
 class _Origins:
-    """Where a project's tools say that some of its dependencies come from: uv's and Poetry's tables."""
+    """The origins of dependencies in the tables of uv and Poetry."""
 
-    def __init__(self, root: YamlNode, asked: ProjectReadOptions) -> None:
-        self.beside, self.root, self.asked = asked.beside, root, asked
+    def __init__(self, root: YamlNode, options: ProjectReadOptions) -> None:
+        self.beside, self.root, self.options = options.beside, root, options
         uv = _at(root, "tool", "uv")
-        self.indexes = {text_of(one, "name"): text_of(one, "url") for one in _at(uv, "index").items}
+        self.indexes = {text_of(source, "name"): text_of(source, "url") for source in _at(uv, "index").items}
         self.pages = [
-            text_of(one, "url") for one in _at(uv, "index").items if text_of(one, "format") == "flat"
+            text_of(source, "url") for source in _at(uv, "index").items if text_of(source, "format") == "flat"
         ]
         self.indexes |= {
-            text_of(one, "name"): text_of(one, "url") for one in _at(root, "tool", "poetry", "source").items
+            text_of(source, "name"): text_of(source, "url")
+            for source in _at(root, "tool", "poetry", "source").items
         }
         self.rows = {
             canonical(key.text): value.items or [value]
@@ -498,63 +509,64 @@ class _Origins:
             if value.kind != "text"
         }
 
-    def take(self, wish: EnvironmentSpec, text: str, where: SourceLocation) -> None:
-        """A requirement of the project, from where its tools say."""
+    def take(self, spec: EnvironmentSpec, text: str, where: SourceLocation) -> None:
+        """Add a requirement of the project from its origin."""
         try:
             requirement = Requirement(text)
             meant = not requirement.marker or marker_matches(requirement.marker, self.beside.python)
         except InvalidRequirement:
             meant = False
         row = self._row(canonical(requirement.name)) if meant else None
-        if row is None or not self.take_row(wish, requirement.name, row, where, sorted(requirement.extras)):
-            take_pip_line(wish, text, where, self.beside)
+        if row is None or not self.take_row(spec, requirement.name, row, where, sorted(requirement.extras)):
+            take_pip_line(spec, text, where, self.beside)
 
     def _row(self, name: str) -> YamlNode | None:
         for row in self.rows.get(name, ()):
             extra, group = canonical(text_of(row, "extra")), canonical(text_of(row, "group"))
-            wanted = set(map(canonical, (*self.asked.extras, *self.asked.groups)))
+            selection = set(map(canonical, (*self.options.extras, *self.options.groups)))
             marker = text_of(row, "marker") or text_of(row, "markers")
-            if marker_applies(marker, self.beside.python, self.asked.extras) and (
-                (not extra or extra in wanted) and (not group or group in wanted)
+            if marker_applies(marker, self.beside.python, self.options.extras) and (
+                (not extra or extra in selection) and (not group or group in selection)
             ):
                 return row
         return None
 
     def take_row(
-        self, wish: EnvironmentSpec, name: str, row: YamlNode, where: SourceLocation, extras: list[str]
+        self, spec: EnvironmentSpec, name: str, row: YamlNode, where: SourceLocation, extras: list[str]
     ) -> bool:
-        """Takes what a row of `git`, `path`, `url` or `workspace` names; an index only says where from."""
+        """Add the package of a row with `git`, `path`, `url` or `workspace`; return False for other rows."""
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
         brackets = f"[{','.join(extras)}]" if extras else ""
         if index:
-            take_index(wish, index, row.where, "--find-links" if index in self.pages else "the index")
+            take_index(spec, index, row.where, "--find-links" if index in self.pages else "the index")
         if address := text_of(row, "git"):
-            revision = next((found for key in ("rev", "tag", "branch") if (found := text_of(row, key))), "")
+            revision = next((text for key in ("rev", "tag", "branch") if (text := text_of(row, key))), "")
             address = f"{address}@{revision}" if revision else address
             folder = text_of(row, "subdirectory")
-            take_git(wish, address.removeprefix("git+"), where, extras=brackets[1:-1], folder=folder)
+            take_git(spec, address.removeprefix("git+"), where, extras=brackets[1:-1], folder=folder)
         elif path := text_of(row, "path"):
             archive = re.search(r"\.(whl|zip|tar\.\w+|tgz)$", path)
             if archive:
-                take_pip_line(wish, path, where, self.beside)
+                take_pip_line(spec, path, where, self.beside)
             else:
-                take_project(wish, f"{path}{brackets}", where, self.beside)
+                take_project(spec, f"{path}{brackets}", where, self.beside)
         elif address := text_of(row, "url"):
-            take_pip_line(wish, f"{name}{brackets} @ {address}", where, self.beside)
+            take_pip_line(spec, f"{name}{brackets} @ {address}", where, self.beside)
         elif text_of(row, "workspace") == "true":
             if place := self._member(canonical(name)):
-                take_project(wish, f"{place}{brackets}", where, self.beside)
+                take_project(spec, f"{place}{brackets}", where, self.beside)
             else:
                 do = "lock it and import its uv.lock, or write its folder under packages: ./FOLDER"
-                wish.leave(where, f"the folder of the workspace's member {show(name)} is not known", do)
+                spec.leave(where, f"the folder of the workspace's member {show(name)} is not known", do)
         else:
             return False
         return True
 
     def _member(self, name: str) -> str:
-        """The folder of a workspace's member: by its uv.lock, or by the patterns that name members.
+        """Return the directory of a workspace's member: from its uv.lock, or from the patterns for members.
 
-        The workspace's root is in the folder of this file or above it."""
+        The workspace's root is in the directory of this file or above it.
+        """
         for above in (".", "..", "../..", "../../.."):
             text = self.beside.read(self.beside.path(f"{above}/uv.lock") or "uv.lock")
             lock = parse_project(text, "uv.lock")
@@ -581,8 +593,8 @@ class _Origins:
                     if not fnmatchcase(folder, pattern):
                         continue
                     path = self.beside.path(f"{above}/{folder}/pyproject.toml")
-                    found = parse_project(self.beside.read(path) if path else None, path)
-                    if found and canonical(text_of(_at(found, "project"), "name")) == name:
+                    project = parse_project(self.beside.read(path) if path else None, path)
+                    if project and canonical(text_of(_at(project, "project"), "name")) == name:
                         return normpath(f"{above}/{folder}")
         return ""
 
@@ -599,14 +611,14 @@ def parse_project(text: str | None, file: str) -> YamlNode | None:
 
 
 def marker_applies(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
-    """Whether a marker holds, with these extras chosen; None judges each extra that it names as chosen.
+    """Return whether a marker matches with these extras selected; None selects each extra that it names.
 
-    A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody.
+    A marker that cannot be parsed matches: the lock reports a package too many, but never one too few.
     """
 
-    def judged(found: re.Match[str]) -> str:
-        chosen = extras is None or canonical(found[2]) in map(canonical, extras)
-        return f"python_version {'>=' if chosen == (found[1] == '==') else '<'} '0'"
+    def judged(match: re.Match[str]) -> str:
+        chosen = extras is None or canonical(match[2]) in map(canonical, extras)
+        return f"python_version {'>=' if chosen == (match[1] == '==') else '<'} '0'"
 
     try:
         plain = re.sub(r"""\bextra *(==|!=) *["']([^"']+)["']""", judged, marker)
@@ -623,140 +635,142 @@ def _is_dynamic(project: YamlNode, what: str) -> bool:
 
 
 def _dynamic(
-    wish: EnvironmentSpec,
+    spec: EnvironmentSpec,
     root: YamlNode,
-    asked: ProjectReadOptions,
+    options: ProjectReadOptions,
     optional: OptionalPackages,
     *,
-    said: bool,
+    has_tables: bool,
 ) -> SetupFacts | None:
-    """What a project's build reads from other files: setuptools' tables, its setup files, hatch's hook."""
+    """Read dependencies from other files of a build: setuptools' tables, setup files, hatch's hook."""
     project, tools = _at(root, "project"), _at(root, "tool")
     of_setuptools = _at(tools, "setuptools", "dynamic")
     hatch = _at(tools, "hatch", "metadata", "hooks", "requirements_txt")
-    folder = str(PurePosixPath(asked.beside.above[-1]).parent)
-    setup, found = read_setup(asked.beside.read, folder), False
-    wanted = not said or _is_dynamic(project, "dependencies")
+    folder = str(PurePosixPath(options.beside.above[-1]).parent)
+    setup, has_files = read_setup(options.beside.read, folder), False
+    reads_dependencies = not has_tables or _is_dynamic(project, "dependencies")
     for table in (_at(of_setuptools, "dependencies"), hatch):
-        for item in _files(table):
-            found = True
-            if wanted:
-                take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
+        files = _files(table)
+        has_files |= bool(files)
+        if reads_dependencies:
+            _take_files(spec, files, options)
     for table in (_at(of_setuptools, "optional-dependencies"), _at(hatch, "optional-dependencies")):
         for key, value in table.pairs:
             names = value.items or _files(value)
-            optional.add_extra(key.text, lambda names=names: _take_files(wish, names, asked))  # type: ignore[misc]
+            optional.add_extra(key.text, lambda names=names: _take_files(spec, names, options))  # type: ignore[misc]
     if setup is not None:
-        if not found and wanted:
-            _take_setup(wish, setup, asked, optional, project.where)
+        if not has_files and reads_dependencies:
+            _take_setup(spec, setup, options, optional, project.where)
         else:
-            _offer_extras(wish, setup, asked, optional)
-    elif said and wanted and not found and not _at(tools, "poetry", "dependencies").pairs:
+            _offer_extras(spec, setup, options, optional)
+    elif (
+        has_tables and reads_dependencies and not has_files and not _at(tools, "poetry", "dependencies").pairs
+    ):
         _computed(
-            wish, next(i.where for i in _at(project, "dynamic").items if i.text == "dependencies"), asked
+            spec, next(i.where for i in _at(project, "dynamic").items if i.text == "dependencies"), options
         )
     return setup
 
 
 def _files(table: YamlNode) -> list[YamlNode]:
-    """The files that a table names: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
+    """Return a table's files: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
     rows = [value for key in ("file", "files", "filename") if (value := table.get(key))]
     return [item for value in rows for item in (value.items or [value]) if item.kind == "text"]
 
 
-def _take_files(wish: EnvironmentSpec, names: list[YamlNode], asked: ProjectReadOptions) -> None:
+def _take_files(spec: EnvironmentSpec, names: list[YamlNode], options: ProjectReadOptions) -> None:
     for item in names:
-        take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
+        take_pip_line(spec, f"-r '{item.text}'", item.where, options.beside)
 
 
 def _take_setup(
-    wish: EnvironmentSpec,
+    spec: EnvironmentSpec,
     facts: SetupFacts,
-    asked: ProjectReadOptions,
+    options: ProjectReadOptions,
     optional: OptionalPackages,
     where: SourceLocation,
 ) -> None:
-    if facts.python and not wish.python:
-        wish.bound_python(facts.python, where)
+    if facts.python and not spec.python:
+        spec.bound_python(facts.python, where)
     for text, at in facts.needs:
-        _take_line(wish, text, at, asked)
+        _take_line(spec, text, at, options)
     computed = [(at, code) for what, at, code in facts.unknown if not what.startswith("extra")]
     if computed:
         at, code = computed[0]
         more = f" and {len(computed) - 1} more" if len(computed) > 1 else ""
-        _computed(wish, at, asked, f"{show(code, limit=100)}{more}")
-    _offer_extras(wish, facts, asked, optional)
+        _computed(spec, at, options, f"{show(code, limit=100)}{more}")
+    _offer_extras(spec, facts, options, optional)
 
 
 def _offer_extras(
-    wish: EnvironmentSpec, facts: SetupFacts, asked: ProjectReadOptions, optional: OptionalPackages
+    spec: EnvironmentSpec, facts: SetupFacts, options: ProjectReadOptions, optional: OptionalPackages
 ) -> None:
     name = canonical(facts.name)
     reached: set[str] = set()
 
     def take(extra: str) -> None:
         reached.add(extra)
-        optional.taken.add(extra)
+        optional.selected.add(extra)
         for text, at in facts.extras.get(extra, ()):
             if (own := _own_extras(text, name)) is not None:
                 for more in own - reached:
                     take(more)
             else:
-                _take_line(wish, text, at, asked)
+                _take_line(spec, text, at, options)
         for what, at, code in facts.unknown:
             if what in (f"extra {extra}", "extras_require"):
                 do = "write the packages that it stands for into a requirements file, and import that too"
-                wish.leave(at, f"the extra {show(extra)} is computed: {show(code, limit=100)}", do)
+                spec.leave(at, f"the extra {show(extra)} is computed: {show(code, limit=100)}", do)
 
     for what, at, code in facts.unknown:
-        if what == "extras_require" and asked.named:
-            wish.note(at, f"what extras there are is computed: {show(code, limit=100)}")
+        if what == "extras_require" and options.named:
+            spec.note(at, f"what extras there are is computed: {show(code, limit=100)}")
     for extra in facts.extras:
         texts = [text for text, _ in facts.extras[extra]]
         optional.add_extra(extra, lambda extra=extra: take(extra), texts)  # type: ignore[misc]
 
 
-def _take_line(wish: EnvironmentSpec, text: str, where: SourceLocation, asked: ProjectReadOptions) -> None:
+def _take_line(spec: EnvironmentSpec, text: str, where: SourceLocation, options: ProjectReadOptions) -> None:
     if text.startswith("-r ") and where.file.endswith(".py"):
-        wish.note(where, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
-    take_pip_line(wish, text, where, asked.beside)
+        spec.note(where, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
+    take_pip_line(spec, text, where, options.beside)
 
 
 def _computed(
-    wish: EnvironmentSpec, where: SourceLocation, asked: ProjectReadOptions, code: str = ""
+    spec: EnvironmentSpec, where: SourceLocation, options: ProjectReadOptions, code: str = ""
 ) -> None:
-    """Dependencies that only the project's build knows: its wheel has them, where the recipe builds it."""
+    """Report dependencies that only the build computes. `lock --build` takes them from the wheel."""
     what = f"what the project needs is computed by its build{f': {code}' if code else ''}"
-    if asked.beside.place is not None:
-        wish.note(where, f"{what}; `imagefactory lock TARGET --build` takes it from the wheel that it builds")
+    if options.beside.place is not None:
+        spec.note(where, f"{what}; `imagefactory lock TARGET --build` takes it from the wheel that it builds")
     else:
         do = "write it into a requirements.txt (pip freeze, where it is installed), and import that"
-        wish.leave(where, what, do)
+        spec.leave(where, what, do)
 
 
 # --- Poetry --------------------------------------------------------------------------------------
 
 
 def _poetry(
-    wish: EnvironmentSpec, poetry: YamlNode, asked: ProjectReadOptions, optional: OptionalPackages
+    spec: EnvironmentSpec, poetry: YamlNode, options: ProjectReadOptions, optional: OptionalPackages
 ) -> None:
-    addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
-    for one in _at(poetry, "source").items:
-        if text_of(one, "priority") != "explicit" and (address := text_of(one, "url")):
-            take_index(wish, address, one.where, "the default index")
+    addresses = {text_of(source, "name"): text_of(source, "url") for source in _at(poetry, "source").items}
+    for source in _at(poetry, "source").items:
+        if text_of(source, "priority") != "explicit" and (address := text_of(source, "url")):
+            take_index(spec, address, source.where, "the default index")
     rows = _at(poetry, "dependencies").pairs
 
     def take(pairs: Iterable[tuple[YamlNode, YamlNode]], *, chosen: frozenset[str] = frozenset()) -> None:
         for key, value in pairs:
             if key.text == "python":
-                wish.bound_python(poetry_bounds(value.text) or "", value.where)
+                spec.bound_python(poetry_bounds(value.text) or "", value.where)
                 continue
             for row in value.items or [value]:
-                wanted = canonical(key.text) in chosen
-                if wanted or text_of(row, "optional") != "true":
+                is_chosen = canonical(key.text) in chosen
+                if is_chosen or text_of(row, "optional") != "true":
                     if row.kind == "map" and (address := addresses.get(text_of(row, "source"))):
-                        take_index(wish, address, row.where)
-                    _poetry_row(wish, key, row, asked)
+                        take_index(spec, address, row.where)
+                    _poetry_row(spec, key, row, options)
 
     take(rows)
     for key, value in _at(poetry, "extras").pairs:
@@ -774,39 +788,37 @@ def _poetry(
         optional.add_group("dev", lambda: take(dev.pairs), dev.keys)
 
 
-def _poetry_row(wish: EnvironmentSpec, key: YamlNode, value: YamlNode, asked: ProjectReadOptions) -> None:
+def _poetry_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, options: ProjectReadOptions) -> None:
     written = value.text if value.kind == "text" else text_of(value, "version")
     extras = [item.text for item in _at(value, "extras").items]
     marker, python = text_of(value, "markers"), text_of(value, "python")
     if not (
-        marker_applies(marker, asked.beside.python, asked.extras) and _allows(python, asked.beside.python)
+        marker_applies(marker, options.beside.python, options.extras)
+        and _allows(python, options.beside.python)
     ):
-        wish.note(key.where, f"{show(key.text)} is not for Python {asked.beside.python} on {PLATFORM}")
-    elif value.kind == "map" and _Origins(YamlNode(value.where, "map"), asked).take_row(
-        wish, key.text, value, key.where, extras
+        spec.note(key.where, f"{show(key.text)} is not for Python {options.beside.python} on {PLATFORM}")
+    elif value.kind == "map" and _Origins(YamlNode(value.where, "map"), options).take_row(
+        spec, key.text, value, key.where, extras
     ):
         pass
     elif (bounds := poetry_bounds(written)) is None:
         do = "write bounds with commas between them, such as >=1,<3"
-        wish.leave(key.where, f"{show(key.text)} {show(written)} cannot be taken over", do)
+        spec.leave(key.where, f"{show(key.text)} {show(written)} cannot be taken over", do)
     else:
         brackets = f"[{','.join(extras)}]" if extras else ""
-        take_pip_line(wish, f"{key.text}{brackets}{bounds}", key.where, asked.beside)
+        take_pip_line(spec, f"{key.text}{brackets}{bounds}", key.where, options.beside)
 
 
 def _allows(bounds: str, python: str) -> bool:
-    """Whether Poetry's bounds on Python allow one; alternatives are not judged."""
-    try:
-        plain = poetry_bounds(bounds)
-        return not plain or SpecifierSet(plain).contains(f"{python}.5")
-    except InvalidSpecifier:
-        return True
+    """Return whether Poetry's bounds allow a Python. Alternatives (`|`) count as allowed."""
+    plain = poetry_bounds(bounds)
+    return not plain or specifiers_allow(plain, f"{python}.5")
 
 
 # --- pixi ----------------------------------------------------------------------------------------
 
 _LIKE_DEPENDENCIES = ("dependencies", "host-dependencies", "build-dependencies")
-# What a table of pixi's holds that is read here, or that says nothing of an environment.
+# The keys of a pixi table that are read here, or that do not concern an environment.
 _READ = {
     *(
         "workspace",
@@ -823,103 +835,103 @@ _READ = {
     *("platforms", "build-system", "dependency-groups", "tool"),
 }
 _CHOICES = ("channel-priority", "solve-strategy", "exclude-newer")
-"""What decides which of several versions pixi takes, of those that are asked for."""
+"""The keys that decide which of the allowed versions pixi locks."""
 _ROW = {"version", "build", "channel", "extras", "index", "subdir", "path", "git", "url"}
 
 
-def _pixi(wish: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, environment: str) -> None:
+def _pixi(spec: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, environment: str) -> None:
     workspace = _at(root, "workspace") if _at(root, "workspace").pairs else _at(root, "project")
     platforms = [
         item.text if item.kind == "text" else text_of(item, "platform")
         for item in _at(workspace, "platforms").items
     ]
     if platforms and not any(name.startswith(PLATFORM) for name in platforms):
-        wish.note(workspace.where, f"{PLATFORM} is not among its platforms: see whether it locks")
-    parts = [_at(root, "feature", name) for name in _features(wish, root, environment)]
+        spec.note(workspace.where, f"{PLATFORM} is not among its platforms: see whether it locks")
+    parts = [_at(root, "feature", name) for name in _features(spec, root, environment)]
     if not _alone(root, environment):
         parts.insert(0, root)
     for part in [*parts[1:], *parts[:1]] if len(parts) > 1 else parts:  # a feature's channels come first
-        take_channels(wish, _at(part, "channels"))
-    take_channels(wish, _at(workspace, "channels"))
+        take_channels(spec, _at(part, "channels"))
+    take_channels(spec, _at(workspace, "channels"))
     for node in _at(workspace, "platforms").items:
-        _driver(wish, node.get("cuda") if node.kind == "map" else None)
+        _driver(spec, node.get("cuda") if node.kind == "map" else None)
     for part in (workspace, *parts):
-        _pypi_options(wish, _at(part, "pypi-options"), beside)
+        _pypi_options(spec, _at(part, "pypi-options"), beside)
         for key in (key for key, _ in part.pairs if key.text in _CHOICES):
-            wish.note(
+            spec.note(
                 key.where, f"{show(key.text)} is not taken over: of what is allowed the newest is taken"
             )
     for part in parts:
-        _pixi_part(wish, part, beside, is_root=part is root)
+        _pixi_part(spec, part, beside, is_root=part is root)
 
 
-def _pixi_part(wish: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *, is_root: bool) -> None:
-    """The packages and variables of a feature, or of all environments."""
+def _pixi_part(spec: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *, is_root: bool) -> None:
+    """Add the packages and variables of a feature, or of all environments."""
     cuda = _at(part, "system-requirements").get("cuda")
-    _driver(wish, cuda.get("version") or cuda if cuda else None)
+    _driver(spec, cuda.get("version") or cuda if cuda else None)
     for table in (part, *(_at(part, "target", name) for name in _TARGETS)):
         for name in _LIKE_DEPENDENCIES:
             for key, value in _at(table, name).pairs:
-                _conda_row(wish, key, value)
-        bounds = EnvironmentSpec(file=wish.file)
+                _conda_row(spec, key, value)
+        bounds = EnvironmentSpec(file=spec.file)
         for key, value in _at(table, "constraints").pairs:
             _conda_row(bounds, key, value)
-        wish.conda_bounds += bounds.conda
-        wish.left += bounds.left
+        spec.conda_bounds += bounds.conda
+        spec.lost += bounds.lost
         for key, value in _at(table, "pypi-dependencies").pairs:
-            _pypi_row(wish, key, value, beside)
+            _pypi_row(spec, key, value, beside)
         for key, value in _at(table, "activation", "env").pairs:
-            wish.variable(key.text, value.text, key.where)
+            spec.variable(key.text, value.text, key.where)
         for item in _at(table, "activation", "scripts").items:
             do = "write the variables that it sets under environment"
-            wish.leave(item.where, f"{show(item.text)} is run on activation, and not here", do)
+            spec.leave(item.where, f"{show(item.text)} is run on activation, and not here", do)
     for key, value in part.pairs:
         if key.text == "tasks" and value.pairs:
-            wish.note(key.where, "the tasks are not run: what they install is not in the image")
+            spec.note(key.where, "the tasks are not run: what they install is not in the image")
         elif is_root and key.text not in _READ and value.kind != "text":
-            wish.leave(key.where, f"{show(key.text)} is not read", "write its packages under dependencies")
+            spec.leave(key.where, f"{show(key.text)} is not read", "write its packages under dependencies")
 
 
-def _driver(wish: EnvironmentSpec, cuda: YamlNode | None) -> None:
-    """The CUDA that a machine's driver is to have: for it a solver chooses builds, as a recipe's row says."""
-    if cuda and (found := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
-        wish.hints.append(f"cuda{found[0]}")
-        wish.note(
-            cuda.where, f"CUDA {found[0]} is what the driver is to have at least: it says the row's CUDA"
+def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
+    """Add the CUDA that the driver must support, for which a solver chooses builds, as a hint."""
+    if cuda and (match := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
+        spec.hints.append(f"cuda{match[0]}")
+        spec.note(
+            cuda.where, f"CUDA {match[0]} is what the driver is to have at least: it says the row's CUDA"
         )
 
 
-def _pypi_options(wish: EnvironmentSpec, options: YamlNode, beside: ReferencedFiles) -> None:
-    """What pip knows by options of the same meaning, and otherwise what is lost."""
+def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFiles) -> None:
+    """Add the options that pip has too, and report the others."""
     for key, value in options.pairs:
         known = {
             "index-url": "--index-url",
             "extra-index-urls": "--extra-index-url",
             "find-links": "--find-links",
         }
-        for one in value.items or [value]:
-            text = one.text if one.kind == "text" else text_of(one, "url") or text_of(one, "path")
+        for item in value.items or [value]:
+            text = item.text if item.kind == "text" else text_of(item, "url") or text_of(item, "path")
             if option := known.get(key.text):
-                take_pip_line(wish, f"{option} {text}", one.where, beside)
+                take_pip_line(spec, f"{option} {text}", item.where, beside)
         if key.text in ("no-build-isolation", "no-build", "no-binary", "index-strategy"):
-            wish.note(key.where, f"{show(key.text)} is not taken over: images are made of wheels alone")
+            spec.note(key.where, f"{show(key.text)} is not taken over: images are made of wheels alone")
         elif key.text not in known:
-            wish.leave(key.where, f"{show(key.text)} is not read", "write the versions that it forces")
+            spec.leave(key.where, f"{show(key.text)} is not read", "write the versions that it forces")
 
 
-def _features(wish: EnvironmentSpec, root: YamlNode, environment: str) -> list[str]:
-    """The features of an environment. Raises RecipeError for one that is not there."""
+def _features(spec: EnvironmentSpec, root: YamlNode, environment: str) -> list[str]:
+    """Return the features of an environment. Raises RecipeError if it does not exist."""
     environments = _at(root, "environments")
-    wanted = environment or "default"
-    chosen = environments.get(wanted)
-    if chosen is None and wanted != "default":
+    name = environment or "default"
+    chosen = environments.get(name)
+    if chosen is None and name != "default":
         names = " or ".join(environments.keys) or "leave it out"
         raise recipe_problem(
-            root.where, "environment-unknown", f"has no environment {show(wanted)}", f"--environment {names}"
+            root.where, "environment-unknown", f"has no environment {show(name)}", f"--environment {names}"
         )
     if not environment and (others := [name for name in environments.keys if name != "default"]):
         names = show(" or ".join(others), limit=200)[1:-1]
-        wish.note(
+        spec.note(
             environments.where, f"the default environment was taken (--environment {names} takes another)"
         )
     if chosen is None:
@@ -931,41 +943,41 @@ def _alone(root: YamlNode, environment: str) -> bool:
     return text_of(_at(root, "environments", environment or "default"), "no-default-feature") == "true"
 
 
-def _conda_row(wish: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
+def _conda_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     if value.kind == "text":
-        take_match_spec(wish, f"{key.text} {value.text}".removesuffix(" *"), key.where)
+        take_match_spec(spec, f"{key.text} {value.text}".removesuffix(" *"), key.where)
         return
     if any(name in value.keys for name in ("path", "git", "url")):
-        wish.leave(
+        spec.leave(
             key.where, f"{show(key.text)} is made from sources", "add it from a channel, if one has it"
         )
         return
-    _unread(wish, key, value)
+    _unread(spec, key, value)
     version, build, channel = (text_of(value, name) for name in ("version", "build", "channel"))
     name = f"{channel.rstrip('/')}::{key.text}" if channel else key.text
     text = f"{name} {version or '*'} {build}" if build else f"{name} {version}".removesuffix(" *")
-    take_match_spec(wish, text.strip(), key.where)
+    take_match_spec(spec, text.strip(), key.where)
 
 
-def _pypi_row(wish: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: ReferencedFiles) -> None:
+def _pypi_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: ReferencedFiles) -> None:
     if value.kind == "text":
-        take_pip_line(wish, key.text + _bounds(value.text), key.where, beside)
+        take_pip_line(spec, key.text + _bounds(value.text), key.where, beside)
         return
     if index := text_of(value, "index"):
-        take_index(wish, index, value.where)
-    _unread(wish, key, value)
+        take_index(spec, index, value.where)
+    _unread(spec, key, value)
     extras = [item.text for item in _at(value, "extras").items]
     origins = _Origins(YamlNode(value.where, "map"), ProjectReadOptions(beside=beside))
-    if not origins.take_row(wish, key.text, value, key.where, extras):
+    if not origins.take_row(spec, key.text, value, key.where, extras):
         brackets = f"[{','.join(extras)}]" if extras else ""
-        take_pip_line(wish, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
+        take_pip_line(spec, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
 
 
-def _unread(wish: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
-    """What a package's row says that is not taken over, such as a build number."""
+def _unread(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
+    """Report the keys of a package's row that are not read, such as a build number."""
     if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
         what = ", ".join(sorted(more))
-        wish.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
+        spec.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
 
 
 def _bounds(written: str) -> str:
@@ -973,7 +985,7 @@ def _bounds(written: str) -> str:
 
 
 def _at(node: YamlNode, *keys: str) -> YamlNode:
-    """What lies below some keys; nothing where it does not."""
+    """Return the node below some keys, empty if there is none."""
     for key in keys:
         node = node.get(key) or YamlNode(node.where, "map", made="nothing")
     return node

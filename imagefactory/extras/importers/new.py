@@ -1,7 +1,7 @@
-"""The stage from a file that people have to a recipe that was solved.
+"""Plan a recipe for an environment file, and solve it.
 
-What the file leaves open (framework, version, CUDA, Python) comes from the answer of the solver. Recipes and
-hints are solved before a person sees them. draft.py writes the text.
+The solver decides what the file leaves open (framework, version, CUDA, Python). Recipes and hints are solved
+before they are printed. draft.py writes the text.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.edit import FRAMEWORKS, ImageChoice, RecipeDraft, check_draft
 from imagefactory.recipes.expand import select_single
 from imagefactory.recipes.read import read_bases, read_recipes
-from imagefactory.recipes.values import RULES, is_source, within
+from imagefactory.recipes.values import RULES, within
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
-"""How many targets a hint names, how many are solved for it, and how many older releases are tried."""
+"""The most targets in a hint, the most solved for it, and the most older releases tested."""
 _PAGES, _AGE = 40, timedelta(days=60)
-"""How many pins are looked up for their days, and how much newer than them a framework may have begun."""
+"""The most pins whose upload days are queried, and how much later a framework's series may begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRequest:
-    """The request of a person; empty where the file or the solver decides. `on` is the target to extend."""
+    """The user's request; empty if the file or the solver decides. `on` is the target to extend."""
 
     family: str
     file: Path
@@ -100,10 +100,10 @@ class RecipeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipePlan:
-    """A recipe that can be written. `unsolved` says why it was not solved, empty where it was.
+    """A recipe that can be written. `unsolved` is the reason why it was not solved, empty if it was.
 
-    `without_wheel` are packages that must be built first. `check` raises RecipeError where the recipe does
-    not fit the others.
+    `without_wheel` are packages that must be built first. `check` raises RecipeError if the recipe conflicts
+    with others.
     """
 
     draft: RecipeDraft
@@ -114,33 +114,33 @@ class RecipePlan:
 
 
 class RecipeSolver(Protocol):
-    """What the package index and the channels answer."""
+    """The answers of the package index and the channels."""
 
     def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
-        """The versions of a target's packages by name, as they will be locked. Raises LockError."""
+        """Return the versions of a target's packages by name, as they will be locked. Raises LockError."""
 
     def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
-        """The same by what packages declare alone. Raises LockError, NoWheelError."""
+        """Return the same from the packages' metadata, without builds. Raises LockError, NoWheelError."""
 
     def explain(self, target: Target, base: BaseSpec, error: LockError) -> LockError:
-        """The error of a target with the requirements that contradict, as far as the solver finds them."""
+        """Return the error of a target with the conflicting requirements, as far as the solver finds them."""
 
     def needs(self, target: Target, base: BaseSpec, pin: str) -> Sequence[str]:
-        """Requires-Dist of a release. Raises LockError."""
+        """Return Requires-Dist of a release. Raises LockError."""
 
     def releases(
         self, target: Target, base: BaseSpec, names: Sequence[str]
     ) -> Mapping[str, Sequence[PypiRelease]]:
-        """The releases of projects, with their days as far as the index tells them; the oldest first."""
+        """Return the releases of projects, the oldest first, with their upload days if the index has them."""
 
     def has_wheels(self, target: Target, base: BaseSpec, pin: str) -> bool:
-        """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
+        """Return whether a release of a pin has a wheel for any Python. Raises LockError."""
 
     def impossible(self, target: Target, base: BaseSpec) -> Sequence[str]:
-        """The packages that a target bounds to releases which its Python can neither install nor build."""
+        """Return the packages whose bounds allow only releases that this Python cannot install or build."""
 
     def unknown_system(self, base: BaseSpec, names: Sequence[str]) -> Sequence[str]:
-        """The names that the archive of a base has no package for; none where it cannot be asked."""
+        """Return the names that a base's archive does not have, none if it is unreachable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +192,10 @@ class IndexSolver:
 def plan_recipe(
     factory: Project, request: RecipeRequest, solver: RecipeSolver, progress: Progress
 ) -> RecipePlan:
-    """A recipe for a file, for a target to build on, or both.
+    """Return the plan of a recipe for a file, which may extend a target.
 
-    What the file asks for and no recipe keeps is `lost` in its draft, and printed where something else
-    stops. Raises UsageError, RecipeError, UnsolvableError.
+    Requests of the file that no recipe keeps are `lost` in its draft. They are printed before an error, too.
+    Raises UsageError, RecipeError, UnsolvableError.
     """
     planner = _RecipePlanner(factory, request, solver)
     try:
@@ -208,17 +208,17 @@ def plan_recipe(
 
 
 class _RecipePlanner:
-    """Makes the plan of one request. Without `hints` it is a trial itself, and none of its own is solved."""
+    """Plans one request. Without `hints` it is a trial itself, and it starts no trials of its own."""
 
     def __init__(
         self, factory: Project, request: RecipeRequest, solver: RecipeSolver, *, hints: bool = True
     ) -> None:
         folder = factory.settings.root_path / "recipes"
         self._factory, self._request, self._solver = factory, request, solver
-        self._recipes = [one for one in read_recipes(folder) if one.family != request.family]
+        self._recipes = [recipe for recipe in read_recipes(folder) if recipe.family != request.family]
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
-        self._asked: dict[str, tuple[Target, BaseSpec]] = {}
+        self._targets: dict[str, tuple[Target, BaseSpec]] = {}
         self._sourced: bool | None = None
         self._age: _PinAge | None = None
         self._ages: dict[str, _PinAge | None] = {}
@@ -230,22 +230,22 @@ class _RecipePlanner:
     def on_target(self) -> RecipePlan:
         request = self._request
         below = select_single(self._factory.targets, request.on)
-        wish = self._read(below.python)
-        drafted = draft_on(wish, request.family, below)
+        spec = self._read(below.python)
+        drafted = draft_on(spec, request.family, below)
         lock, why = self._lock_of(below)
         versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
-        if conflicts := target_conflicts(wish, below, versions):
+        if conflicts := target_conflicts(spec, below, versions):
             raise UsageError(
                 "target-conflict",
-                f"{wish.file} asks for {'; and for '.join(conflicts)}",
-                hint=self._other_ways(wish) or "omit --extends: a recipe of its own is solved then",
+                f"{spec.file} asks for {'; and for '.join(conflicts)}",
+                hint=self._other_ways(spec) or "omit --extends: a recipe of its own is solved then",
             )
         if lock is None:
             return self._unsolved(drafted, why)
         try:
             return self._solved(drafted, under=lock, base=self._factory.base_of(below))
         except UnsolvableError as error:
-            error.hint = self._other_ways(wish) or error.hint
+            error.hint = self._other_ways(spec) or error.hint
             raise
 
     def _lock_of(self, target: Target) -> tuple[Lock | None, str]:
@@ -257,25 +257,25 @@ class _RecipePlanner:
     # --- with a framework of its own ---
 
     def of_its_own(self) -> RecipePlan:
-        wish, request = self._read(""), self._request
-        framework, source = named_framework(wish, request.framework, request.source)
+        spec, request = self._read(""), self._request
+        framework, source = named_framework(spec, request.framework, request.source)
         if source != "pypi":
             try:
-                drafted = draft(wish, self._said(), self._bases)
+                drafted = draft(spec, self._draft_request(), self._bases)
             except UsageError as error:
-                error.hint = "; or ".join(filter(None, (error.hint, self._other_ways(wish, "conda"))))
+                error.hint = "; or ".join(filter(None, (error.hint, self._other_ways(spec, "conda"))))
                 raise
             return self._solved(drafted)
         try:
-            return self._choose(wish, framework)
+            return self._choose(spec, framework)
         except UnreachableError as error:
-            drafted = draft(wish, self._said(), self._bases, [f"not solved: {error.message}"])
+            drafted = draft(spec, self._draft_request(), self._bases, [f"not solved: {error.message}"])
             return self._unsolved(drafted, error.message)
 
-    def _said(self, choice: ImageChoice | None = None) -> DraftRequest:
-        """What the person says, and for a recipe of PyPI what was chosen."""
+    def _draft_request(self, choice: ImageChoice | None = None) -> DraftRequest:
+        """Return the user's request, with the solver's choice for a recipe of PyPI."""
         request = self._request
-        said = DraftRequest(
+        draft_request = DraftRequest(
             family=request.family,
             framework=request.framework,
             version=request.version,
@@ -283,63 +283,63 @@ class _RecipePlanner:
             source=request.source,
             indexes=self._factory.settings.index_map,
         )
-        return replace(said, source="pypi", **asdict(choice)) if choice else said
+        return replace(draft_request, source="pypi", **asdict(choice)) if choice else draft_request
 
     def _choose(
-        self, wish: EnvironmentSpec, framework: str, failed: Mapping[str, LockError] | None = None
+        self, spec: EnvironmentSpec, framework: str, failed: Mapping[str, LockError] | None = None
     ) -> RecipePlan:
-        """The first Python on which all packages have wheels and solve together.
+        """Return the plan for the first Python on which all packages have wheels and can be solved.
 
-        A framework that the file leaves open beside pins of an older time is of that time, if that solves.
-        `failed` says by Python why wheels alone do not solve, where that is known.
+        If the file pins old packages and leaves the framework's version open, a framework of that time is
+        tried first. `failed` are the errors of solving only wheels, by Python, if known.
         """
         request = self._request
-        row = FrameworkRow(framework=framework, source="pypi", wish=wish)
+        row = FrameworkRow(framework=framework, source="pypi", spec=spec)
         if framework and request.version and not row.allows(request.version):
             row.refuse_version(request.version)
         if framework:
-            self._refuse_builds(wish, row)
-        self._age = self._age_of(wish, row)
+            self._refuse_builds(spec, row)
+        self._age = self._age_of(spec, row)
         if self._age:
             try:
-                return self._within(wish, framework, self._age.below, failed)
+                return self._within(spec, framework, self._age.below, failed)
             except (UnsolvableError, NoWheelError):
                 self._age = None
-        return self._within(wish, framework, "", failed)
+        return self._within(spec, framework, "", failed)
 
-    def _refuse_builds(self, wish: EnvironmentSpec, row: FrameworkRow) -> None:
-        """Raises UsageError where the file means a build that PyPI does not have, and no CUDA was said."""
+    def _refuse_builds(self, spec: EnvironmentSpec, row: FrameworkRow) -> None:
+        """Raise UsageError if the file means a build that PyPI does not have, and the user sets no CUDA."""
         request, framework = self._request, row.framework
         if request.cuda:
             return
         row.refuse_rocm()
-        elsewhere, version = self._elsewhere(wish), request.version or row.version
+        elsewhere, version = self._elsewhere(spec), request.version or row.version
         wrong = "" if framework in elsewhere.rows else row.other_build(version)
         if wrong:
             index = elsewhere.missing.get(framework, "")
-            hint = self._other_builds(wish, row, index)
+            hint = self._other_builds(spec, row, index)
             if not self._reached:
                 row.refuse_other_build(version, index=index)
             raise UsageError("framework-conflict", wrong, hint=hint)
 
     def _within(
-        self, wish: EnvironmentSpec, framework: str, below: str, without: Mapping[str, LockError] | None
+        self, spec: EnvironmentSpec, framework: str, below: str, without: Mapping[str, LockError] | None
     ) -> RecipePlan:
-        """The same with the framework older than `below`; `without` says that wheels alone solve nowhere."""
-        first, others = python_candidates(wish.python, self._bases)
+        """Return the plan with the framework older than `below`. `without` are errors of solving wheels."""
+        first, others = python_candidates(spec.python, self._bases)
         if not first and not others:
             raise UsageError(
                 "python-not-supported",
-                f"{wish.file} requires Python {wish.python}, but images support 3.9 to 3.14",
+                f"{spec.file} requires Python {spec.python}, but images support 3.9 to 3.14",
                 hint="change its Python bounds, for example to >=3.11",
             )
         failed, built = dict(without or {}), list[RecipePlan]()
-        for trial in self._tried(wish, framework, below, failed, (first, others)) if without is None else ():
-            if other := self._other_question(wish, framework, trial):
-                return self._choose(wish, other)
+        for trial in self._tried(spec, framework, below, failed, (first, others)) if without is None else ():
+            if other := self._other_question(spec, framework, trial):
+                return self._choose(spec, other)
             try:
                 plan = self._settle(trial)
-                if len(plan.without_wheel) <= len(trial.wish.sources):
+                if len(plan.without_wheel) <= len(trial.spec.sources):
                     return plan
                 built.append(plan)  # with known needs: another base's Python may have all wheels
             except (UnsolvableError, NoWheelError) as error:
@@ -347,89 +347,89 @@ class _RecipePlanner:
         if built:
             return min(built, key=lambda plan: len(plan.without_wheel))
         if best := self._unbuilt(failed, framework, below):
-            if other := self._other_question(wish, framework, best):
-                return self._choose(wish, other, failed)
+            if other := self._other_question(spec, framework, best):
+                return self._choose(spec, other, failed)
             return self._settle(best)
-        raise self._unsolvable(wish, failed)
+        raise self._unsolvable(spec, failed)
 
     def _tried(
         self,
-        wish: EnvironmentSpec,
+        spec: EnvironmentSpec,
         framework: str,
         below: str,
         failed: Mapping[str, LockError],
         pythons: tuple[Sequence[str], Sequence[str]],
     ) -> Iterator[_PythonTrial]:
-        """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
+        """Yield a trial of only wheels on each Python: on the bases' one by one, then on others in parallel.
 
-        `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
-        package is without wheels for any Python, or one is not even to be built on the bases'.
+        `failed` has the trials that were not settled. The others follow if all bases' Pythons failed, and
+        each package has wheels for some Python, or one cannot even be built on the bases'.
         """
         first, others = pythons
         for python in first:
             yield self._try(python, framework, below=below)
         if failed.keys() >= set(first) and (
-            all(self._solver.impossible(*self._asked[one]) for one in first)
-            or not self._only_sources(wish, [failed[one] for one in first])
+            all(self._solver.impossible(*self._targets[python]) for python in first)
+            or not self._only_sources(spec, [failed[python] for python in first])
         ):
             with ThreadPoolExecutor(2) as pool:
                 waiting = [pool.submit(self._try, python, framework, below=below) for python in others]
                 try:
-                    yield from (one.result() for one in waiting)
+                    yield from (trial.result() for trial in waiting)
                 finally:
                     pool.shutdown(cancel_futures=True)
 
-    def _other_question(self, wish: EnvironmentSpec, framework: str, trial: _PythonTrial) -> str:
-        """The framework that a trial found, where what the file says of it bounds its version.
+    def _other_question(self, spec: EnvironmentSpec, framework: str, trial: _PythonTrial) -> str:
+        """Return the framework that a trial found, if the file bounds its version.
 
-        Raises UsageError where the file means a build that PyPI does not have.
+        Raises UsageError if the file means a build that PyPI does not have.
         """
-        found = "" if framework else first_framework(_names(wish), trial.versions)
-        if not found:
+        other = "" if framework else first_framework(_names(spec), trial.versions)
+        if not other:
             return ""
-        row = FrameworkRow(framework=found, source="pypi", wish=wish)
-        self._refuse_builds(wish, row)
-        return found if self._age_of(wish, row) or self._own_bounds(row) else ""
+        row = FrameworkRow(framework=other, source="pypi", spec=spec)
+        self._refuse_builds(spec, row)
+        return other if self._age_of(spec, row) or self._own_bounds(row) else ""
 
     def _own_bounds(self, row: FrameworkRow) -> list[str]:
-        """What the person says of the framework's version, and the file by its CUDA."""
-        asked, framework = self._request, row.framework
-        bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
-        cuda = asked.cuda or row.told_cuda() or row.named_beside()[1]
-        cuda = "" if framework in self._elsewhere(row.wish).rows else cuda
-        if cuda and not (asked.version or row.version) and (within := row.range_with(cuda)):
+        """Return the framework's bounds: the user's version, and the file's CUDA."""
+        request, framework = self._request, row.framework
+        bounds = [f"{framework}=={request.version}.*"] if request.version else []
+        cuda = request.cuda or row.explicit_cuda() or row.named_beside()[1]
+        cuda = "" if framework in self._elsewhere(row.spec).rows else cuda
+        if cuda and not (request.version or row.version) and (within := row.range_with(cuda)):
             bounds.append(f"{framework}{within}")
         return bounds
 
-    def _age_of(self, wish: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
-        """The time that a file of pins is of, where it leaves a version open that has newer series."""
+    def _age_of(self, spec: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
+        """Return the time of a file's pins, if it leaves a framework open that has newer series."""
         if not row.framework or self._request.version or row.version:
             return None
         if row.framework not in self._ages:
-            self._ages[row.framework] = self._find_age(wish, row)
+            self._ages[row.framework] = self._find_age(spec, row)
         return self._ages[row.framework]
 
-    def _find_age(self, wish: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
-        elsewhere = self._elsewhere(wish).rows
-        pins = exact_pins(one for one in wish.pip if not (is_source(one) or one.startswith("./")))
+    def _find_age(self, spec: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
+        elsewhere = self._elsewhere(spec).rows
+        pins = exact_pins(spec.index_requirements)
         names = [name for name in pins if name not in elsewhere][:_PAGES]
-        if not names or 2 * len(pins) < len(_names(wish)) or row.framework in elsewhere:
+        if not names or 2 * len(pins) < len(_names(spec)) or row.framework in elsewhere:
             return None
         base = base_for("", self._bases)
         target = _open_target(self._request.family, base.python, base, (), ())
         known = self._solver.releases(target, base, (row.framework, *names))
         days = [
-            one.uploaded
+            release.uploaded
             for name in names
-            for one in known.get(name, ())
-            if one.uploaded and within(f"=={pins[name]}", str(one.version))
+            for release in known.get(name, ())
+            if release.uploaded and within(f"=={pins[name]}", str(release.version))
         ]
         if not days:
             return None
         newest, series = max(days), known.get(row.framework, ())
         below = first_series_after(series, newest + _AGE)
         if not below or not any(
-            row.allows(str(one.version)) for one in series if one.version >= Version(below)
+            row.allows(str(release.version)) for release in series if release.version >= Version(below)
         ):
             return None
         return _PinAge(below=below, day=newest)
@@ -437,37 +437,33 @@ class _RecipePlanner:
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _PythonTrial:
         """Solve the file's packages with the framework open and older than `below`.
 
-        With `sources` packages without wheels are solved too, by what their sources declare.
+        With `sources`, packages without wheels are solved too, from the metadata of their sources.
         """
-        request, wish = self._request, self._read(python)
-        wanted = [one for one in wish.pip if not (is_source(one) or one.startswith("./"))]
-        bounds = list(wish.constraints)
-        row, elsewhere = FrameworkRow(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
+        request, spec = self._request, self._read(python)
+        requirements = spec.index_requirements
+        bounds = list(spec.constraints)
+        row, elsewhere = FrameworkRow(framework=framework, source="pypi", spec=spec), self._elsewhere(spec)
         if framework:
-            wanted += [framework] if framework not in map(pypi_name, wanted) else []
+            requirements += [framework] if framework not in map(pypi_name, requirements) else []
             bounds += [*self._own_bounds(row), *([f"{framework}<{below}"] if below else [])]
         base = base_for(python, self._bases)
-        target = _open_target(request.family, python, base, wanted, bounds)
-        target = replace(
-            target,
-            origins=tuple(sorted(elsewhere.rows.items())),
-            sources=tuple(wish.sources),
-        )
-        trial = _PythonTrial(python=python, wish=wish, sources=sources)
-        self._asked[python] = target, base
+        target = _open_target(request.family, python, base, requirements, bounds)
+        target = replace(target, origins=tuple(sorted(elsewhere.rows.items())), sources=tuple(spec.sources))
+        trial = _PythonTrial(python=python, spec=spec, sources=sources)
+        self._targets[python] = target, base
         try:
             if sources:
                 return replace(trial, versions=self._solver.solve(target, base, None))
             return replace(trial, versions=self._solver.declared(target, base))
         except UnbuiltError as error:
-            unbuilt = {str(one["name"]): str(one["version"]) for one in error.packages}
+            unbuilt = {str(package["name"]): str(package["version"]) for package in error.packages}
             pins: dict[str, str] = dict(line.split("==", 1) for line in error.pins)
             return replace(trial, versions=pins | unbuilt, unbuilt=tuple(unbuilt))
         except LockError as error:
             return replace(trial, error=error)
 
     def _settle(self, trial: _PythonTrial) -> RecipePlan:
-        """The recipe of a trial, solved as it will be locked: for older releases where it must be."""
+        """Return the recipe of a trial, solved as it will be locked: with an older release if necessary."""
         first: LockError | None = None
         for _ in range(_OLDER):
             if trial.error:
@@ -484,25 +480,25 @@ class _RecipePlanner:
             series = ".".join(version.split(".")[:2])
             trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
         raise first or LockError(
-            "nothing-solved", f"no version of {trial.wish.file}'s framework could be solved"
+            "nothing-solved", f"no version of {trial.spec.file}'s framework could be solved"
         )
 
     def _version(self, trial: _PythonTrial) -> tuple[FrameworkRow, str, bool]:
-        """The framework, its version as the recipe writes it, and whether the solver chose that."""
-        request, wish = self._request, trial.wish
+        """Return the framework, its version in the recipe, and whether the solver chose that."""
+        request, spec = self._request, trial.spec
         if request.framework:
-            framework = find_framework(wish, request.framework, "pypi")[0]
+            framework = find_framework(spec, request.framework, "pypi")[0]
         else:
-            framework = first_framework(_names(wish), trial.versions)
+            framework = first_framework(_names(spec), trial.versions)
         if not framework:
             raise UsageError(
                 "framework-missing",
-                f"no known GPU framework in {wish.file} or in what its packages need",
-                hint=self._optional(wish)
-                or self._other_ways(wish)
+                f"no known GPU framework in {spec.file} or in what its packages need",
+                hint=self._optional(spec)
+                or self._other_ways(spec)
                 or "name the package that uses the GPU: --framework NAME --cuda VERSION",
             )
-        row = FrameworkRow(framework=framework, source="pypi", wish=wish)
+        row = FrameworkRow(framework=framework, source="pypi", spec=spec)
         if pinned := request.version or row.version:
             if not row.allows(pinned):
                 row.refuse_version(pinned)
@@ -512,15 +508,15 @@ class _RecipePlanner:
         if not RULES["version"].allows(solved):
             raise UsageError(
                 "framework-version-invalid",
-                f"{wish.file} needs {framework} {solved}, and a recipe row cannot name that version",
+                f"{spec.file} needs {framework} {solved}, and a recipe row cannot name that version",
                 hint=f"limit {framework} to a release",
             )
         return row, solved, True
 
     def _cudas(self, row: FrameworkRow, version: str, trial: _PythonTrial) -> tuple[str, ...]:
-        """The CUDA versions to try, the newest first. Raises UsageError where none is known."""
-        named = row.framework in self._elsewhere(trial.wish).rows
-        if cuda := self._request.cuda or (row.told_cuda() if named else row.cuda(version)):
+        """Return the CUDA versions to try, the newest first. Raises UsageError if none is known."""
+        named = row.framework in self._elsewhere(trial.spec).rows
+        if cuda := self._request.cuda or (row.explicit_cuda() if named else row.cuda(version)):
             return (cuda,)
         if offers := row.offers(version):
             return tuple(reversed(offers))
@@ -532,82 +528,83 @@ class _RecipePlanner:
         raise self._without_cuda(row, version)
 
     def _without_cuda(self, row: FrameworkRow, version: str) -> UsageError:
-        """The error for a release whose packages on PyPI bring no CUDA."""
+        """Return the error for a release whose packages on PyPI bring no CUDA."""
         conda, released = row.conda_name(), row.released_for(version)
         if not conda or not released or not self._hints:
             return row.ask(version, "")
-        asked = self._request
-        other = replace(asked, source="conda", framework=conda, version=version, cuda=released[0])
+        request = self._request
+        other = replace(request, source="conda", framework=conda, version=version, cuda=released[0])
         try:
             _RecipePlanner(self._factory, other, self._solver, hints=False).of_its_own()
         except ImagefactoryError:
             hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
         else:
             hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
-        message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
+        message = f"{row.spec.file} needs {row.framework} {version}, and PyPI has it without CUDA"
         return UsageError("cuda-not-on-pypi", message, hint=hint)
 
     def _written(
         self, row: FrameworkRow, version: str, cuda: str, trial: _PythonTrial, *, chosen: bool
     ) -> RecipePlan:
         choice = ImageChoice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
-        why = tuple(_reasons(trial.wish, choice, chosen=chosen, age=self._age))
-        return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
+        why = tuple(_reasons(trial.spec, choice, chosen=chosen, age=self._age))
+        return self._solved(draft(trial.spec, self._draft_request(choice), self._bases, why), why=why)
 
-    def _only_sources(self, wish: EnvironmentSpec, errors: Sequence[LockError]) -> bool:
-        """Whether a package without wheels for some Pythons has none for the others either.
+    def _only_sources(self, spec: EnvironmentSpec, errors: Sequence[LockError]) -> bool:
+        """Return whether a package without wheels for some Pythons has none for the others either.
 
-        It is one that the file names, of the release that it pins, or one that all Pythons lack.
+        It counts if the file names it, for the pinned release, or if all Pythons lack it.
         """
         if self._sourced is None:
-            names = [set(one.names) if isinstance(one, NoWheelError) else set() for one in errors]
-            pins, named = exact_pins(wish.pip), _names(wish)
+            names = [set(error.names) if isinstance(error, NoWheelError) else set() for error in errors]
+            pins, named = exact_pins(spec.pip), _names(spec)
             base = base_for("", self._bases)
             target = _open_target(self._request.family, base.python, base, (), ())
             common = set.intersection(*names) if names else set()
-            asked = [
+            requirements = [
                 f"{name}=={pins[name]}" if name in pins else name
                 for name in sorted(common.union(*names))
                 if name in common or name in named
             ]
-            self._sourced = not all(self._solver.has_wheels(target, base, one) for one in asked)
+            self._sourced = not all(self._solver.has_wheels(target, base, error) for error in requirements)
         return self._sourced
 
     def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _PythonTrial | None:
-        """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
+        """Return the trial with the fewest packages to build, on the Pythons without some wheel.
 
-        Where there is none, `failed` says what else stands against each.
+        If there is none, the error of each is added to `failed`.
         """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         carried = {base.python for base in self._bases}
 
         def trial_on(python: str) -> _PythonTrial:
-            if self._solver.impossible(*self._asked[python]):  # no search with sources helps, and it is long
-                return _PythonTrial(python=python, wish=self._read(python), error=failed[python])
+            # A search with sources takes long, and it cannot help here.
+            if self._solver.impossible(*self._targets[python]):
+                return _PythonTrial(python=python, spec=self._read(python), error=failed[python])
             return self._try(python, framework, below=below, sources=True)
 
         for some in (carried.intersection(pythons), set(pythons) - carried):
-            tried = [one for one in pythons if one in some]
-            trials = [trial_on(one) for one in tried[:1]]
+            tried = [trial for trial in pythons if trial in some]
+            trials = [trial_on(trial) for trial in tried[:1]]
             if trials and not trials[0].error and not self._has_wheels_elsewhere(trials[0]):
                 return trials[0]
             with ThreadPoolExecutor(2) as pool:
                 trials += pool.map(trial_on, tried[1:])
-            if found := [one for one in trials if one.error is None]:
-                return min(found, key=lambda one: len(one.unbuilt))
-            failed |= {one.python: one.error for one in trials if one.error}
+            if solved := [trial for trial in trials if trial.error is None]:
+                return min(solved, key=lambda trial: len(trial.unbuilt))
+            failed |= {trial.python: trial.error for trial in trials if trial.error}
         return None
 
     def _has_wheels_elsewhere(self, trial: _PythonTrial) -> bool:
-        """Whether another Python may have a wheel of a package that this one must build."""
+        """Return whether another Python may have a wheel of a package that this one must build."""
         pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
-        target, base = self._asked[trial.python]
+        target, base = self._targets[trial.python]
         return any(self._solver.has_wheels(target, base, pin) for pin in pins)
 
     # --- what all recipes share ---
 
     def _read(self, python: str) -> EnvironmentSpec:
-        """The file, its markers judged by that Python. Raises UsageError where nothing of it can be taken."""
+        """Read the file, with markers for that Python. Raises UsageError if nothing of it can be kept."""
         request = self._request
         carried = tuple(base.python for base in self._bases if base.python) or ("3.12",)
         reading = ReadOptions(
@@ -620,25 +617,25 @@ class _RecipePlanner:
             build_context=request.context,
             build_args=request.build_args,
         )
-        wish = read_environment_file(request.file, reading)
-        empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)
-        self.notes, self.lost = ([], [*wish.left, *wish.notes]) if empty else (wish.notes, wish.left)
-        if names := tuple(wish.parts.debian):
+        spec = read_environment_file(request.file, reading)
+        empty = not (spec.conda or spec.pip or spec.sources or spec.parts.debian)
+        self.notes, self.lost = ([], [*spec.lost, *spec.notes]) if empty else (spec.notes, spec.lost)
+        if names := tuple(spec.parts.debian):
             base = base_for(python, self._bases)
-            lose_debian(wish, self._solver.unknown_system(base, names), base.suite)
+            lose_debian(spec, self._solver.unknown_system(base, names), base.suite)
         if empty:
             raise UsageError(
                 "no-packages-found",
-                f"{wish.file} names no package that a recipe can have",
+                f"{spec.file} names no package that a recipe can have",
                 hint="pass the file that lists the packages; add your own code with `files:` in a recipe "
                 f"on a target (imagefactory recipe new {request.family} --extends TARGET, docs/recipes.md)",
             )
-        add_needs(wish, self._factory.settings.root_path)
-        return wish
+        add_needs(spec, self._factory.settings.root_path)
+        return spec
 
-    def _elsewhere(self, wish: EnvironmentSpec) -> IndexRows:
-        """The packages that the settings know another index for."""
-        return index_rows(wish, dict(self._factory.settings.index_map))
+    def _elsewhere(self, spec: EnvironmentSpec) -> IndexRows:
+        """Return the packages for which the settings have another index."""
+        return index_rows(spec, dict(self._factory.settings.index_map))
 
     def _expand(self, drafted: RecipeDraft) -> tuple[Target, ...]:
         bases = all_bases(self._bases, self._recipes)
@@ -658,9 +655,9 @@ class _RecipePlanner:
         base: BaseSpec | None = None,
         why: Sequence[str] = (),
     ) -> RecipePlan:
-        """The plan of a draft whose targets were solved. Raises UnsolvableError where they cannot be.
+        """Return the plan of a draft whose targets were solved. Raises UnsolvableError if they cannot be.
 
-        Packages without wheels stop nothing: `lock --build` makes them.
+        Packages without wheels are no error: `lock --build` builds them.
         """
         plan = RecipePlan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
         try:
@@ -671,7 +668,7 @@ class _RecipePlanner:
             try:
                 self._solver.solve(target, base or base_for(target.python, self._bases), under)
             except UnbuiltError as error:
-                names = tuple(str(one["name"] or one["source"]) for one in error.packages)
+                names = tuple(str(package["name"] or package["source"]) for package in error.packages)
                 notes = (*drafted.notes, f"built from source by `lock --build`: {', '.join(names)}")
                 return replace(plan, draft=replace(drafted, notes=notes), without_wheel=names)
             except UnreachableError as error:
@@ -680,35 +677,35 @@ class _RecipePlanner:
 
     # --- hints, each solved before it is made ---
 
-    def _other_ways(self, wish: EnvironmentSpec, source: str = "pypi") -> str:
-        """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
+    def _other_ways(self, spec: EnvironmentSpec, source: str = "pypi") -> str:
+        """Return the targets that fit, or the options of a solved recipe. Empty if there are none."""
         if not self._hints:
             return ""
-        fitting = [f"--extends {name}" for name in self._fitting(wish, source=source)]
+        fitting = [f"--extends {name}" for name in self._fitting(spec, source=source)]
         ways = [f"build it on a target that fits: {' or '.join(fitting)}"] if fitting else []
         request = self._request
         options = {"--extends": request.on, "--framework": request.framework, "--cuda": request.cuda}
-        given = [name for name, value in options.items() if value]
-        below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
+        used = [name for name, value in options.items() if value]
+        below = next((target.framework for target in self._factory.targets if target.name == request.on), "")
         framework = request.framework or FRAMEWORKS.get(below, below)
         own = replace(request, on="", framework=framework, version="", cuda="")
-        if given and (choice := self._choice(own)):
+        if used and (choice := self._choice(own)):
             what = f"--framework {choice.framework}={choice.version} --cuda {choice.cuda}"
-            ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(given)}")
+            ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(used)}")
         return "; or ".join(ways)
 
-    def _optional(self, wish: EnvironmentSpec) -> str:
-        """The extra or group of the file that brings a framework, if its packages solve."""
-        for kind, name in wish.frameworks if self._hints else ():
-            asked = self._request
+    def _optional(self, spec: EnvironmentSpec) -> str:
+        """Return the extra or group of the file that brings a framework, if its packages can be solved."""
+        for kind, name in spec.frameworks if self._hints else ():
+            request = self._request
             extra = kind == "extra"
-            more = replace(asked, extras=(*asked.extras, name)) if extra else None
-            if self._choice(more or replace(asked, groups=(*asked.groups, name))):
+            more = replace(request, extras=(*request.extras, name)) if extra else None
+            if self._choice(more or replace(request, groups=(*request.groups, name))):
                 return f"--{kind} {name}"
         return ""
 
     def _choice(self, request: RecipeRequest) -> ImageChoice | None:
-        """What the recipe of a request would be for, if it can be solved."""
+        """Return the choice of a request's recipe, if it can be solved."""
         try:
             plan = _RecipePlanner(self._factory, request, self._solver, hints=False).of_its_own()
             plan.check()
@@ -717,33 +714,33 @@ class _RecipePlanner:
         self._reached = self._reached and not (plan.unsolved and request.source != "conda")
         return None if plan.unsolved else plan.draft.choice
 
-    def _other_builds(self, wish: EnvironmentSpec, row: FrameworkRow, index: str) -> str:
-        """What to take in place of a build that PyPI does not have."""
-        told, version = row.meant_cuda(), self._request.version or row.version
+    def _other_builds(self, spec: EnvironmentSpec, row: FrameworkRow, index: str) -> str:
+        """Return the alternatives to a build that PyPI does not have."""
+        cuda_meant, version = row.meant_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
         ways = []
         for cuda in reversed(row.offers(newest) if self._hints else ()):
             if self._choice(replace(self._request, cuda=cuda)):
                 ways.append(f"use the build on PyPI: --cuda {cuda}")
                 break
-        if told != "cpu" and self._hints:
-            fitting = [f"--extends {name}" for name in self._fitting(wish, cuda=told)]
+        if cuda_meant != "cpu" and self._hints:
+            fitting = [f"--extends {name}" for name in self._fitting(spec, cuda=cuda_meant)]
             ways += [f"build on a target that has it: {' or '.join(fitting)}"] if fitting else []
             ways += [f"use that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()
-            other = replace(self._request, source="conda", framework=conda, version=version, cuda=told)
+            other = replace(self._request, source="conda", framework=conda, version=version, cuda=cuda_meant)
             if version and conda and self._choice(other):
                 ways.append(
-                    f"use the conda package: --source conda --framework {conda}={version} --cuda {told}"
+                    f"use the conda package: --source conda --framework {conda}={version} --cuda {cuda_meant}"
                 )
         return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
 
-    def _fitting(self, wish: EnvironmentSpec, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
-        """The targets on which the file's packages solve, the best first."""
-        request, tried, found = self._request, 0, 0
-        below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
-        named = request.framework or first_framework(_names(wish)) or below
-        named = named or named_framework(wish, "", source)[0]
+    def _fitting(self, spec: EnvironmentSpec, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
+        """Yield the targets on which the file's packages can be solved, the best first."""
+        request, tried, count = self._request, 0, 0
+        below = next((row.framework for row in self._factory.targets if row.name == request.on), "")
+        named = request.framework or first_framework(_names(spec)) or below
+        named = named or named_framework(spec, "", source)[0]
         framework = FRAMEWORKS.get(named, named)
         for target in _ranked(self._factory.targets, source):
             other = framework and FRAMEWORKS.get(target.framework, target.framework) != framework
@@ -754,51 +751,51 @@ class _RecipePlanner:
             own = self._read(target.python)
             if lock is None or target_conflicts(own, target, versions):
                 continue
-            if tried == _TRIALS or found == _TARGETS:
+            if tried == _TRIALS or count == _TARGETS:
                 return
             tried += 1
             drafted = draft_on(own, request.family, target)
-            if len(drafted.lost) > len(own.left):
+            if len(drafted.lost) > len(own.lost):
                 continue
             try:
-                for one in self._expand(drafted):
-                    self._solver.solve(one, self._factory.base_of(target), lock)
+                for expanded in self._expand(drafted):
+                    self._solver.solve(expanded, self._factory.base_of(target), lock)
             except ImagefactoryError:
                 continue
-            found += 1
+            count += 1
             yield target.name
 
-    def _unsolvable(self, wish: EnvironmentSpec, failed: Mapping[str, LockError]) -> LockError:
-        """The solver's reason, of the Python that says most: the first base's, else any."""
+    def _unsolvable(self, spec: EnvironmentSpec, failed: Mapping[str, LockError]) -> LockError:
+        """Return the solver's error for the first base's Python, or else for any."""
         usual = [base.python for base in self._bases if base.python in failed]
         order = [*usual, *failed]
-        python = next((one for one in order if isinstance(failed[one], UnsolvableError)), order[0])
+        python = next((python for python in order if isinstance(failed[python], UnsolvableError)), order[0])
         error = failed[python]
-        if python in self._asked:
-            error = self._solver.explain(*self._asked[python], error)
+        if python in self._targets:
+            error = self._solver.explain(*self._targets[python], error)
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
-        elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(wish).missing.items())
-        hint = elsewhere or f"change the named packages in {wish.file}"
+        elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(spec).missing.items())
+        hint = elsewhere or f"change the named packages in {spec.file}"
         if error.hint != failed[python].hint:  # a change that has a solution
             hint = error.hint
         if isinstance(error, NoWheelError):
             hint = error.hint
         return UnsolvableError(
             "packages-conflict",
-            f"the packages of {wish.file} cannot be installed together on any tested Python ({tried}); on "
+            f"the packages of {spec.file} cannot be installed together on any tested Python ({tried}); on "
             f"{python}: {text}",
-            hint=self._other_ways(wish) or hint,
+            hint=self._other_ways(spec) or hint,
             tree=error.tree if isinstance(error, UnsolvableError) else "",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PythonTrial:
-    """The file's packages on one Python: solved, or why not. `unbuilt` are those without wheels."""
+    """The file's packages on one Python: solved, or the error. `unbuilt` are those without wheels."""
 
     python: str
-    wish: EnvironmentSpec
+    spec: EnvironmentSpec
     versions: Mapping[str, str] = field(default_factory=dict)
     error: LockError | None = None
     sources: bool = False
@@ -816,7 +813,7 @@ class _PinAge:
 def _open_target(
     family: str, python: str, base: BaseSpec, requirements: Iterable[str], constraints: Iterable[str]
 ) -> Target:
-    """A target of plain packages, whose framework is open."""
+    """Return a target of plain packages, with no framework set."""
     return Target(
         name=family,
         family=family,
@@ -837,38 +834,38 @@ def _open_target(
     )
 
 
-def _names(wish: EnvironmentSpec) -> set[str]:
-    """The packages of PyPI that a file names itself."""
-    return {pypi_name(text) for text in wish.pip}
+def _names(spec: EnvironmentSpec) -> set[str]:
+    """Return the PyPI packages that a file names itself."""
+    return {pypi_name(text) for text in spec.pip}
 
 
 def _reasons(
-    wish: EnvironmentSpec, choice: ImageChoice, *, chosen: bool, age: _PinAge | None
+    spec: EnvironmentSpec, choice: ImageChoice, *, chosen: bool, age: _PinAge | None
 ) -> Iterator[str]:
-    """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
-    direct = _names(wish)
+    """Yield why a framework, its version, CUDA and Python were chosen, if the file leaves them open."""
+    direct = _names(spec)
     if choice.framework not in direct:
-        yield f"{choice.framework} is what the packages of {wish.file} need"
-    others = [one for one in ("torch", "tensorflow", "jax") if one in direct - {choice.framework}]
+        yield f"{choice.framework} is what the packages of {spec.file} need"
+    others = [name for name in ("torch", "tensorflow", "jax") if name in direct - {choice.framework}]
     if others and choice.framework in direct:
-        yield f"{wish.file} names {' and '.join(others)} too: the image is for {choice.framework}"
+        yield f"{spec.file} names {' and '.join(others)} too: the image is for {choice.framework}"
     if age:
         yield (
-            f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
+            f"the pins of {spec.file} are of {age.day} and before: {choice.framework} is of that time, "
             f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
         )
-    beside, major = FrameworkRow(framework=choice.framework, source="pypi", wish=wish).named_beside()
+    beside, major = FrameworkRow(framework=choice.framework, source="pypi", spec=spec).named_beside()
     if chosen and major == choice.cuda.partition(".")[0]:
         yield f"{beside} is for CUDA {major}: so is {choice.framework}"
     if chosen:
         driver = cuda_floor(choice.cuda).driver
         needs = f"; it needs driver {driver} or newer" if driver else ""
         yield f"{choice.framework} {choice.version} with CUDA {choice.cuda} is the newest that fits{needs}"
-    if not minor_python(wish.python):
+    if not minor_python(spec.python):
         yield f"Python {choice.python} was chosen: the first that all packages support"
 
 
 def _ranked(targets: Iterable[Target], source: str) -> list[Target]:
-    """Targets for GPUs of a source: those without own additions, the newest version first."""
-    usual = [one for one in targets if one.source == source and one.gpu and one.platform == "linux/amd64"]
-    return sorted(usual, key=lambda one: (not one.on, natural(one.version), natural(one.cuda)), reverse=True)
+    """Return the GPU targets of a source: those that extend no other first, then the newest version."""
+    usual = [row for row in targets if row.source == source and row.gpu and row.platform == "linux/amd64"]
+    return sorted(usual, key=lambda row: (not row.on, natural(row.version), natural(row.cuda)), reverse=True)

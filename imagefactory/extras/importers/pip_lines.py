@@ -1,4 +1,4 @@
-"""What pip reads: lines of requirements files, and the files that they name beside them."""
+"""Read requirements files of pip, and the files that they name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from imagefactory.recipes.values import RULES, canonical, parse_spec, without_se
 from imagefactory.recipes.yaml_tree import show
 
 MOST_FILES = 20
-# Options of pip of which nothing is lost, with what happens instead; hashes need no word.
+# Options of pip without a loss, with what happens instead.
 _IGNORED_OPTIONS = {
     "--only-binary": "packages are taken as wheels",
     "--prefer-binary": "packages are taken as wheels",
@@ -43,7 +43,7 @@ _WHEEL_DIRECTORY_HINT = "put those wheels into the project and write their paths
 _BUILT = (
     "build it with your options and write the wheel under packages: `imagefactory recipe build-wheel --help`"
 )
-# Options of which something is lost, with what to do; of indexes it is `_INDEX`.
+# Options with a loss, with a fix; for indexes it is `_INDEX`.
 _LOST_OPTIONS = {
     "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",
     "--no-binary": _BUILT,
@@ -72,11 +72,11 @@ _INDEX_OPTIONS = (
 )
 # Folders of PyTorch's own index, by CUDA, and the page that had them all before.
 _OF_PYTORCH = re.compile(r"/whl(/(cu[0-9]{2,3}|cpu|rocm[0-9.]+|torch_stable\.html|torch|stable\.html))?/?$")
-# An index that has all that PyPI has: a mirror of it, by its address.
+# A mirror of PyPI, by its address.
 _MIRROR = re.compile(
     r"https?://([^/]*pypi[^/]*/(pypi/)?|[^/]+/(repository/)?pypi/(web/)?)simple/?", re.IGNORECASE
 )
-# Build tags that say for what a wheel was built, not what is in it: cu118, cpu, rocm6.0, pt21cu118.
+# Build tags that name the platform of a wheel, not its content: cu118, cpu, rocm6.0, pt21cu118.
 _BUILT_FOR = re.compile(r"(pt[0-9.]+)?((cu|cuda|rocm)[0-9.]+|cpu)?([.]?(cudnn|torch)[0-9.]+.*)?", re.ASCII)
 _OTHER_BUILD = "put that wheel into the project, and write its path under packages: ./wheels/..."
 _COMMENT = re.compile(r"\s*#")
@@ -90,7 +90,7 @@ _ELSEWHERE = re.compile(
 _OF_CONDA = re.compile(
     r"file:/.*/(build_artifacts|feedstock_root|croot|conda-bld|80754af9|bld|ci_py[0-9]+|abs_\w+)/"
 )
-# What a marker may ask of the machine that the image is for; Python's version is added.
+# The values of markers for the image's machine; Python's version is added.
 _MARKERS = {
     "implementation_name": "cpython",
     "os_name": "posix",
@@ -110,11 +110,11 @@ _BUILD_TAG = r"\+([A-Za-z0-9][A-Za-z0-9._-]*)"
 
 @dataclass(frozen=True, slots=True)
 class ReferencedFiles:
-    """The files that a file may name: `read` gives the text of one in its folder, below or nearby, else None.
+    """The files that a file may name: `read` returns the text of one in or near its directory, else None.
 
-    `python` is what markers are judged by. `above` are the names of the files that led here. `project`
-    tells what the project in such a folder needs, with these of its extras; None where nothing says it.
-    `place` is the folder of the first file, from the root of the imagefactory project on; None outside of it.
+    `python` evaluates markers. `above` are the names of the files that led here. `project` returns the
+    requirements of such a directory's project with some of its extras, None if no file lists them. `place` is
+    the directory of the first file, relative to the root of the imagefactory project; None outside of it.
     """
 
     python: str
@@ -126,19 +126,20 @@ class ReferencedFiles:
     place: str | None = None
 
     def path(self, name: str) -> str:
-        """The path of a file or folder that the current file names, from the first file's folder on.
+        """Return a path in the current file relative to the first file's directory.
 
-        Empty for absolute ones and addresses."""
+        Empty for absolute paths and addresses.
+        """
         above = PurePosixPath(self.above[-1]).parent if self.above else PurePosixPath()
         if name.startswith("file:") and not name.startswith("file://"):
             name = unquote(name.removeprefix("file:")).replace("\0", "%00")
         return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
-def take_requirements(wish: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
-    """A whole requirements file. `conda list --export` writes files of that name too."""
+def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
+    """Add a whole requirements file. `conda list --export` writes files of that name too."""
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
-        _conda_export(wish, text, file, beside)
+        _conda_export(spec, text, file, beside)
         return
     lines = re.split(r"\r\n|\r|\n", text)
     number = 0
@@ -153,156 +154,156 @@ def take_requirements(wish: EnvironmentSpec, text: str, file: str, beside: Refer
         number += 1
         column = len(line) - len(line.lstrip()) + 1
         take_pip_line(
-            wish, line.rstrip("\\"), SourceLocation(file=file, line=first + 1, column=column), beside
+            spec, line.rstrip("\\"), SourceLocation(file=file, line=first + 1, column=column), beside
         )
 
 
-def take_pip_line(wish: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """One line as pip reads it. Hashes need not stand in a recipe: its lock has them."""
+def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+    """Add one line as pip reads it. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
     if not text:
         return
-    wish.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
-    if found := re.search(r"\$\{[A-Z0-9_]+\}", text):
-        wish.leave(where, f"{show(text, limit=100)} holds the variable {found[0]}", "write it out")
+    spec.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
+    if match := re.search(r"\$\{[A-Z0-9_]+\}", text):
+        spec.leave(where, f"{show(text, limit=100)} holds the variable {match[0]}", "write it out")
         return
     if text.startswith("-"):
-        wish.hints += re.findall(r"/cpu\b", text)
-        _options(wish, text, where, beside)
+        spec.hints += re.findall(r"/cpu\b", text)
+        _options(spec, text, where, beside)
         return
     if own := re.search(r"\s(--[a-z][a-z-]*).*$", text):  # of the one requirement
-        _option(wish, own[1], own[0].strip(), where, of=text[: own.start()].strip())
+        _option(spec, own[1], own[0].strip(), where, of=text[: own.start()].strip())
         text = text[: own.start()].strip()
     if re.match(r"\.{1,2}(/|\[|$)|/|file:|[\w.-]+/", text) and not re.search(
         _ARCHIVE, text.partition("[")[0]
     ):
-        take_project(wish, text, where, beside)
-    elif not _is_elsewhere(wish, text, where, beside) and (
-        requirement := _requirement(wish, text, where, beside.python)
+        take_project(spec, text, where, beside)
+    elif not _is_elsewhere(spec, text, where, beside) and (
+        requirement := _requirement(spec, text, where, beside.python)
     ):
-        _take(wish, requirement, text, where)
+        _take(spec, requirement, text, where)
 
 
-def _options(wish: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """The options of one line, of which there may be several: `-i ADDRESS --trusted-host HOST`."""
+def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+    """Add the options of one line, which may have several: `-i ADDRESS --trusted-host HOST`."""
     try:
         words = shlex.split(text)
     except ValueError:
         words = text.split()
     while words:
         option, value = words.pop(0), ""
-        if found := re.fullmatch(r"(--[a-z-]+)=(.*)|(-[a-z])=?(.+)", option):
-            option, value = found[1] or found[3], found[2] or found[4] or ""
+        if match := re.fullmatch(r"(--[a-z-]+)=(.*)|(-[a-z])=?(.+)", option):
+            option, value = match[1] or match[3], match[2] or match[4] or ""
         elif words and not words[0].startswith("-"):
             value = words.pop(0)
         if option in ("-c", "--constraint", "-r", "--requirement"):
             constraint = option in ("-c", "--constraint")
-            if why := take_file(wish, value, beside, constraint=constraint):
+            if why := take_file(spec, value, beside, constraint=constraint):
                 do = "add its lines" if not constraint else "write its bounds under constraints"
-                wish.leave(where, f"{show(value)} {why}", do)
+                spec.leave(where, f"{show(value)} {why}", do)
         elif (
             option in ("-e", "--editable")
             and "://" not in value
             and not re.search(r"^\w[\w.\[\], -]* @", value)
         ):
-            take_project(wish, value, where, beside)
+            take_project(spec, value, where, beside)
         elif option in ("-e", "--editable"):
-            take_pip_line(wish, value, where, beside)
+            take_pip_line(spec, value, where, beside)
         elif option in _INDEX_OPTIONS:
-            take_index(wish, value, where, option)
+            take_index(spec, value, where, option)
         else:
-            _option(wish, option, f"{option} {value}".strip(), where)
+            _option(spec, option, f"{option} {value}".strip(), where)
 
 
-def _option(wish: EnvironmentSpec, option: str, text: str, where: SourceLocation, *, of: str = "") -> None:
+def _option(spec: EnvironmentSpec, option: str, text: str, where: SourceLocation, *, of: str = "") -> None:
     what = f"the option {show(text, limit=100)}{f' of {show(of, limit=100)}' if of else ''}"
     if option in _IGNORED_OPTIONS:
-        wish.note(where, f"{what}: {_IGNORED_OPTIONS[option]}")
+        spec.note(where, f"{what}: {_IGNORED_OPTIONS[option]}")
     else:
         do = _LOST_OPTIONS.get(option, "see what it asks for, and remove it from the file")
-        wish.leave(where, f"{what} is not taken over", do)
+        spec.leave(where, f"{what} is not taken over", do)
 
 
-def take_index(wish: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
-    """Another index than that of the machine's settings: what is on it may be on no other."""
-    shown = show(f"{option} {without_secrets(address)}", limit=120)
+def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
+    """Add an index other than the settings' one. Its packages may be on no other index."""
+    index = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
-        wish.leave(where, f"{shown}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
+        spec.leave(where, f"{index}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
         return
     plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
-    wish.hints += [found for found in re.findall(r"/cu[0-9]{2,3}\b", plain) if found not in wish.hints]
-    if plain in wish.indexes:
+    spec.hints += [hint for hint in re.findall(r"/cu[0-9]{2,3}\b", plain) if hint not in spec.hints]
+    if plain in spec.indexes:
         return
-    wish.indexes.append(plain)
+    spec.indexes.append(plain)
     if knowledge.is_known_index(plain):
-        wish.note(where, f"{shown}: what PyPI lacks is taken from there, by `index` of the recipe")
+        spec.note(where, f"{index}: what PyPI lacks is taken from there, by `index` of the recipe")
     elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
-        told = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
-        wish.note(where, f"{shown}: {told}, and packages come from the index of this machine's settings")
+        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
+        spec.note(where, f"{index}: {meaning}, and packages come from the index of this machine's settings")
     elif option in _DEFAULT_INDEX and is_mirror(plain):
-        wish.note(where, f"{shown}: packages come from the index of this machine's settings")
+        spec.note(where, f"{index}: packages come from the index of this machine's settings")
     else:
         page = option in PAGE_OPTIONS or re.search(r"\.html?$", re.split(r"[?#]", plain)[0])
-        wish.leave(where, f"{shown} is not taken over", _PAGE if page else _INDEX)
+        spec.leave(where, f"{index} is not taken over", _PAGE if page else _INDEX)
 
 
 def is_mirror(address: str) -> bool:
-    """Whether an index has all that PyPI has, by its address."""
+    """Return whether an index mirrors PyPI, by its address."""
     return _MIRROR.fullmatch(address) is not None
 
 
-def take_file(wish: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
-    """Takes over a file that lies near the first; or says why not."""
+def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
+    """Add a file near the first one. Return the problem, empty if it was read."""
     place = beside.path(name)
     if not place:
         return "is no path from the folder of the file that is imported on"
-    if place in beside.above or wish.files >= MOST_FILES:
+    if place in beside.above or spec.files >= MOST_FILES:
         return "" if place in beside.above else f"is one file more than {MOST_FILES}"
     text = beside.read(place)
     if text is None:
         outside = place.startswith("..")
         return "is not there, or outside of the git work tree" if outside else "cannot be read"
-    wish.files += 1
+    spec.files += 1
     inner = replace(beside, above=(*beside.above, place))
     if not constraint:
-        take_requirements(wish, text, place, inner)
+        take_requirements(spec, text, place, inner)
         return ""
-    bounds = EnvironmentSpec(file=wish.file, files=wish.files)
+    bounds = EnvironmentSpec(file=spec.file, files=spec.files)
     take_requirements(bounds, text, place, inner)
-    wish.files = bounds.files
-    wish.left += bounds.left
-    wish.notes += bounds.notes
-    wish.hints += bounds.hints
-    wish.builds |= bounds.builds
-    wish.constraints += [one for one in (*bounds.pip, *bounds.constraints) if RULES["constraint"].allows(one)]
+    spec.files = bounds.files
+    spec.lost += bounds.lost
+    spec.notes += bounds.notes
+    spec.hints += bounds.hints
+    spec.builds |= bounds.builds
+    spec.constraints += [row for row in (*bounds.pip, *bounds.constraints) if RULES["constraint"].allows(row)]
     return ""
 
 
-def take_project(wish: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """The project in a folder: what it needs, and its own code as a source."""
+def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+    """Add the project in a directory: its requirements, and its own code as a source."""
     folder, _, extras = written.partition("[")
     name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
     place = beside.path(name)
-    wanted = tuple(part.strip() for part in extras.partition("]")[0].split(",") if part.strip())
-    needs = beside.project(place, wanted, beside) if place else None
+    names = tuple(part.strip() for part in extras.partition("]")[0].split(",") if part.strip())
+    needs = beside.project(place, names, beside) if place else None
     if needs is not None:
-        wish.narrow_python(needs.python, where)
-        wish.merge(needs)
+        spec.narrow_python(needs.python, where)
+        spec.merge(needs)
     elif not place:
         do = "copy it into the project, and write its path: ./FOLDER"
-        wish.leave(where, f"the project {show(written)} is not in the folder of the file", do)
+        spec.leave(where, f"the project {show(written)} is not in the folder of the file", do)
     else:
         what = f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
-        wish.leave(where, what, "bring its folder, or remove the line")
+        spec.leave(where, what, "bring its folder, or remove the line")
 
 
-def _is_elsewhere(wish: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
-    """Takes what comes from a repository, a file or an address, where it is one of these."""
+def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
+    """Add a package from a repository, a file or an address. Return whether it is one."""
     head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
-    found = _ELSEWHERE.fullmatch(head)
-    if not found:
+    match = _ELSEWHERE.fullmatch(head)
+    if not match:
         return False
     written = text[len(head) :].lstrip("; \t")
     try:
@@ -310,104 +311,104 @@ def _is_elsewhere(wish: EnvironmentSpec, text: str, where: SourceLocation, besid
     except InvalidMarker:
         return False
     if not meant:
-        wish.note(where, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
+        spec.note(where, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
         return True
-    name, extras, address = found[1] or "", found[2] or "", found[3]
+    name, extras, address = match[1] or "", match[2] or "", match[3]
     fragment = dict(part.partition("=")[::2] for part in address.partition("#")[2].split("&"))
     if git := git_of_archive(address):
         address = f"git+{git}"
     wheel, version = _wheel(address)
-    shown = show(without_secrets(address), limit=160)
+    location = show(without_secrets(address), limit=160)
     if address.startswith("git+"):
-        take_git(wish, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
+        take_git(spec, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
     elif _OF_CONDA.match(address):
-        _take_of_conda(wish, name, version, where)
+        _take_of_conda(spec, name, version, where)
     elif wheel in _FRAMEWORKS and "://" in address and not address.startswith("file:"):
-        wish.note(where, f"{shown} is taken as {wheel} {version}")
-        _take(wish, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", where)
+        spec.note(where, f"{location} is taken as {wheel} {version}")
+        _take(spec, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", where)
     elif "://" not in address and RULES["wheel"].allows(
         path := recipe_path(beside.place, beside.path(address.removeprefix("file:")) or "/")
     ):
-        wish.pip.append(path)
+        spec.pip.append(path)
     elif wheel or address.endswith(".whl"):
         do = f"put the wheel into the project, and write its path under packages: ./wheels/{_file(address)}"
-        wish.leave(where, f"{shown} is a wheel of no index", do)
+        spec.leave(where, f"{location} is a wheel of no index", do)
     else:
         do = "put its files into a folder of the project, and write ./FOLDER under packages"
-        wish.leave(where, f"{shown} is a package of no index", do)
+        spec.leave(where, f"{location} is a package of no index", do)
     return True
 
 
-def _take_of_conda(wish: EnvironmentSpec, name: str, version: str, where: SourceLocation) -> None:
-    """`NAME @ file:///...`, as `pip freeze` writes what conda built; a wheel's name has the version."""
+def _take_of_conda(spec: EnvironmentSpec, name: str, version: str, where: SourceLocation) -> None:
+    """Add `NAME @ file:///...`, as `pip freeze` writes conda packages; a wheel's name has the version."""
     if RULES["package"].allows(text := f"{name}=={version}"):
-        wish.note(where, f"{text} was built by conda, and is taken from the index")
-        wish.pip.append(text)
+        spec.note(where, f"{text} was built by conda, and is taken from the index")
+        spec.pip.append(text)
     else:
         do = "write the file again: `pip list --format=freeze > requirements.txt`"
-        wish.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
+        spec.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
 
 
-def _requirement(wish: EnvironmentSpec, text: str, where: SourceLocation, python: str) -> Requirement | None:
+def _requirement(spec: EnvironmentSpec, text: str, where: SourceLocation, python: str) -> Requirement | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
         single = re.fullmatch(r"([A-Za-z0-9][\w.-]*)\s*=\s*([0-9][^=\s]*)", text)
         do = f"write {single[1]}=={single[2]}" if single else "write NAME and its bounds as PEP 508 has them"
-        wish.leave(where, f"{show(text, limit=100)} cannot be taken over", do)
+        spec.leave(where, f"{show(text, limit=100)} cannot be taken over", do)
         return None
     if requirement.marker and not marker_matches(requirement.marker, python):
-        wish.note(where, f"{show(text)} is not for Python {python} on {PLATFORM}")
+        spec.note(where, f"{show(text)} is not for Python {python} on {PLATFORM}")
         return None
     return requirement
 
 
 def _wheel(text: str) -> tuple[str, str]:
-    """The name and the version in a wheel's file name, empty for other files."""
-    found = re.search(
+    """Return the name and version in a wheel's file name, empty for other files."""
+    match = re.search(
         r"([A-Za-z0-9._]+)-([0-9][A-Za-z0-9.!+_]*)(-[^-/]+){3,4}\.whl", text.replace("%2B", "+")
     )
-    return (canonical(found[1]), found[2]) if found else ("", "")
+    return (canonical(match[1]), match[2]) if match else ("", "")
 
 
 def _file(address: str) -> str:
-    """The file name at the end of an address."""
+    """Return the file name at the end of an address."""
     return show(address.partition("#")[0].rpartition("/")[2].replace("%2B", "+"), limit=160)[1:-1]
 
 
-def _take(wish: EnvironmentSpec, requirement: Requirement, text: str, where: SourceLocation) -> None:
+def _take(spec: EnvironmentSpec, requirement: Requirement, text: str, where: SourceLocation) -> None:
     # as PEP 440 has versions: no v before them, and === of one is ==
     bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
     if tag := re.search(_BUILD_TAG, bounds):
-        wish.builds[canonical(requirement.name)] = tag[1]
+        spec.builds[canonical(requirement.name)] = tag[1]
         bounds = re.sub(_BUILD_TAG, "", bounds)
         what = f"the build tag {show(tag[0])} in {show(text)}"
         if _BUILT_FOR.fullmatch(tag[1]):
-            wish.note(where, f"{what}: indexes have no builds by such names, the version is kept")
+            spec.note(where, f"{what}: indexes have no builds by such names, the version is kept")
         else:
-            wish.leave(where, f"{what} names a release that PyPI does not have", _OTHER_BUILD)
+            spec.leave(where, f"{what} names a release that PyPI does not have", _OTHER_BUILD)
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    found = f"{requirement.name}{extras}{_normal(bounds)}"
-    if RULES["package"].allows(found):
-        wish.pip.append(found)
+    package = f"{requirement.name}{extras}{_normal(bounds)}"
+    if RULES["package"].allows(package):
+        spec.pip.append(package)
     else:
-        wish.leave(where, f"{show(text)} cannot be taken over", f"write {RULES['package'].write}")
+        spec.leave(where, f"{show(text)} cannot be taken over", f"write {RULES['package'].write}")
 
 
 def _normal(bounds: str) -> str:
-    """Bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
+    """Return bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
 
-    def normal(found: re.Match[str]) -> str:
+    def normal(match: re.Match[str]) -> str:
         try:
-            return found[1] + str(Version(found[2]))
+            return match[1] + str(Version(match[2]))
         except InvalidVersion:
-            return found[0]
+            return match[0]
 
     return re.sub(r"([=<>~!]=?|===)([^,*=<>~!]+)(?=,|$)", normal, bounds)
 
 
 def marker_matches(marker: Marker, python: str) -> bool:
-    """Whether a marker holds in an image with this Python."""
+    """Return whether a marker matches an image with this Python."""
     return marker.evaluate(
         {
             **_MARKERS,
@@ -418,19 +419,19 @@ def marker_matches(marker: Marker, python: str) -> bool:
     )
 
 
-def _conda_export(wish: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
-    """`name=version=build` a line; what pip brought has the build pypi_0."""
-    wish.locked = True
+def _conda_export(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
+    """Add lines `name=version=build`. Packages that pip installed have the build pypi_0."""
+    spec.locked = True
     for number, line in enumerate(text.split("\n")):
         where = SourceLocation(file=file, line=number + 1, column=1)
         name, _, rest = line.strip().partition("=")
         version, _, build = rest.partition("=")
         if not name or name.startswith("#"):
             if not re.fullmatch(r"# platform: (linux-64|noarch)|# (?!platform:).*|", line.strip()):
-                wish.leave(where, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
+                spec.leave(where, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
         elif build.startswith("pypi"):
-            take_pip_line(wish, f"{name}=={version}", where, beside)
+            take_pip_line(spec, f"{name}=={version}", where, beside)
         else:
-            take_match_spec(wish, f"{name}=={version}" if version else name, where)
+            take_match_spec(spec, f"{name}=={version}" if version else name, where)
             if RULES["match spec"].allows(name):
-                wish.builds.setdefault(parse_spec(name).name, build)
+                spec.builds.setdefault(parse_spec(name).name, build)

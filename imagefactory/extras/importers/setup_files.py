@@ -1,7 +1,7 @@
-"""`setup.py` and `setup.cfg` -> what the project needs, as far as they say it literally.
+"""Read the literal requirements of `setup.py` and `setup.cfg`.
 
-setup.py is parsed, never run: literals, names of the module, lists that are joined, and the usual ways to
-read a requirements file. Everything else is `unknown`, with its line.
+setup.py is parsed, never run: literals, names of the module, joined lists, and the usual ways to read a
+requirements file. Everything else is `unknown`, with its line.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _CHANGES = ("append", "extend", "insert", "update", "remove", "pop", "clear")
 
 @dataclass(slots=True)
 class SetupFacts:
-    """What a project needs by its setup files: `needs` and `extras` as lines that pip reads, with places.
+    """The requirements in setup files: `needs` and `extras` are lines for pip, with their locations.
 
-    `unknown` is what is computed and not read: the field (`install_requires`, an extra), its place and its
-    code. A file that code reads stands for the code, as a line `-r FILE`.
+    `unknown` are computed values that are not read: the field (`install_requires`, an extra), location and
+    code. If code reads a file, the line is `-r FILE`.
     """
 
     name: str = ""
@@ -44,7 +44,7 @@ class SetupFacts:
     unknown: list[tuple[str, SourceLocation, str]] = field(default_factory=list)
 
     def complete(self, other: SetupFacts) -> None:
-        """Take from setup.cfg what setup.py does not say, as setuptools does."""
+        """Add the values of setup.cfg that setup.py does not set, as setuptools does."""
         self.name, self.python = self.name or other.name, self.python or other.python
         if not self.needs and not any(what == "install_requires" for what, _, _ in self.unknown):
             self.needs = other.needs
@@ -53,7 +53,7 @@ class SetupFacts:
 
 
 def read_setup(read: Callable[[str], str | None], folder: str) -> SetupFacts | None:
-    """What setup.py and setup.cfg in a folder say; None where none says anything of a package."""
+    """Read setup.py and setup.cfg in a directory, None if neither describes a package."""
 
     def named(file: str) -> tuple[str, str | None]:
         path = normpath(f"{folder or '.'}/{file}")
@@ -72,7 +72,7 @@ def read_setup(read: Callable[[str], str | None], folder: str) -> SetupFacts | N
 
 
 def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
-    """What a setup.cfg says of a package; None where it says nothing of one, or cannot be read."""
+    """Read a setup.cfg, None if it describes no package or cannot be parsed."""
     parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#", ";"))
     try:
         parser.read_string(text[:_SIZE])
@@ -101,9 +101,9 @@ def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
 
 
 def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, SourceLocation]]:
-    """`file: a.txt, b.txt` names files with the lines."""
-    if found := re.match(r"file:\s*(.*)", text):
-        yield from ((f"-r {name.strip()}", where) for name in found[1].split(",") if name.strip())
+    """Yield the files of `file: a.txt, b.txt` as `-r` lines, or else the line."""
+    if match := re.match(r"file:\s*(.*)", text):
+        yield from ((f"-r {name.strip()}", where) for name in match[1].split(",") if name.strip())
     else:
         yield text, where
 
@@ -112,7 +112,7 @@ def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, Sourc
 
 
 class _DynamicValueError(Exception):
-    """A value that only running the code would show."""
+    """A value that only running the code would return."""
 
 
 class _SourceText(str):
@@ -124,7 +124,7 @@ class _SourceText(str):
 
 @dataclass(frozen=True, slots=True)
 class _RequirementLines:
-    """The lines of a file, however the code takes them apart."""
+    """The lines of a file, in whatever way the code splits them."""
 
     path: str
     line: int
@@ -137,19 +137,19 @@ class _UnknownValue:
 
 
 def read_setup_py(text: str, file: str) -> SetupFacts | None:
-    """What the call of `setup` in a script says; None where there is none, or Python cannot parse it."""
+    """Read the call of `setup` in a script, None if there is none or Python cannot parse the script."""
     if len(text) > _SIZE:
         return None
     try:
         tree = ast.parse(text)
         script = _SetupScript(tree)
-        said = script.setup()
+        fields = script.setup()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return None if said is None else _facts(said, file)
+    return None if fields is None else _facts(fields, file)
 
 
-def _facts(said: Mapping[str, object], file: str) -> SetupFacts:
+def _facts(fields: Mapping[str, object], file: str) -> SetupFacts:
     facts = SetupFacts()
 
     def place(line: int) -> SourceLocation:
@@ -160,32 +160,34 @@ def _facts(said: Mapping[str, object], file: str) -> SetupFacts:
         if isinstance(value, str):
             at = getattr(value, "line", 1)
             value = [_text(part, at) for part in value.split("\n") if part.strip()]
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, _RequirementLines):
-                lines.append((f"-r '{one.path}'", place(one.line)))
-            elif isinstance(one, str):
-                lines.append((str(one), place(getattr(one, "line", 1))))
-            elif one is not None:
-                line, code = (one.line, one.code) if isinstance(one, _UnknownValue) else (1, str(type(one)))
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, _RequirementLines):
+                lines.append((f"-r '{item.path}'", place(item.line)))
+            elif isinstance(item, str):
+                lines.append((str(item), place(getattr(item, "line", 1))))
+            elif item is not None:
+                line, code = (
+                    (item.line, item.code) if isinstance(item, _UnknownValue) else (1, str(type(item)))
+                )
                 facts.unknown.append((what, place(line), code))
         return lines
 
-    facts.name = str(name) if isinstance(name := said.get("name"), str) else ""
-    facts.python = str(bounds) if isinstance(bounds := said.get("python_requires"), str) else ""
-    facts.needs = listed(said.get("install_requires"), "install_requires")
-    if said.get("pbr"):
+    facts.name = str(name) if isinstance(name := fields.get("name"), str) else ""
+    facts.python = str(bounds) if isinstance(bounds := fields.get("python_requires"), str) else ""
+    facts.needs = listed(fields.get("install_requires"), "install_requires")
+    if fields.get("pbr"):
         facts.needs.append(("-r requirements.txt", place(1)))
-    extras = said.get("extras_require")
+    extras = fields.get("extras_require")
     if isinstance(extras, dict):
         for name, value in extras.items():
             extra, _, marker = str(name).partition(":")
-            found = listed(value, f"extra {canonical(extra)}")
-            found = [(f"{line} ; {marker}", where) for line, where in found] if marker else found
+            lines = listed(value, f"extra {canonical(extra)}")
+            lines = [(f"{line} ; {marker}", where) for line, where in lines] if marker else lines
             known = facts.extras.setdefault(canonical(extra), []) if extra else facts.needs
-            known += found
+            known += lines
     elif isinstance(extras, _UnknownValue):
         facts.unknown.append(("extras_require", place(extras.line), extras.code))
-    if (more := said.get("**")) is not None:
+    if (more := fields.get("**")) is not None:
         unknown = more if isinstance(more, _UnknownValue) else _UnknownValue(1, "")
         facts.unknown.append(("install_requires", place(unknown.line), unknown.code))
     return facts
@@ -194,9 +196,9 @@ def _facts(said: Mapping[str, object], file: str) -> SetupFacts:
 def _text(text: str, line: int) -> _SourceText:
     if len(text) > _LONG:
         raise _DynamicValueError
-    made = _SourceText(text)
-    made.line = line
-    return made
+    source = _SourceText(text)
+    source.line = line
+    return source
 
 
 def _unknown_value(node: ast.AST) -> _UnknownValue:
@@ -204,7 +206,7 @@ def _unknown_value(node: ast.AST) -> _UnknownValue:
 
 
 def _called(node: ast.expr) -> str:
-    """The last name of what is called: `setup` of `setuptools.setup(...)`."""
+    """Return the last name of a call: `setup` of `setuptools.setup(...)`."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -219,17 +221,17 @@ class _SetupScript:
         self.functions: dict[str, ast.FunctionDef] = {}
         self.calling: set[str] = set()  # functions that call setup
         self.steps = 0
-        self.said: dict[str, object] | None = None
+        self.fields: dict[str, object] | None = None
         self.depth = 0
 
     def setup(self) -> dict[str, object] | None:
         self._block(self.tree.body)
-        if self.said is None:  # in a function that nothing here calls
+        if self.fields is None:  # in a function that nothing here calls
             for node in ast.walk(self.tree):
                 if isinstance(node, ast.Call) and _called(node) == "setup":
                     self._setup(node)
                     break
-        return self.said
+        return self.fields
 
     # --- statements
 
@@ -252,7 +254,7 @@ class _SetupScript:
         match node:
             case ast.FunctionDef():
                 self.functions[node.name] = node
-                if any(isinstance(one, ast.Call) and _called(one) == "setup" for one in self._nodes(node)):
+                if any(isinstance(item, ast.Call) and _called(item) == "setup" for item in self._nodes(node)):
                     self.calling.add(node.name)
             case (
                 ast.Assign(targets=[ast.Name(id=name)])
@@ -308,16 +310,16 @@ class _SetupScript:
             self.depth -= 1
 
     def _setup(self, call: ast.Call) -> None:
-        said: dict[str, object] = {}
+        fields: dict[str, object] = {}
         for keyword in call.keywords:
             value = self._value(keyword.value)
             if keyword.arg:
-                said[keyword.arg] = value
+                fields[keyword.arg] = value
             elif isinstance(value, dict):
-                said |= {str(key): one for key, one in value.items()}
+                fields |= {str(key): item for key, item in value.items()}
             else:
-                said["**"] = value
-        self.said = said
+                fields["**"] = value
+        self.fields = fields
 
     def _put(self, name: str, key: ast.expr, value: ast.expr) -> None:
         there, at = self.names.get(name), self._value(key)
@@ -337,7 +339,7 @@ class _SetupScript:
             self.names[name] = _unknown_value(node)
 
     def _forget(self, body: Sequence[ast.stmt], node: ast.stmt | ast.expr) -> None:
-        """Names that code changes only if something holds that is not known here."""
+        """Mark names as unknown that code changes only under an unknown condition."""
         for name in _changed(body):
             code = _UnknownValue(node.lineno, ast.unparse(node).partition("\n")[0][:200])
             there = self.names.get(name)
@@ -350,8 +352,8 @@ class _SetupScript:
             case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
                 return True
             case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
-                said = ast.unparse(left)
-                known = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}.get(said)
+                code = ast.unparse(left)
+                known = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}.get(code)
                 value = self._value(right)
                 if known is None or not isinstance(value, str):
                     return None
@@ -387,9 +389,9 @@ class _SetupScript:
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 return self._path([left, right], node)
             case ast.BinOp(left=left, op=ast.Mod(), right=right):
-                given = self._evaluate(right)
+                arguments = self._evaluate(right)
                 text = self._string(left).replace("%s", "{}")
-                return self._format(text, given if isinstance(given, list) else [given], node)
+                return self._format(text, arguments if isinstance(arguments, list) else [arguments], node)
             case ast.JoinedStr(values=parts):
                 return _text("".join(self._part(part) for part in parts), node.lineno)
             case ast.Subscript(value=of, slice=key):
@@ -399,19 +401,19 @@ class _SetupScript:
                 if isinstance(there, dict) and isinstance(at, str) and str(at) in there:
                     return there[str(at)]
             case (
-                ast.ListComp(generators=[one])
-                | ast.GeneratorExp(generators=[one])
-                | ast.SetComp(generators=[one])
+                ast.ListComp(generators=[generator])
+                | ast.GeneratorExp(generators=[generator])
+                | ast.SetComp(generators=[generator])
             ):
-                values = self._evaluate(one.iter)
+                values = self._evaluate(generator.iter)
                 if isinstance(values, _RequirementLines):
                     return values
-                if isinstance(values, list) and isinstance(one.target, ast.Name) and not one.ifs:
-                    return [self._with(one.target.id, value, node.elt) for value in values]
+                if isinstance(values, list) and isinstance(generator.target, ast.Name) and not generator.ifs:
+                    return [self._with(generator.target.id, value, node.elt) for value in values]
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
                 return self._flattened(node)
-            case ast.DictComp(generators=[one]):
-                return self._by_name(one.iter)
+            case ast.DictComp(generators=[generator]):
+                return self._by_name(generator.iter)
             case ast.IfExp():
                 return self._either(node)
             case ast.Call():
@@ -421,13 +423,13 @@ class _SetupScript:
         raise _DynamicValueError
 
     def _either(self, node: ast.IfExp) -> object:
-        """One of two values; of two tables whose choice is not known the keys alone."""
+        """Return one of two values. If the condition is unknown, return only the keys of two tables."""
         if (known := self._test(node.test)) is not None:
             return self._evaluate(node.body if known else node.orelse)
         tables = [self._evaluate(node.body), self._evaluate(node.orelse)]
-        if not all(isinstance(one, dict) for one in tables):
+        if not all(isinstance(table, dict) for table in tables):
             raise _DynamicValueError
-        return {key: _unknown_value(node) for one in tables if isinstance(one, dict) for key in one}
+        return {key: _unknown_value(node) for table in tables if isinstance(table, dict) for key in table}
 
     def _list(self, items: Sequence[ast.expr]) -> list[object]:
         values: list[object] = []
@@ -439,24 +441,24 @@ class _SetupScript:
         return values
 
     def _dict(self, node: ast.Dict) -> dict[str, object]:
-        made: dict[str, object] = {}
+        table: dict[str, object] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if key is None:
                 inner = self._evaluate(value)
                 if not isinstance(inner, dict):
                     raise _DynamicValueError
-                made |= inner
+                table |= inner
             else:
-                made[self._string(key)] = self._value(value)
-        return made
+                table[self._string(key)] = self._value(value)
+        return table
 
-    def _sum(self, left: object, right: object, node: ast.expr) -> object:
-        if isinstance(left, str) and isinstance(right, str):
-            return _text(left + right, node.lineno)
-        if isinstance(left, list | _RequirementLines) and isinstance(right, list | _RequirementLines):
+    def _sum(self, first: object, second: object, node: ast.expr) -> object:
+        if isinstance(first, str) and isinstance(second, str):
+            return _text(first + second, node.lineno)
+        if isinstance(first, list | _RequirementLines) and isinstance(second, list | _RequirementLines):
             joined = [
-                *(left if isinstance(left, list) else [left]),
-                *(right if isinstance(right, list) else [right]),
+                *(first if isinstance(first, list) else [first]),
+                *(second if isinstance(second, list) else [second]),
             ]
             if len(joined) <= _ITEMS:
                 return joined
@@ -486,12 +488,12 @@ class _SetupScript:
         return _text(text, node.lineno)
 
     def _path(self, parts: Sequence[ast.expr], node: ast.expr) -> _SourceText:
-        """Names of a path that are joined; the folder of the script is empty."""
+        """Join the names of a path. The script's directory is empty."""
         names = [self._string(part).strip("/") for part in parts]
         return _text("/".join(name for name in names if name not in ("", ".")), node.lineno)
 
     def _flattened(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> list[object]:
-        """`[one for some in LISTS for one in some]`."""
+        """Return the value of `[one for some in LISTS for one in some]`."""
         match node:
             case ast.ListComp(
                 elt=ast.Name(id=last),
@@ -512,8 +514,10 @@ class _SetupScript:
             self.names = before
 
     def _by_name(self, over: ast.expr) -> dict[str, object]:
-        """A table of the requirements of one literal list by their names, however a pattern splits them:
-        `{b: a for a, b in (re.findall(..., x)[0] for x in _deps)}`."""
+        """Return one literal list's requirements by name, for any pattern that splits them.
+
+        Example: `{b: a for a, b in (re.findall(..., x)[0] for x in _deps)}`.
+        """
         match over:
             case ast.GeneratorExp(generators=[one]) if "findall" in ast.unparse(over.elt):
                 rows = self._evaluate(one.iter)
@@ -526,12 +530,12 @@ class _SetupScript:
     def _concatenated(self, lists: object) -> list[object]:
         if not isinstance(lists, list):
             raise _DynamicValueError
-        made: list[object] = []
-        for one in lists:
-            made += one if isinstance(one, list) else [one]
-            if len(made) > _ITEMS:
+        values: list[object] = []
+        for item in lists:
+            values += item if isinstance(item, list) else [item]
+            if len(values) > _ITEMS:
                 raise _DynamicValueError
-        return made
+        return values
 
     def _result(self, node: ast.Call) -> object:
         name, arguments = _called(node), node.args
@@ -606,21 +610,21 @@ class _SetupScript:
         raise _DynamicValueError
 
     def _of_function(self, function: ast.FunctionDef, node: ast.Call) -> object:
-        """What a function of the script returns: its one expression, or the file that it reads."""
+        """Return the value of a function of the script: its one expression, or the file that it reads."""
         if self.depth >= 3:
             raise _DynamicValueError
         before, self.depth = self.names, self.depth + 1
-        names = [one.arg for one in function.args.args]
+        names = [child.arg for child in function.args.args]
         defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
-        given = dict(zip(names, node.args, strict=False)) | {
+        arguments = dict(zip(names, node.args, strict=False)) | {
             word.arg: word.value for word in node.keywords if word.arg
         }
-        bound = {name: self._value(value) for name, value in {**defaults, **given}.items() if name}
+        bound = {name: self._value(value) for name, value in {**defaults, **arguments}.items() if name}
         try:
             self.names = {**before, **bound}
             if function.args.vararg:
                 self.names[function.args.vararg.arg] = self._list(node.args[len(names) :])
-            body = [one for one in function.body if not _is_text(one)]
+            body = [child for child in function.body if not _is_text(child)]
             if len(body) == 1 and isinstance(only := body[0], ast.Return) and only.value:
                 return self._evaluate(only.value)
             for inner in body:
@@ -631,13 +635,14 @@ class _SetupScript:
                 ):
                     self.names[inner.targets[0].id] = self._value(inner.value)
             read = [
-                one
-                for one in self._nodes(function)
-                if isinstance(one, ast.Call) and _called(one) in ("open", "read_text", "parse_requirements")
+                child
+                for child in self._nodes(function)
+                if isinstance(child, ast.Call)
+                and _called(child) in ("open", "read_text", "parse_requirements")
             ]
-            found = {value for one in read if isinstance(value := self._value(one), _RequirementLines)}
-            if len({one.path for one in found}) == 1:
-                return _RequirementLines(found.pop().path, node.lineno)
+            files = {value for child in read if isinstance(value := self._value(child), _RequirementLines)}
+            if len({child.path for child in files}) == 1:
+                return _RequirementLines(files.pop().path, node.lineno)
         finally:
             self.names, self.depth = before, self.depth - 1
         raise _DynamicValueError
@@ -648,7 +653,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _changed(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """The names that statements set, or whose lists they change."""
+    """Yield the names that statements set, or whose lists they change."""
     seen: dict[str, None] = {}
     for statement in body:
         for node in ast.walk(statement):
@@ -667,9 +672,9 @@ def _changed(body: Sequence[ast.stmt]) -> Iterator[str]:
     yield from seen
 
 
-# --- What a project's own code needs of Python and setuptools, where its files do not say it
+# --- Requirements of a project's own code on Python and setuptools, if its files do not state them
 # Old research code imports modules that Python and its environments no longer have. Only the files of the
-# project are read, none is run.
+# project are read, and none is run.
 
 
 # Sources: the changelog of setuptools, 82.0.0, and its folder _distutils; PEP 632; PEP 594; for asynchat,
@@ -694,67 +699,69 @@ _IMPORT = re.compile(
 )
 
 
-def add_needs(wish: EnvironmentSpec, root: Path) -> None:
-    """Add to `wish` what the code below `root` needs, with a note each. What is locked or of conda stays."""
-    if wish.locked or wish.conda:
+def add_needs(spec: EnvironmentSpec, root: Path) -> None:
+    """Add the requirements of the code below `root`, with notes. Locks and conda files are skipped."""
+    if spec.locked or spec.conda:
         return
-    found = find_imports(root)
-    _add_setuptools(wish, {name: where for name, where in found.items() if name in PROVIDED_BY})
-    for name, where in found.items():
+    imports = find_imports(root)
+    _add_setuptools(spec, {name: where for name, where in imports.items() if name in PROVIDED_BY})
+    for name, where in imports.items():
         if name in REMOVED:
-            _bound_python(wish, name, where)
+            _bound_python(spec, name, where)
 
 
-def _add_setuptools(wish: EnvironmentSpec, found: Mapping[str, SourceLocation]) -> None:
-    if not found:
+def _add_setuptools(spec: EnvironmentSpec, imports: Mapping[str, SourceLocation]) -> None:
+    if not imports:
         return
-    name = min(found, key=list(PROVIDED_BY).index)
-    text, where = PROVIDED_BY[name], found[name]
-    own = [Requirement(one) for one in (*wish.pip, *wish.constraints) if package_of(one) == "setuptools"]
+    name = min(imports, key=list(PROVIDED_BY).index)
+    text, where = PROVIDED_BY[name], imports[name]
+    own = [Requirement(row) for row in (*spec.pip, *spec.constraints) if package_of(row) == "setuptools"]
     if name != "pkg_resources" and own:
         return
-    if not all(one.specifier.contains(FITTING) for one in own):
-        wish.note(where, f"the code imports {name}, which the file's own setuptools no longer has")
+    if not all(row.specifier.contains(FITTING) for row in own):
+        spec.note(where, f"the code imports {name}, which the file's own setuptools no longer has")
     elif own:
-        wish.constraints.append(text)
-        wish.note(where, f"{text} is a constraint: the code imports {name}, which setuptools 82 removed")
+        spec.constraints.append(text)
+        spec.note(where, f"{text} is a constraint: the code imports {name}, which setuptools 82 removed")
     else:
-        wish.pip.append(text)
-        wish.note(where, f"{text} is added: the code imports {name}, and the file names no setuptools")
+        spec.pip.append(text)
+        spec.note(where, f"{text} is added: the code imports {name}, and the file names no setuptools")
 
 
-def _bound_python(wish: EnvironmentSpec, module: str, where: SourceLocation) -> None:
+def _bound_python(spec: EnvironmentSpec, module: str, where: SourceLocation) -> None:
     bounds = f"<{REMOVED[module]}"
     try:
-        both = SpecifierSet(",".join(filter(None, (wish.python, bounds))))
+        both = SpecifierSet(",".join(filter(None, (spec.python, bounds))))
     except InvalidSpecifier:  # a match spec of one version, such as 3.11.*
         return
-    if any(both.contains(f"{python}.9") for python in PYTHONS) and str(both) != wish.python:
-        wish.bound_python(str(both), where)
-        wish.note(where, f"Python {bounds}: the code imports {module}, which {bounds[1:]} removed")
+    if any(both.contains(f"{python}.9") for python in PYTHONS) and str(both) != spec.python:
+        spec.bound_python(str(both), where)
+        spec.note(where, f"Python {bounds}: the code imports {module}, which {bounds[1:]} removed")
 
 
 def find_imports(root: Path) -> dict[str, SourceLocation]:
     """Return the first import of each module of the tables, by its name."""
-    found: dict[str, SourceLocation] = {}
+    imports: dict[str, SourceLocation] = {}
     for path in _files(root):
         try:
             with path.open("rb") as file:
                 data = file.read(LARGEST)
         except OSError:
             continue
-        for one in _IMPORT.finditer(data):
-            line = data.count(b"\n", 0, one.start()) + 1
-            found.setdefault(
-                one[1].decode(), SourceLocation(file=str(path.relative_to(root)), line=line, column=1)
+        for match in _IMPORT.finditer(data):
+            line = data.count(b"\n", 0, match.start()) + 1
+            imports.setdefault(
+                match[1].decode(), SourceLocation(file=str(path.relative_to(root)), line=line, column=1)
             )
-    return found
+    return imports
 
 
 def _files(root: Path) -> Iterator[Path]:
     entries = 0
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(one for one in folders if one.lower() not in OTHERS and not one.startswith("."))
+        folders[:] = sorted(
+            entry for entry in folders if entry.lower() not in OTHERS and not entry.startswith(".")
+        )
         if "pyvenv.cfg" in names:
             folders[:] = []
             continue

@@ -1,6 +1,7 @@
-"""What an environment that people have already asks for, in a recipe's terms.
+"""The requirements of an existing environment, in a recipe's terms.
 
-Nothing is dropped silently: what a recipe cannot say stands in `Wish.left`, with its place and what to do.
+Nothing is dropped silently: `EnvironmentSpec.lost` has what a recipe cannot keep, with its location and a
+fix.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from imagefactory.recipes.values import (
     RULES,
     channel_address,
     channel_name,
+    is_source,
     parse_spec,
     rule_hint,
     without_secrets,
@@ -29,11 +31,11 @@ from imagefactory.recipes.yaml_tree import YamlNode, show
 PLATFORM = "linux-64"
 INSTEAD = "conda-forge"
 CPU_ONLY = "cpuonly"
-"""The hint that a file means builds without CUDA: the package of conda's that brings them."""
+"""The hint that a file means builds without CUDA: the conda package that brings them."""
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)(_|$)", re.IGNORECASE
 )
-# The words of selectors that hold of it, and those that do not.
+# The words of selectors that match it, and those that do not.
 _SELECTORS = {
     **dict.fromkeys(("linux", "linux64", "linux-64", "unix", "x86_64", "64"), True),
     **dict.fromkeys(("osx", "osx64", "osx-64", "osx-arm64", "win", "win64", "win-64", "win32"), False),
@@ -43,10 +45,10 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
+    """The parts of an image other than packages and variables, which image_parts.py reads.
 
-    `debian` has each package with the line that asks for it first. `files` are folders inside and patterns of
-    what goes there, from the project's root on.
+    `debian` has each package with the line that requires it first. `files` are directories in the image and
+    the patterns of their files, relative to the project's root.
     """
 
     debian: dict[str, SourceLocation] = field(default_factory=dict)
@@ -60,20 +62,20 @@ class ImageParts:
 
 @dataclass(slots=True)
 class EnvironmentSpec:
-    """What a file asks for, in a recipe's terms.
+    """The requirements of a file, in a recipe's terms.
 
     `conda` are match specs and `pip` PEP 508 strings in the spelling of recipes. `conda_bounds` are match
-    specs of what comes along, such as the build of Python. `channels` are names or addresses, the first asked
-    first; with `defaults` conda asks its own behind them. `python` are the bounds on Python as a match spec
-    has them, empty for none. `locked`: the specs are what a solver chose, not what a person asked for.
-    `constraints` bound what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are
-    packages' build tags and build strings, by their names. `below` is the CUDA of the image below, which
-    packages from elsewhere need not have. `sources` are what is built from source, as `packages` of a recipe
-    names it: a folder of the project or a git commit. `indexes` are the addresses of the indexes that the
-    file names, without users and tokens. `files` counts what was read beside the file. `left` is what the
-    file asks for and a recipe cannot keep, as `file:line:column: what (what to do)`; `notes` is what a person
-    should know although nothing of it is lost. `frameworks` are the extras and groups, as (kind, name), that
-    were not taken and have a framework which the file names nowhere else.
+    specs of dependencies, such as the build of Python. `channels` are names or addresses, the highest
+    priority first; `defaults` is True if conda adds its own after them. `python` are the bounds on Python as
+    a match spec, empty for none. `locked` is True if a solver chose the specs. `constraints` bound packages
+    from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags and build
+    strings, by name. `below` is the CUDA of the base image, which other packages need not have.
+
+    `sources` are built from source, as `packages` of a recipe names them: a directory of the project or a git
+    commit. `indexes` are the addresses of the file's indexes, without users and tokens. `files` counts the
+    other files that were read. `lost` are requests that a recipe cannot keep, as `file:line:column: what
+    (what to do)`; `notes` are facts for the user without a loss. `frameworks` are the unselected extras and
+    groups, as (kind, name), with a framework that the file names nowhere else.
     """
 
     file: str
@@ -94,17 +96,22 @@ class EnvironmentSpec:
     labels: dict[str, str] = field(default_factory=dict)
     parts: ImageParts = field(default_factory=ImageParts)
     files: int = 0
-    left: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     frameworks: list[tuple[str, str]] = field(default_factory=list)
 
+    @property
+    def index_requirements(self) -> list[str]:
+        """Return the requirements of `pip` that an index resolves: no sources and no paths."""
+        return [text for text in self.pip if not (is_source(text) or text.startswith("./"))]
+
     def merge(self, other: EnvironmentSpec) -> None:
-        """Takes over what another file asks for too; a Python that is bounded already stays."""
+        """Add the requirements of another file. A Python with bounds stays."""
         self.conda += other.conda
         self.conda_bounds += other.conda_bounds
         self.pip += other.pip
-        self.sources += [one for one in other.sources if one not in self.sources]
-        self.indexes += [one for one in other.indexes if one not in self.indexes]
+        self.sources += [entry for entry in other.sources if entry not in self.sources]
+        self.indexes += [entry for entry in other.indexes if entry not in self.indexes]
         self.channels += [name for name in other.channels if name not in self.channels]
         self.defaults |= other.defaults
         self.environment |= other.environment
@@ -114,21 +121,21 @@ class EnvironmentSpec:
         self.hints += other.hints
         self.builds |= other.builds
         self.files += other.files
-        self.left += other.left
+        self.lost += other.lost
         self.notes += other.notes
         self.frameworks += other.frameworks
 
     def leave(self, where: SourceLocation, what: str, do: str) -> None:
-        """Record a request of the file that is lost, without the secrets that addresses may hold."""
-        self.left.append(f"{where}: {without_secrets(what)} ({do})")
+        """Record a request of the file that is lost, without the secrets that addresses may contain."""
+        self.lost.append(f"{where}: {without_secrets(what)} ({do})")
 
     def note(self, where: SourceLocation, what: str) -> None:
-        """Record what was done with a line of which nothing is lost in an image."""
+        """Record how a line was read if nothing of it is lost in an image."""
         if (line := f"{where}: {without_secrets(what)}") not in self.notes:
             self.notes.append(line)
 
     def bound_python(self, bounds: str, where: SourceLocation) -> None:
-        """Takes over bounds on Python, as PEP 440 or a match spec has them."""
+        """Set bounds on Python, as PEP 440 or a match spec has them."""
         bounds = bounds.replace(" ", "")
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
             self.python = bounds or self.python
@@ -136,20 +143,20 @@ class EnvironmentSpec:
             self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
 
     def narrow_python(self, bounds: str, where: SourceLocation) -> None:
-        """Add bounds on Python to those that are there; a loss where both cannot hold."""
-        before, one, other = self.python, minor_python(self.python), minor_python(bounds)
+        """Add bounds on Python to the existing ones. Record a loss if they conflict."""
+        before, own, other = self.python, minor_python(self.python), minor_python(bounds)
         if not (before and bounds):
             self.bound_python(bounds, where)
-        elif not (one or other):
+        elif not (own or other):
             self.bound_python(f"{before},{bounds}", where)
-        elif (one and other and one != other) or not _allows(bounds if one else before, one or other):
+        elif (own and other and own != other) or not _allows(bounds if own else before, own or other):
             do = "write one Python that all of it allows"
             self.leave(where, f"Python {show(bounds)}, in addition to Python {show(before)}", do)
         else:
-            self.python = before if one else bounds
+            self.python = before if own else bounds
 
     def variable(self, name: str, value: str, where: SourceLocation) -> None:
-        """Takes over a variable of the environment, where a recipe may set it."""
+        """Set a variable of the environment, if a recipe may set it."""
         if _SECRET.search(name) and not value:
             self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
             return
@@ -165,7 +172,7 @@ class EnvironmentSpec:
             self.leave(where, f"{show(name)} {why}", "set it where the image runs")
 
     def label(self, name: str, value: str, where: SourceLocation) -> None:
-        """Takes over a label, where a recipe may set it."""
+        """Set a label, if a recipe may set it."""
         owned = RESERVED_LABELS.fullmatch(name)
         allowed = RULES["label"].allows(name) and RULES["label value"].allows(value)
         if name == "org.opencontainers.image.licenses":
@@ -181,40 +188,47 @@ class EnvironmentSpec:
 
 
 def _allows(bounds: str, python: str) -> bool:
+    return bool(minor_python(bounds)) or specifiers_allow(bounds, f"{python}.5")
+
+
+def specifiers_allow(bounds: str, version: str, *, invalid: bool = True) -> bool:
+    """Return whether PEP 440 bounds allow a version, or `invalid` if the bounds cannot be read."""
     try:
-        return bool(minor_python(bounds)) or SpecifierSet(bounds).contains(f"{python}.5")
+        return SpecifierSet(bounds).contains(version)
     except InvalidSpecifier:
-        return True
+        return invalid
 
 
 def minor_python(bounds: str) -> str:
-    """`3.11` of conda's bounds on Python that name one minor version, empty for others."""
-    found = re.fullmatch(r"(?:==|~=)?(3\.[0-9]{1,2})(\..*)?", bounds) if "," not in bounds else None
-    return found[1] if found else ""
+    """Return `3.11` of conda's bounds on Python that name one minor version, empty for others."""
+    match = re.fullmatch(r"(?:==|~=)?(3\.[0-9]{1,2})(\..*)?", bounds) if "," not in bounds else None
+    return match[1] if match else ""
 
 
 def poetry_bounds(written: str) -> str | None:
-    """Bounds of Poetry (`^1.2`, `~1.2`, `1.*`, `1.2.3`) as PEP 440 has them, empty for any version; None for
-    alternatives. Source: Poetry's manual, "Dependency specification"."""
+    """Return Poetry's bounds (`^1.2`, `~1.2`, `1.*`, `1.2.3`) in PEP 440, empty for any version.
+
+    None for alternatives. Source: Poetry's manual, "Dependency specification".
+    """
     bounds = []
     for part in re.split(r"\s*,\s*|\s+(?=[<>=!~^])", written.strip()):
-        found = re.fullmatch(r"(\^|~(?!=))?\s*v?([0-9]+(?:\.[0-9]+)*)(\S*)", part)
+        match = re.fullmatch(r"(\^|~(?!=))?\s*v?([0-9]+(?:\.[0-9]+)*)(\S*)", part)
         if "|" in part:
             return None
-        if found and found[1]:
-            numbers = [int(number) for number in found[2].split(".")]
-            keep = 1 if found[1] == "^" or len(numbers) == 1 else 2
-            if found[1] == "^":  # up to the first number that is not 0
+        if match and match[1]:
+            numbers = [int(number) for number in match[2].split(".")]
+            keep = 1 if match[1] == "^" or len(numbers) == 1 else 2
+            if match[1] == "^":  # up to the first number that is not 0
                 keep = next((at + 1 for at, number in enumerate(numbers) if number), len(numbers))
             above = ".".join(map(str, [*numbers[: keep - 1], numbers[keep - 1] + 1]))
-            bounds.append(f">={found[2]}{found[3]},<{above}")
+            bounds.append(f">={match[2]}{match[3]},<{above}")
         elif part not in ("", "*"):
-            bounds.append(f"=={part}" if found else re.sub(r"\s+", "", part))
+            bounds.append(f"=={part}" if match else re.sub(r"\s+", "", part))
     return ",".join(bounds)
 
 
 def selected(selector: str) -> bool | None:
-    """Whether a selector (`linux`, `not win`, `linux or osx`) holds of PLATFORM; None for other words."""
+    """Return whether a selector (`linux`, `not win`, `linux or osx`) matches PLATFORM, or None."""
     anyone = False
     for part in selector.strip().split(" or "):
         every = True
@@ -227,23 +241,23 @@ def selected(selector: str) -> bool | None:
     return anyone
 
 
-def take_channels(wish: EnvironmentSpec, node: YamlNode) -> None:
-    """Channels of a list, the first asked first; conda-forge in place of `defaults` is asked last.
+def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
+    """Add the channels of a list, the highest priority first; conda-forge for `defaults` comes last.
 
-    `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly
-    all of them: before those channels it would take their place.
+    `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly all
+    of them: with a higher priority it would replace them.
     """
-    found = []
-    for item in items_of(wish, node, "channels"):
+    channels = []
+    for item in items_of(spec, node, "channels"):
         named = item.get("url") or item.get("channel") if item.kind == "map" else item
         priority = re.fullmatch(r"-?[0-9]{1,9}", text_of(item, "priority"))  # of pixi: the highest first
-        found.append((-int(priority[0]) if priority else 0, named or item))
-    for _, one in sorted(found, key=lambda pair: (pair[1].text == "defaults", pair[0])):
-        take_channel(wish, one.text, one.where)
+        channels.append((-int(priority[0]) if priority else 0, named or item))
+    for _, channel in sorted(channels, key=lambda pair: (pair[1].text == "defaults", pair[0])):
+        take_channel(spec, channel.text, channel.where)
 
 
-def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> None:
-    """One channel by name or address.
+def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+    """Add a channel by name or address.
 
     `defaults` are Anaconda's channels, whose terms a large organization has to pay for. conda-forge has their
     packages by the same names, for anyone.
@@ -252,7 +266,7 @@ def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> 
     if name == "nodefaults":
         return  # nothing but the named channels is ever asked
     if name == "defaults":
-        wish.note(
+        spec.note(
             where,
             f"packages of 'defaults' come from {INSTEAD}, which has the same names (write a channel's "
             "address to take them from there)",
@@ -260,48 +274,48 @@ def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> 
         name = INSTEAD
     if not RULES["channel"].allows(name):
         do = rule_hint(name, "channel")
-        wish.leave(where, f"the channel {show(name)} cannot be taken over", do)
-    elif (short := channel_name(channel_address(name))) not in wish.channels:
-        wish.channels.append(short)
+        spec.leave(where, f"the channel {show(name)} cannot be taken over", do)
+    elif (short := channel_name(channel_address(name))) not in spec.channels:
+        spec.channels.append(short)
 
 
-def take_match_spec(wish: EnvironmentSpec, written: str, where: SourceLocation) -> None:
-    """A package as people write it, with the spaces and stars that conda overlooks."""
+def take_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+    """Add a match spec, with the spaces and stars that conda ignores."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
-    text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda found: found[1].replace("===", "=="), text)
+    text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda match: match[1].replace("===", "=="), text)
     text = re.sub(r"(?<=[=<>])(['\"])([^'\"]*)\1", r"\2", text)
     text = re.sub(r"((?:>=|<=|<|>)[0-9][0-9A-Za-z._]*?)\.?\*(?=,|=| |$)", r"\1", text)
     # bounds=build, which recipes write with a blank
     text = re.sub(r"([<>!~]=?[^=<>!~ ]+)=([^=<>!~, ]+)$", r"\1 \2", text)
     if re.search(r"==[^,*= ]+\*", text):  # conda drops this star; whoever wrote it wants the series
         text = re.sub(r"==([^,*= ]+\*)", r"=\1", text)
-        wish.note(where, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
+        spec.note(where, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
     if not RULES["match spec"].allows(text):
         do = f"write it as {RULES['match spec'].write.removeprefix('a package as ')}"
-        wish.leave(where, f"{show(written)} cannot be taken over", do)
+        spec.leave(where, f"{show(written)} cannot be taken over", do)
         return
-    spec = parse_spec(text)
-    if spec.name == "python":
-        wish.python = ",".join(dict.fromkeys(filter(None, (wish.python, spec.version))))
-        if spec.build or spec.channel:
-            wish.conda_bounds.append(str(replace(spec, version="")))
-    elif spec.name == "cpuonly":
-        wish.hints.append(CPU_ONLY)
+    package = parse_spec(text)
+    if package.name == "python":
+        spec.python = ",".join(dict.fromkeys(filter(None, (spec.python, package.version))))
+        if package.build or package.channel:
+            spec.conda_bounds.append(str(replace(package, version="")))
+    elif package.name == "cpuonly":
+        spec.hints.append(CPU_ONLY)
     else:
-        wish.conda.append(str(spec))
-    if spec.channel and (name := channel_name(spec.channel)) not in wish.channels:
-        wish.channels.append(name)
+        spec.conda.append(str(package))
+    if package.channel and (name := channel_name(package.channel)) not in spec.channels:
+        spec.channels.append(name)
 
 
 def text_of(node: YamlNode, key: str) -> str:
-    found = node.get(key)
-    return found.text if found else ""
+    child = node.get(key)
+    return child.text if child else ""
 
 
-def items_of(wish: EnvironmentSpec, node: YamlNode, key: str) -> list[YamlNode]:
+def items_of(spec: EnvironmentSpec, node: YamlNode, key: str) -> list[YamlNode]:
     if node.kind != "list" and node.made != "nothing":
-        wish.leave(node.where, f"'{key}' is not a list", f"write {key}: and its items, each after -")
+        spec.leave(node.where, f"'{key}' is not a list", f"write {key}: and its items, each after -")
     return node.items
 
 
@@ -319,8 +333,10 @@ _ARCHIVE = re.compile(
 
 
 def recipe_path(place: str | None, name: str) -> str:
-    """The path of `name`, which is relative to the folder `place`, as recipes write it from the project's
-    root; empty where it is outside of the project, or a recipe cannot write it."""
+    """Return the path of `name` in the directory `place` as recipes write it: relative to the root.
+
+    Empty if it is outside of the project, or a recipe cannot write it.
+    """
     if place is None or name.startswith("/"):
         return ""
     path = normpath(join(place, name))
@@ -328,64 +344,64 @@ def recipe_path(place: str | None, name: str) -> str:
     return written if _LOCAL_PATH.fullmatch(written) else ""
 
 
-def take_directory(wish: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
-    """Take over the project in a folder as a source. A loss where a recipe cannot name the folder."""
+def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
+    """Add the project in a directory as a source. Record a loss if a recipe cannot name the directory."""
     if written := recipe_path(place, folder):
-        if written not in wish.sources:
-            wish.sources.append(written)
+        if written not in spec.sources:
+            spec.sources.append(written)
             what = f"the project's own code is the package '{written}'"
             built = "`imagefactory lock TARGET --build` builds its wheel"
-            wish.note(where, f"{what}: {built} (remove it if you mount the code when the image runs)")
+            spec.note(where, f"{what}: {built} (remove it if you mount the code when the image runs)")
         return True
     what = f"the code of the project in {show(folder)} is not in the imagefactory project"
-    wish.leave(where, what, "run `imagefactory init` in the directory of the code, and import the file there")
+    spec.leave(where, what, "run `imagefactory init` in the directory of the code, and import the file there")
     return False
 
 
 def take_git(
-    wish: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
+    spec: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
 ) -> None:
-    """Take over `https://HOST/REPOSITORY@REVISION`, what stands behind `git+`, as a source.
+    """Add `https://HOST/REPOSITORY@REVISION`, the part after `git+`, as a source.
 
-    `folder` is a subdirectory; `extras` are what the entry of a recipe cannot say.
+    `folder` is a subdirectory; `extras` are lost, since the entry of a recipe cannot contain them.
     """
     address = address.partition("#")[0].partition("?")[0]
     url, revision = address, ""
-    if found := re.fullmatch(r"(.+/[^@]*)@([^@]+)", address):
-        url, revision = found[1], found[2]
-    shown = show(without_secrets(f"git+{address}"), limit=160)
+    if match := re.fullmatch(r"(.+/[^@]*)@([^@]+)", address):
+        url, revision = match[1], match[2]
+    label = show(without_secrets(f"git+{address}"), limit=160)
     plain = re.sub(r"^(ssh|http|https)://([^@/]*@)?", "https://", url)
     if not _REPOSITORY.fullmatch(plain):
         do = (
             "write git+https://HOST/REPOSITORY@COMMIT under packages, or put the code into a folder: ./FOLDER"
         )
-        wish.leave(where, f"{shown} is not a repository that a recipe can name", do)
+        spec.leave(where, f"{label} is not a repository that a recipe can name", do)
     elif not _COMMIT.fullmatch(revision):
         if re.fullmatch(r"[0-9a-f]{7,39}", revision):
             do = f"write git+{plain}@COMMIT, with all 40 digits: git rev-parse {revision}"
-            wish.leave(where, f"{shown} has a shortened commit", do)
+            spec.leave(where, f"{label} has a shortened commit", do)
             return
         reads = revision if re.fullmatch(r"[A-Za-z0-9._/-]+", revision) else ""
         do = (
             f"write git+{plain}@COMMIT, with the commit that `git ls-remote {plain} {reads or 'HEAD'}` prints"
         )
-        wish.leave(where, f"{shown} may be other code tomorrow: it names no commit", do)
+        spec.leave(where, f"{label} may be other code tomorrow: it names no commit", do)
     elif plain != url:
         do = f"write git+{plain}@{revision} if it can be read so, or put the code into a folder: ./FOLDER"
-        wish.leave(where, f"{shown} is read with a user's own access", do)
+        spec.leave(where, f"{label} is read with a user's own access", do)
     elif folder and not _INNER.fullmatch(folder):
         do = "put that folder of the repository into the project, and write ./FOLDER under packages"
-        wish.leave(where, f"the subdirectory {show(folder)} of {shown}", do)
+        spec.leave(where, f"the subdirectory {show(folder)} of {label}", do)
     else:
         written = f"git+{url}@{revision}{f'#subdirectory={folder}' if folder else ''}"
-        if written not in wish.sources:
-            wish.sources.append(written)
+        if written not in spec.sources:
+            spec.sources.append(written)
         if extras:
             do = "write the packages instead"
-            wish.leave(where, f"the extras [{show(extras)[1:-1]}] of {shown} are not taken", do)
+            spec.leave(where, f"the extras [{show(extras)[1:-1]}] of {label} are not taken", do)
 
 
 def git_of_archive(address: str) -> str:
-    """`https://HOST/REPOSITORY@REVISION` of an address where a host packs one, else empty."""
-    found = _ARCHIVE.fullmatch(address.partition("#")[0])
-    return f"{found[1]}@{found[2]}" if found else ""
+    """Return `https://HOST/REPOSITORY@REVISION` of a host's archive, empty for other addresses."""
+    match = _ARCHIVE.fullmatch(address.partition("#")[0])
+    return f"{match[1]}@{match[2]}" if match else ""

@@ -186,14 +186,14 @@ class RegistryClient(RegistryWriter):
             if self._listed(repository, subject, lambda _: None) is not None:
                 return
         tag = subject.replace(":", "-")
-        patience, present = self.options.patience, set[str]()
+        retry_policy, present = self.options.retry_policy, set[str]()
         with self._attaching:
-            for attempt in range(patience.attempts + 1):
+            for attempt in range(retry_policy.attempts + 1):
                 rows = self._tag_rows(repository, subject)
                 if any(row["digest"] == descriptor.digest for row in rows):
                     return
                 if attempt:
-                    self.options.sleep(patience.wait(attempt, None, self.options.random))
+                    self.options.sleep(retry_policy.wait(attempt, None, self.options.random))
                     rows = self._tag_rows(repository, subject)
                 # Known manifests are not queried again: others write this list meanwhile.
                 digests = [str(row["digest"]) for row in rows]

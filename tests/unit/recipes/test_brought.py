@@ -619,8 +619,8 @@ def test_near_valid_files_make_drafts_or_errors(case: Case, edits: list[tuple[fl
         at = int(position * len(text))
         text = text[:at] + piece + text[at + length :]
     try:
-        wish = parse_environment_file(text, case.file, ReadOptions(pythons=("3.11", "3.13")))
-        told = draft(wish, DraftRequest(family="lab"), read_bases(FOLDER)).messages
+        spec = parse_environment_file(text, case.file, ReadOptions(pythons=("3.11", "3.13")))
+        told = draft(spec, DraftRequest(family="lab"), read_bases(FOLDER)).messages
     except (RecipeError, UsageError) as error:
         told = (error.message,)
     for line in told:

@@ -46,9 +46,9 @@ def read(path: Path, context: Path | None = None, project: Path | None = None) -
 
 
 def test_the_context_is_the_root_of_the_work_tree(repository: Path) -> None:
-    wish = read(repository / "docker/Dockerfile")
-    assert wish.pip == ["einops==0.8.0"]
-    assert any(str(repository / "docker/requirements.txt") in line for line in wish.notes)
+    spec = read(repository / "docker/Dockerfile")
+    assert spec.pip == ["einops==0.8.0"]
+    assert any(str(repository / "docker/requirements.txt") in line for line in spec.notes)
 
 
 def test_a_work_tree_whose_git_is_a_file_counts(repository: Path) -> None:
@@ -59,15 +59,15 @@ def test_a_work_tree_whose_git_is_a_file_counts(repository: Path) -> None:
 
 
 def test_a_person_names_another_context(repository: Path) -> None:
-    wish = read(repository / "docker/Dockerfile", context=repository / "docker")
-    assert wish.pip == ["transformers==4.57.1"]
+    spec = read(repository / "docker/Dockerfile", context=repository / "docker")
+    assert spec.pip == ["transformers==4.57.1"]
 
 
 def test_without_git_it_is_the_file_s_own_directory(tmp_path: Path) -> None:
     write(tmp_path, {"a/Dockerfile": INSTALLS, "a/requirements.txt": "x\n", "requirements.txt": "y\n"})
-    wish = read(tmp_path / "a/Dockerfile")
-    assert wish.pip == ["x"]
-    assert any(str(tmp_path / "requirements.txt") in line for line in wish.notes)
+    spec = read(tmp_path / "a/Dockerfile")
+    assert spec.pip == ["x"]
+    assert any(str(tmp_path / "requirements.txt") in line for line in spec.notes)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_files_that_are_only_in_another_directory_stop_it(
 def test_a_directory_that_lacks_what_is_found_is_not_named(tmp_path: Path) -> None:
     text = "FROM python:3.11\nCOPY a.txt b.txt /app/\n"
     write(tmp_path, {".git/HEAD": "", "docker/Dockerfile": text, "a.txt": "", "docker/b.txt": ""})
-    wish = read(tmp_path / "docker/Dockerfile")
-    assert any("'b.txt'" in line or "b.txt" in line for line in wish.left)
+    spec = read(tmp_path / "docker/Dockerfile")
+    assert any("'b.txt'" in line or "b.txt" in line for line in spec.lost)
 
 
 def test_a_directory_above_is_named_where_no_git_says_it(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_directory_above_is_named_where_no_git_says_it(tmp_path: Path) -> None
 def test_links_out_of_the_context_are_not_followed(tmp_path: Path) -> None:
     write(tmp_path, {"secret.txt": "x\n", "repo/.git/HEAD": "", "repo/Dockerfile": INSTALLS})
     (tmp_path / "repo/requirements.txt").symlink_to(tmp_path / "secret.txt")
-    wish = read(tmp_path / "repo/Dockerfile")
-    assert wish.pip == []
-    assert any("requirements.txt" in line for line in wish.left)
+    spec = read(tmp_path / "repo/Dockerfile")
+    assert spec.pip == []
+    assert any("requirements.txt" in line for line in spec.lost)
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
 )
 def test_an_excluded_file_is_not_taken(repository: Path, name: str, rules: str) -> None:
     (repository / name).write_text(f"# ours\n{rules}")
-    wish = read(repository / "docker/Dockerfile", context=repository)
-    assert wish.pip == []
-    assert any(f"{name}:2" in line for line in wish.left)
+    spec = read(repository / "docker/Dockerfile", context=repository)
+    assert spec.pip == []
+    assert any(f"{name}:2" in line for line in spec.lost)
 
 
 def test_the_option_says_nothing_of_other_files(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_option_says_nothing_of_other_files(tmp_path: Path) -> None:
         read(tmp_path / "requirements.txt", context=tmp_path)
     assert caught.value.code == "option-conflict"
     with pytest.raises(UsageError) as caught:
-        open_context(tmp_path, given=tmp_path / "none")
+        open_context(tmp_path, chosen=tmp_path / "none")
     assert caught.value.code == "option-invalid"
 
 

@@ -32,10 +32,10 @@ def read(text: str, file: str = "Dockerfile", files: Mapping[str, str] = FILES) 
 
 def run(*lines: str, base: str = "python:3.11") -> EnvironmentSpec:
     """What is read of a Dockerfile with such lines; what is told of the base image is left out."""
-    wish = read("\n".join([f"FROM {base}", *lines]) + "\n")
-    wish.left = [line for line in wish.left if "the base image '" not in line]
-    wish.notes = [line for line in wish.notes if "the base image '" not in line]
-    return wish
+    spec = read("\n".join([f"FROM {base}", *lines]) + "\n")
+    spec.lost = [line for line in spec.lost if "the base image '" not in line]
+    spec.notes = [line for line in spec.notes if "the base image '" not in line]
+    return spec
 
 
 def places(told: list[str]) -> list[str]:
@@ -70,7 +70,7 @@ def test_well_known_images_tell_what_they_hold(image: str, expected: str) -> Non
 
 
 def test_a_training_image_is_taken_over() -> None:
-    wish = read(
+    spec = read(
         "# syntax=docker/dockerfile:1.4\n"
         'ARG PYTORCH="2.3.1"\nARG CUDA="12.1"\n'
         "FROM pytorch/pytorch:${PYTORCH}-cuda${CUDA}-cudnn8-devel\n"
@@ -86,22 +86,22 @@ def test_a_training_image_is_taken_over() -> None:
         'CMD ["a"]\nENTRYPOINT ["python"]\nCMD ["train.py", "--fast"]\n'
     )
     brought = ["torch==2.3.1", "torchvision", "torchaudio"]
-    assert wish.pip == [*brought, "transformers==4.40.0", "lightning"]
-    assert (wish.constraints, wish.hints) == (["tokenizers<0.20"], ["cuda12.1"])
-    assert wish.environment == {"OMP_NUM_THREADS": "4"}
-    assert wish.labels == {"org.opencontainers.image.source": "https://git.example.org/x", "maintainer": "me"}
-    parts = wish.parts
+    assert spec.pip == [*brought, "transformers==4.40.0", "lightning"]
+    assert (spec.constraints, spec.hints) == (["tokenizers<0.20"], ["cuda12.1"])
+    assert spec.environment == {"OMP_NUM_THREADS": "4"}
+    assert spec.labels == {"org.opencontainers.image.source": "https://git.example.org/x", "maintainer": "me"}
+    parts = spec.parts
     assert list(parts.debian) == ["git", "ffmpeg"]
     assert (parts.workdir, parts.user) == ("/workspace", "1000:1000")
     assert (parts.entrypoint, parts.command) == (("python",), ("train.py", "--fast"))
-    assert [line.partition(" (")[0] for line in wish.left] == [
+    assert [line.partition(" (")[0] for line in spec.lost] == [
         "Dockerfile:7:5: 'NAMES' is not a variable that a recipe may set",
         "Dockerfile:9:23: the version of ffmpeg=7:5",
         "Dockerfile:19:70: 'git+https://git.example.org/apex' may be other code tomorrow: it names no commit",
         "Dockerfile:20:1: COPY src to '/app'",
         "Dockerfile:20:1: COPY train.py to '/app'",
     ]
-    assert places(wish.notes) == ["4:6", "8:5", "17:5", "19:70", "21:1", "4:6"]
+    assert places(spec.notes) == ["4:6", "8:5", "17:5", "19:70", "21:1", "4:6"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_pip_s_packages_are_found(lines: list[str], pip: list[str]) -> None:
 
 
 def test_conda_s_packages_are_found() -> None:
-    wish = run(
+    spec = run(
         "COPY environment.yml specs.txt /tmp/",
         "RUN conda config --add channels bioconda && conda install -n base -y -c conda-forge mamba",
         "RUN mamba env update -n lab -f /tmp/environment.yml && conda clean -afy",
@@ -148,17 +148,17 @@ def test_conda_s_packages_are_found() -> None:
         "RUN micromamba install -yq -n lab -c pytorch 'pytorch>=2' pytorch-cuda=12.1 --file /tmp/specs.txt",
         base="continuumio/miniconda3",
     )
-    assert wish.conda == ["scipy", "xarray >=2024", "pytorch >=2", "pytorch-cuda 12.1.*"]
-    assert (wish.pip, wish.python) == (["einops"], "3.12.*")
-    assert wish.channels == ["bioconda", "conda-forge", "pytorch"]
-    assert [line for line in wish.left if "defaults" not in line] == []
-    assert "3:45" in places(wish.notes)  # mamba itself
+    assert spec.conda == ["scipy", "xarray >=2024", "pytorch >=2", "pytorch-cuda 12.1.*"]
+    assert (spec.pip, spec.python) == (["einops"], "3.12.*")
+    assert spec.channels == ["bioconda", "conda-forge", "pytorch"]
+    assert [line for line in spec.lost if "defaults" not in line] == []
+    assert "3:45" in places(spec.notes)  # mamba itself
 
 
 @pytest.mark.parametrize(("options", "expected"), [("", True), ("--override-channels", False)])
 def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str, expected: bool) -> None:
-    wish = run(f"RUN conda install {options} -c pytorch pytorch=2.3", base="debian:12")
-    assert (wish.channels, wish.defaults) == (["pytorch"], expected)
+    spec = run(f"RUN conda install {options} -c pytorch pytorch=2.3", base="debian:12")
+    assert (spec.channels, spec.defaults) == (["pytorch"], expected)
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str
     ],
 )
 def test_what_is_not_taken_is_told(line: str, said: str) -> None:
-    wish = run(line)
-    assert len(wish.left) == 1
-    assert said in wish.left[0]
-    assert wish.left[0].startswith("Dockerfile:2:")
+    spec = run(line)
+    assert len(spec.lost) == 1
+    assert said in spec.lost[0]
+    assert spec.lost[0].startswith("Dockerfile:2:")
 
 
 @pytest.mark.parametrize(
@@ -247,49 +247,49 @@ def test_what_is_not_taken_is_told(line: str, said: str) -> None:
     ],
 )
 def test_what_no_image_lacks_is_noted(line: str) -> None:
-    wish = run(line)
-    assert (wish.left, wish.environment) == ([], {})
-    assert len(wish.notes) == 1
+    spec = run(line)
+    assert (spec.lost, spec.environment) == ([], {})
+    assert len(spec.notes) == 1
 
 
 def test_your_own_part_of_a_path_is_kept() -> None:
-    wish = run(
+    spec = run(
         "ENV PYTHONPATH=/app:$PYTHONPATH LD_LIBRARY_PATH=/usr/local/cuda/lib64:/app/lib CUDA_DEVICE_ORDER=PCI_BUS_ID"
     )
-    assert wish.environment == {
+    assert spec.environment == {
         "PYTHONPATH": "/app",
         "LD_LIBRARY_PATH": "/app/lib",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    assert wish.left == []
+    assert spec.lost == []
 
 
 def test_capabilities_and_indexes_of_variables_are_read() -> None:
-    wish = run(
+    spec = run(
         'ENV TORCH_CUDA_ARCH_LIST="9.0a Ampere;8.6+PTX"',
         "ENV PIP_EXTRA_INDEX_URL=https://i.example.org/whl/cu121 UV_PYTHON=3.12",
     )
-    assert (wish.parts.capabilities, wish.hints, wish.python) == (("8.0", "8.6", "9.0"), ["/cu121"], "3.12")
-    assert wish.environment == {}
+    assert (spec.parts.capabilities, spec.hints, spec.python) == (("8.0", "8.6", "9.0"), ["/cu121"], "3.12")
+    assert spec.environment == {}
 
 
 def test_a_bound_without_quotes_is_told_of_its_own_package() -> None:
-    wish = run("RUN pip install a sentencepiece>=0.1.96 b torch>=2,<3")
-    assert wish.pip == ["a", "sentencepiece", "b", "torch"]
-    assert places(wish.notes) == ["2:19"]
-    assert "'>=0.1.96'" in wish.notes[0]
-    assert places(wish.left) == ["2:43"]
-    assert run("RUN pip install a > log.txt 2>&1").left == []
+    spec = run("RUN pip install a sentencepiece>=0.1.96 b torch>=2,<3")
+    assert spec.pip == ["a", "sentencepiece", "b", "torch"]
+    assert places(spec.notes) == ["2:19"]
+    assert "'>=0.1.96'" in spec.notes[0]
+    assert places(spec.lost) == ["2:43"]
+    assert run("RUN pip install a > log.txt 2>&1").lost == []
 
 
 def test_what_was_installed_for_a_while_is_gone() -> None:
-    wish = run("RUN apt-get install -y git gcc libgl1 && apt-get purge -y --auto-remove git gcc")
-    assert (list(wish.parts.debian), wish.left) == (["libgl1"], [])
+    spec = run("RUN apt-get install -y git gcc libgl1 && apt-get purge -y --auto-remove git gcc")
+    assert (list(spec.parts.debian), spec.lost) == (["libgl1"], [])
 
 
 def test_a_user_is_named_by_its_number() -> None:
-    wish = run("ARG ID=1000", "RUN useradd --create-home --uid $ID -s /bin/bash me", "USER me:users")
-    assert (wish.parts.user, wish.left) == ("1000", [])
+    spec = run("ARG ID=1000", "RUN useradd --create-home --uid $ID -s /bin/bash me", "USER me:users")
+    assert (spec.parts.user, spec.lost) == ("1000", [])
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -309,17 +309,17 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
     ],
 )
 def test_a_clone_that_is_installed_is_one_request(lines: list[str]) -> None:
-    wish = run(*lines)
-    told = [*wish.left, *wish.pip]
-    assert len(wish.left) <= 1
+    spec = run(*lines)
+    told = [*spec.lost, *spec.pip]
+    assert len(spec.lost) <= 1
     assert not any("is not run" in line for line in told)
-    assert len(wish.notes) == 1
+    assert len(spec.notes) == 1
 
 
 def test_a_directory_that_is_made_is_missed_unless_something_else_makes_it() -> None:
     lines = ("RUN mkdir -p /app /data/out /tmp/x && mkdir ~/.cache", "WORKDIR /app/src")
-    wish = run(*lines)
-    assert [line.partition(" (")[0] for line in wish.left] == ["Dockerfile:2:19: the directory '/data/out'"]
+    spec = run(*lines)
+    assert [line.partition(" (")[0] for line in spec.lost] == ["Dockerfile:2:19: the directory '/data/out'"]
 
 
 @pytest.mark.parametrize(
@@ -333,24 +333,24 @@ def test_a_directory_that_is_made_is_missed_unless_something_else_makes_it() -> 
     ],
 )
 def test_what_sets_up_the_base_image_is_passed_by(line: str) -> None:
-    assert run(line).left == []
+    assert run(line).lost == []
 
 
 def test_variables_in_paths_are_filled_in() -> None:
-    wish = run("ENV DIR=/app/venv", 'ENV PATH="$DIR/bin:${PATH}" PYTHONPATH="${PYTHONPATH}:${DIR}/x"')
-    assert (wish.left, wish.environment) == ([], {"DIR": "/app/venv"})
+    spec = run("ENV DIR=/app/venv", 'ENV PATH="$DIR/bin:${PATH}" PYTHONPATH="${PYTHONPATH}:${DIR}/x"')
+    assert (spec.lost, spec.environment) == ([], {"DIR": "/app/venv"})
 
 
 def test_what_is_uninstalled_is_not_asked_for() -> None:
-    wish = run(
+    spec = run(
         "RUN pip install a b && pip uninstall -y a torch", base="pytorch/pytorch:2.3.1-cuda12.1-cudnn8-devel"
     )
-    assert (wish.pip, wish.left) == (["b"], [])
+    assert (spec.pip, spec.lost) == (["b"], [])
 
 
 def test_an_extra_that_only_a_shell_knows_is_a_loss() -> None:
-    wish = run("COPY . .", "RUN uv sync --extra $WHICH")
-    assert (wish.pip, len(wish.left)) == (["httpx"], 2)  # and the copied files
+    spec = run("COPY . .", "RUN uv sync --extra $WHICH")
+    assert (spec.pip, len(spec.lost)) == (["httpx"], 2)  # and the copied files
 
 
 def test_a_child_stage_has_the_arguments_of_its_parent() -> None:
@@ -367,9 +367,9 @@ def test_a_child_stage_has_the_arguments_of_its_parent() -> None:
     ],
 )
 def test_a_user_without_a_number_gets_the_next(base: str, line: str, number: str) -> None:
-    wish = run(line, "USER me", base=base)
-    assert wish.parts.user == number
-    assert bool(wish.left) == (not number)
+    spec = run(line, "USER me", base=base)
+    assert spec.parts.user == number
+    assert bool(spec.lost) == (not number)
 
 
 @pytest.mark.parametrize(
@@ -413,47 +413,47 @@ def test_projects_are_followed_to_their_files(lines: list[str], pip: list[str]) 
 
 
 def test_what_a_condition_sets_is_not_known() -> None:
-    wish = run("RUN V=a; [ -f x ] && V=b; pip install $V")
-    assert wish.pip == []
-    assert [line.partition(" (")[0] for line in wish.left] == [
+    spec = run("RUN V=a; [ -f x ] && V=b; pip install $V")
+    assert spec.pip == []
+    assert [line.partition(" (")[0] for line in spec.lost] == [
         "Dockerfile:2:22: 'V=b' is not run",
         "Dockerfile:2:39: '$V' holds what only a shell knows",
     ]
 
 
 def test_what_tidies_up_is_passed_by() -> None:
-    wish = run(
+    spec = run(
         "RUN apt-get -qq update && apt-get clean && rm -rf /var/lib/apt/lists/* || true",
         "RUN conda init bash && . /opt/conda/etc/profile.d/conda.sh && conda activate x && conda clean -afy",
         "RUN python -m venv /opt/venv && echo done && pip cache purge && ldconfig",
     )
-    assert wish.left == []
+    assert spec.lost == []
 
 
 def test_the_last_stage_and_what_it_stands_on_are_read() -> None:
-    wish = read(
+    spec = read(
         "FROM python:3.12 AS Base\nARG X=1\nENV Y=2\nRUN pip install low==$X.0\n"
         "FROM python:3.11 AS builder\nRUN pip install built && make && apt-get install -y gcc\nCMD x\n"
         "FROM node AS web\nRUN npm ci\nFROM base AS test\nRUN pip install pytest\n"
         "FROM base\nRUN pip install high==$Y.0 none==$X\n"
         "COPY --from=builder /opt/venv /opt/venv\nCOPY --from=web /dist /www\n"
     )
-    assert (wish.pip, wish.python) == (["low==1.0", "high==2.0", "none==1", "built"], "3.12")
-    assert (wish.parts.debian, wish.parts.command) == ({}, ())
-    assert [line.partition(" (")[0] for line in wish.left] == [
+    assert (spec.pip, spec.python) == (["low==1.0", "high==2.0", "none==1", "built"], "3.12")
+    assert (spec.parts.debian, spec.parts.command) == ({}, ())
+    assert [line.partition(" (")[0] for line in spec.lost] == [
         "Dockerfile:6:26: 'make' is not run",
         "Dockerfile:15:1: COPY --from=web '/dist'",
     ]
-    assert places(wish.notes) == ["1:6", "14:1", "9:5", "10:6"]
+    assert places(spec.notes) == ["1:6", "14:1", "9:5", "10:6"]
 
 
 def test_a_framework_above_replaces_the_one_below() -> None:
-    wish = run(
+    spec = run(
         "RUN pip install torch==2.4.0 torchvision", base="pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime"
     )
-    assert (wish.pip, wish.hints, wish.below) == (["torch==2.4.0", "torchvision"], [], "12.1")
-    wish = run("RUN conda install pytorch=2.4", base="pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime")
-    assert (wish.conda, wish.pip) == (["pytorch 2.4.*"], [])
+    assert (spec.pip, spec.hints, spec.below) == (["torch==2.4.0", "torchvision"], [], "12.1")
+    spec = run("RUN conda install pytorch=2.4", base="pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime")
+    assert (spec.conda, spec.pip) == (["pytorch 2.4.*"], [])
 
 
 @pytest.mark.parametrize("name", ["x.yml", "x.lock", "x"])
@@ -465,17 +465,17 @@ def test_no_file_reads_itself(name: str) -> None:
 
 
 def test_files_are_read_a_few_times() -> None:
-    wish = run("COPY environment.yml /", *["RUN conda env update -f /environment.yml"] * 30)
-    assert wish.conda == ["scipy"] * 20
-    assert sum("'/environment.yml' is none of the files" in line for line in wish.left) == 10
+    spec = run("COPY environment.yml /", *["RUN conda env update -f /environment.yml"] * 30)
+    assert spec.conda == ["scipy"] * 20
+    assert sum("'/environment.yml' is none of the files" in line for line in spec.lost) == 10
 
 
 def test_another_escape_and_other_line_ends() -> None:
-    wish = read(
+    spec = read(
         "# escape=`\r\nFROM python:3.11\r\nRUN pip `\r\n  install a `\r\n  # no\r\n  b\r\nENV X=a\\b\r\n"
     )
-    assert wish.pip == ["a", "b"]
-    assert any("7:5: 'X' is not a variable" in line for line in wish.left)
+    assert spec.pip == ["a", "b"]
+    assert any("7:5: 'X' is not a variable" in line for line in spec.lost)
 
 
 @pytest.mark.parametrize(
@@ -577,7 +577,7 @@ PIECES = (
 @given(st.lists(st.sampled_from(PIECES), max_size=30))
 def test_any_file_is_read_or_refused(pieces: list[str]) -> None:
     try:
-        told = read("FROM x\n" + "".join(pieces)).left
+        told = read("FROM x\n" + "".join(pieces)).lost
     except RecipeError as error:
         told = [error.message]
     for line in told:
@@ -594,8 +594,8 @@ def test_build_arguments_that_a_person_gives_count_before_the_files_own() -> Non
     def build(**values: str) -> EnvironmentSpec:
         return parse_environment_file(text, "Dockerfile", ReadOptions(pythons=("3.11",), build_args=values))
 
-    wish = build(PY="3.12", V="2.0", W="3", GO="2")
-    assert (wish.python, wish.pip, wish.left) == ("3.12", ["a==2.0", "b==3"], [])
+    spec = build(PY="3.12", V="2.0", W="3", GO="2")
+    assert (spec.python, spec.pip, spec.lost) == ("3.12", ["a==2.0", "b==3"], [])
     with pytest.raises(UsageError) as raised:
         build(VV="2.0")
     assert raised.value.code == "build-argument-unknown"

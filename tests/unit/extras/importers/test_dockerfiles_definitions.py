@@ -79,16 +79,16 @@ def places(told: list[str]) -> list[str]:
 
 
 def test_a_definition_is_taken_over() -> None:
-    wish = read(TRAIN.replace("%notasection", "echo hello"))
+    spec = read(TRAIN.replace("%notasection", "echo hello"))
     torch = ["torch==2.3.1", "torchvision", "torchaudio"]
-    assert wish.pip == [*torch, "transformers", "librosa==0.10.1", "soundfile"]
-    assert (wish.conda, wish.hints) == (["scipy"], ["cuda12.1"])
-    assert wish.environment == {"LC_ALL": "C", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO"}
-    assert wish.labels == {"org.opencontainers.image.source": "https://git.example.org/x"}
-    parts = wish.parts
+    assert spec.pip == [*torch, "transformers", "librosa==0.10.1", "soundfile"]
+    assert (spec.conda, spec.hints) == (["scipy"], ["cuda12.1"])
+    assert spec.environment == {"LC_ALL": "C", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO"}
+    assert spec.labels == {"org.opencontainers.image.source": "https://git.example.org/x"}
+    parts = spec.parts
     assert list(parts.debian) == ["git", "libsndfile1"]
     assert parts.entrypoint == ("/bin/sh", "-c", 'cd /opt; exec python "$@"', "runscript")
-    assert [line.partition(" (")[0] for line in wish.left] == [
+    assert [line.partition(" (")[0] for line in spec.lost] == [
         "train.def:16:1: COPY env to '/env'",
         "train.def:17:1: COPY src to '/opt/src'",
         "train.def:26:5: 'cat > /opt/hello.sh <<EOF' is not run",
@@ -98,20 +98,20 @@ def test_a_definition_is_taken_over() -> None:
         "train.def:48:1: %setup is not taken",
         "train.def:51:1: %appinstall is not taken",
     ]
-    assert places(wish.notes) == ["2:7", "8:1", "11:1", "45:1", "2:7"]
+    assert places(spec.notes) == ["2:7", "8:1", "11:1", "45:1", "2:7"]
 
 
 def test_the_last_stage_counts_and_what_it_copies_from() -> None:
-    wish = read(
+    spec = read(
         "Bootstrap: docker\nFrom: python:3.12\nStage: build\n%post\n  pip install built\n  make\n"
         "Bootstrap: docker\nFrom: golang\nStage: go\n%post\n  go build\n"
         "Bootstrap: docker\nFrom: node\nStage: web\n"
         "Bootstrap: docker\nFrom: python:3.11\nStage: final\n"
         "%files from build\n  /opt/venv /opt/venv\n%files from go\n  /bin/x\n%post\n  pip install torch==2.3.1\n"
     )
-    assert (wish.pip, wish.python) == (["built", "torch==2.3.1"], "3.11")
-    assert places(wish.left) == ["6:3", "20:1"]  # make, and the files of go
-    assert places(wish.notes) == ["16:7", "18:1", "11:3", "12:12"]
+    assert (spec.pip, spec.python) == (["built", "torch==2.3.1"], "3.11")
+    assert places(spec.lost) == ["6:3", "20:1"]  # make, and the files of go
+    assert places(spec.notes) == ["16:7", "18:1", "11:3", "12:12"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_last_stage_counts_and_what_it_copies_from() -> None:
     ],
 )
 def test_what_it_starts_from_is_told(text: str, said: str) -> None:
-    (line,) = read(text).left
+    (line,) = read(text).lost
     assert said in line
 
 
@@ -167,8 +167,8 @@ def given(text: str, **values: str) -> EnvironmentSpec:
 
 
 def test_build_arguments_are_filled_in_also_within_others() -> None:
-    wish = given(ARGUMENTS, EXTRA="einops==0.8.0")
-    assert (wish.pip, wish.python, wish.left) == (["torch-scatter==2.1.2", "einops==0.8.0"], "3.11", [])
+    spec = given(ARGUMENTS, EXTRA="einops==0.8.0")
+    assert (spec.pip, spec.python, spec.lost) == (["torch-scatter==2.1.2", "einops==0.8.0"], "3.11", [])
     assert given(ARGUMENTS, EXTRA="a", VER="2.1.3", PY="3.12").pip[0] == "torch-scatter==2.1.3"
 
 
@@ -234,7 +234,7 @@ def test_a_section_that_apptainer_does_not_know_is_refused_also_in_a_script(line
     [("From: nvidia/cuda:${CUDA_VERSION}-devel-ubuntu22.04", ["2:7"]), ("From: python:3.11   # $HOME", [])],
 )
 def test_a_variable_of_a_shell_in_the_header_is_no_build_argument(line: str, lost: list[str]) -> None:
-    assert places(given(f"Bootstrap: docker\n{line}\n%post #test\n  pip install a\n").left) == lost
+    assert places(given(f"Bootstrap: docker\n{line}\n%post #test\n  pip install a\n").lost) == lost
 
 
 def test_a_section_may_stand_behind_blanks_as_apptainer_reads_it() -> None:
@@ -250,7 +250,7 @@ def test_it_is_known_by_its_content() -> None:
 @given_any(st.text(max_size=8), st.integers(0, len(TRAIN)), st.integers(0, 40))
 def test_any_file_is_read_or_refused(piece: str, at: int, length: int) -> None:
     try:
-        told = read(TRAIN[:at] + piece + TRAIN[at + length :]).left
+        told = read(TRAIN[:at] + piece + TRAIN[at + length :]).lost
     except RecipeError as error:
         told = [error.message]
     for line in told:

@@ -20,8 +20,8 @@ READING = ReadOptions(pythons=("3.11",))
 
 
 def rows(*lines: str, **known: str) -> tuple[dict[str, str], set[str]]:
-    wish = parse_environment_file("".join(f"{line}\n" for line in lines), "requirements.txt", READING)
-    found = index_rows(wish, known)
+    spec = parse_environment_file("".join(f"{line}\n" for line in lines), "requirements.txt", READING)
+    found = index_rows(spec, known)
     return found.rows, set(found.missing)
 
 
@@ -44,8 +44,8 @@ def test_packages_that_are_on_another_index_alone(lines: list[str], expected: se
 
 
 def test_a_page_of_wheels_is_told_and_no_index() -> None:
-    wish = parse_environment_file("torch-scatter\n", "requirements.txt", READING)
-    assert [note for note in index_rows(wish, {}).notes if "torch-scatter" in note]
+    spec = parse_environment_file("torch-scatter\n", "requirements.txt", READING)
+    assert [note for note in index_rows(spec, {}).notes if "torch-scatter" in note]
 
 
 @pytest.mark.parametrize("source", ["requirements.txt", "environment.yml"])
@@ -57,13 +57,13 @@ def test_what_the_hint_says_makes_the_recipe(source: str) -> None:
             "channels: [pytorch, nvidia, conda-forge]\n"
             "dependencies: [pytorch=2.1, pytorch-cuda=11.8, {pip: [cuml-cu11]}]\n"
         )
-    wish = parse_environment_file(text, source, READING)
+    spec = parse_environment_file(text, source, READING)
     try:
-        told = "\n".join(draft(wish, DraftRequest(family="lab"), BASES).messages)
+        told = "\n".join(draft(spec, DraftRequest(family="lab"), BASES).messages)
     except UsageError as error:
-        told = f"{error.hint}\n{index_rows(wish, {}).missing}"
+        told = f"{error.hint}\n{index_rows(spec, {}).missing}"
     settings = tuple(dict(re.findall(r'([a-z0-9-]+) = "([^"]+)"', told)).items())
-    made = draft(wish, DraftRequest(family="lab", indexes=settings), BASES)
+    made = draft(spec, DraftRequest(family="lab", indexes=settings), BASES)
     assert made.lost == ()
     (target,) = check_draft(made.text, "lab", [], BASES)
     wanted = {"cuml-cu11": "nvidia"} | ({"torch": "pytorch-cu118"} if source != "environment.yml" else {})
@@ -79,19 +79,19 @@ def test_what_the_hint_says_makes_the_recipe(source: str) -> None:
     ],
 )
 def test_an_index_whose_packages_are_known_is_no_loss(option: str, lost: bool) -> None:
-    wish = parse_environment_file(f"{option}\ncuml-cu11\n", "requirements.txt", READING)
-    assert bool(wish.left) == lost
-    assert set(index_rows(wish, {}).missing) == {"cuml-cu11"}
+    spec = parse_environment_file(f"{option}\ncuml-cu11\n", "requirements.txt", READING)
+    assert bool(spec.lost) == lost
+    assert set(index_rows(spec, {}).missing) == {"cuml-cu11"}
 
 
 def test_a_package_that_no_index_of_the_settings_has_is_a_loss() -> None:
     """PyPI has a stub of it, whose build fetches the wheel: `lock --build` could not make it."""
-    wish = parse_environment_file("torch==2.9.1\ncuml-cu11\n", "requirements.txt", READING)
-    made = draft(wish, DraftRequest(family="lab"), BASES)
+    spec = parse_environment_file("torch==2.9.1\ncuml-cu11\n", "requirements.txt", READING)
+    made = draft(spec, DraftRequest(family="lab"), BASES)
     assert len(made.lost) == 1
     assert NVIDIA in made.lost[0]
 
 
 def test_an_index_of_pytorch_means_its_build() -> None:
-    wish = parse_environment_file(f"--extra-index-url {CU118}\ntorch==2.1.2\n", "requirements.txt", READING)
-    assert set(index_rows(wish, {}).missing) == {"torch"}
+    spec = parse_environment_file(f"--extra-index-url {CU118}\ntorch==2.1.2\n", "requirements.txt", READING)
+    assert set(index_rows(spec, {}).missing) == {"torch"}

@@ -218,14 +218,14 @@ def lines_of(told: Sequence[str]) -> list[int]:
 
 def test_nothing_of_an_environment_goes_unsaid() -> None:
     """What conda reads otherwise is a note; what is not in the recipe is a loss."""
-    wish = parse_environment_file(ENVIRONMENT, "environment.yml", READING)
+    spec = parse_environment_file(ENVIRONMENT, "environment.yml", READING)
     of_pip = range(22, 31)
-    assert [line for line in lines_of(wish.notes) if line not in of_pip] == [6, 17]
-    assert [line for line in lines_of(wish.left) if line not in of_pip] == [16, 18, 19, 34]
-    told = lines_of([*wish.notes, *wish.left])
+    assert [line for line in lines_of(spec.notes) if line not in of_pip] == [6, 17]
+    assert [line for line in lines_of(spec.lost) if line not in of_pip] == [16, 18, 19, 34]
+    told = lines_of([*spec.notes, *spec.lost])
     assert sorted(line for line in told if line in of_pip) == [23, 24, 25, 26, 27, 28]
     made, _ = drafted(ENVIRONMENT, "environment.yml")
-    assert sorted(made.messages[:-1]) == sorted((*wish.notes, *wish.left))
+    assert sorted(made.messages[:-1]) == sorted((*spec.notes, *spec.lost))
     assert made.messages[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
     assert all(f"#   {told}\n" in made.text for told in made.messages)
 
@@ -248,7 +248,7 @@ def test_conda_forge_is_asked_where_conda_asks_its_defaults_and_takes_no_channel
     assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in expected)
     changed = {*expected} != {*re.findall(r"[a-z-]+", channels)} - {"nodefaults"}
     assert any("conda-forge" in told for told in made.messages) == changed
-    assert parse_environment_file(text, "environment.yml", READING).left == []
+    assert parse_environment_file(text, "environment.yml", READING).lost == []
 
 
 def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
@@ -417,16 +417,16 @@ def test_a_pixi_lock_becomes_a_recipe() -> None:
     assert target.requirements == ("conda-forge::pytorch 2.5.1.*", "conda-forge::tzdata ==2024b")
     assert target.constraints == ("conda-forge::pytorch * cuda126_*", "python ==3.12.7")
     assert (target.python, target.pip) == ("3.12", ("einops==0.8.0",))
-    wish = parse_environment_file(PIXI_6, "pixi.lock", READING)
-    assert lines_of(wish.left) == [14, 16]
-    assert wish.notes == []
+    spec = parse_environment_file(PIXI_6, "pixi.lock", READING)
+    assert lines_of(spec.lost) == [14, 16]
+    assert spec.notes == []
 
 
 def test_other_indexes_of_a_pixi_lock_are_told() -> None:
     other = "https://wheels.example.org/whl/cu126"
     text = PIXI_6.replace("    packages:\n", f"    - {other}\n    packages:\n", 1)
-    wish = parse_environment_file(text, "pixi.lock", READING)
-    assert [one for one in (*wish.left, *wish.notes) if other in one]
+    spec = parse_environment_file(text, "pixi.lock", READING)
+    assert [one for one in (*spec.lost, *spec.notes) if other in one]
 
 
 def test_a_pixi_lock_with_one_environment_of_another_name() -> None:
@@ -440,17 +440,17 @@ def test_a_conda_lock_becomes_a_recipe() -> None:
     assert target.requirements == ("tensorflow 2.17.0.*",)
     assert target.constraints == ("tensorflow * cuda126*", "python ==3.11.9")
     assert target.pip == ("rich==13.7.1",)
-    wish = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
-    assert (lines_of(wish.left), lines_of(wish.notes)) == ([6], [10])
+    spec = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
+    assert (lines_of(spec.lost), lines_of(spec.notes)) == ([6], [10])
     assert "secret" not in made.text
 
 
 def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
     """`01-ai/Yi conda-lock.yml`: the heading says conda-forge, the addresses are those of a mirror."""
     text = CONDA_LOCK.replace("https://conda.anaconda.org/", "https://mirror.example.org/anaconda/cloud/")
-    wish = parse_environment_file(text, "conda-lock.yml", READING)
-    assert wish.channels == ["conda-forge"]
-    assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in wish.notes)
+    spec = parse_environment_file(text, "conda-lock.yml", READING)
+    assert spec.channels == ["conda-forge"]
+    assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in spec.notes)
 
 
 GLIBC = """
@@ -462,19 +462,19 @@ GLIBC = """
 
 
 def test_virtual_packages_and_files_of_one_machine_bring_no_channel() -> None:
-    wish = parse_environment_file(CONDA_LOCK.rstrip("\n") + GLIBC, "conda-lock.yml", READING)
+    spec = parse_environment_file(CONDA_LOCK.rstrip("\n") + GLIBC, "conda-lock.yml", READING)
     before = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
-    assert (wish.channels, wish.conda) == (before.channels, before.conda)
-    told = set(wish.left) - set(before.left)
+    assert (spec.channels, spec.conda) == (before.channels, before.conda)
+    told = set(spec.lost) - set(before.lost)
     assert ["mylib" in one for one in told] == [True]
-    assert len(wish.notes) == len(before.notes) + 1
+    assert len(spec.notes) == len(before.notes) + 1
     listed = (
         "@EXPLICIT\nhttps://conda.anaconda.org/conda-forge/noarch/einops-0.8.0-pyhd8ed1ab_0.conda#sha256:00\n"
         "file:///srv/pkgs/linux-64/mylib-1.0-0.tar.bz2\nfile:///x/linux-64/__glibc-2.17-0.tar.bz2\n"
     )
-    wish = parse_environment_file(listed, "lock.txt", READING)
-    assert (wish.channels, wish.conda) == (["conda-forge"], ["einops ==0.8.0"])
-    assert (lines_of(wish.left), lines_of(wish.notes)) == ([3], [4])
+    spec = parse_environment_file(listed, "lock.txt", READING)
+    assert (spec.channels, spec.conda) == (["conda-forge"], ["einops ==0.8.0"])
+    assert (lines_of(spec.lost), lines_of(spec.notes)) == ([3], [4])
 
 
 @pytest.mark.parametrize(
@@ -526,15 +526,15 @@ own = { path = "." }
 
 
 def test_nothing_of_a_pixi_manifest_goes_unsaid() -> None:
-    wish = parse_environment_file(PIXI, "pixi.toml", READING)
-    assert wish.channels == ["pytorch", "conda-forge", "https://repo.example.org/own"]
-    assert wish.conda == ["pytorch 2.3.*", "numpy <2"]
-    assert wish.conda_bounds == ["scipy <1.14"]
-    assert wish.python == "3.11.*"
-    told = sorted(lines_of([*wish.left, *wish.notes]))
+    spec = parse_environment_file(PIXI, "pixi.toml", READING)
+    assert spec.channels == ["pytorch", "conda-forge", "https://repo.example.org/own"]
+    assert spec.conda == ["pytorch 2.3.*", "numpy <2"]
+    assert spec.conda_bounds == ["scipy <1.14"]
+    assert spec.python == "3.11.*"
+    told = sorted(lines_of([*spec.lost, *spec.notes]))
     assert told == [3, 4, 5, 8, 10, 13, 19, 20, 22, 23]
-    assert {10, 13, 20, 23} <= {*lines_of(wish.left)}
-    assert {3, 4, 5, 8} == {*lines_of(wish.notes)} - {19, 22}
+    assert {10, 13, 20, 23} <= {*lines_of(spec.lost)}
+    assert {3, 4, 5, 8} == {*lines_of(spec.notes)} - {19, 22}
     _, target = drafted(PIXI, "pixi.toml")
     assert target.cuda == "12.4"  # of the platform that is meant
 

@@ -42,10 +42,10 @@ def read(root: Path, *lines: str, project: Path | None = None, ignore: str = "")
     return read_environment_file(root / "Dockerfile", reading)
 
 
-def inside(root: Path, wish: EnvironmentSpec) -> dict[str, str]:
+def inside(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
     """What an image of the recipe has: paths inside, and the files of the project that lie there."""
     where = SourceLocation(file="r.yaml", line=1, column=1)
-    wanted = [FilesSpec(folder=one, pattern=pattern, where=where) for one, pattern in wish.parts.files]
+    wanted = [FilesSpec(folder=one, pattern=pattern, where=where) for one, pattern in spec.parts.files]
     return {file.path: str(file.source.relative_to(root)) for file in find_in_project(root, wanted)}
 
 
@@ -71,15 +71,15 @@ def inside(root: Path, wish: EnvironmentSpec) -> dict[str, str]:
     ],
 )
 def test_the_files_lie_where_copy_puts_them(root: Path, lines: list[str], expected: dict[str, str]) -> None:
-    wish = read(root, *lines)
-    assert (inside(root, wish), wish.left) == (expected, [])
+    spec = read(root, *lines)
+    assert (inside(root, spec), spec.lost) == (expected, [])
 
 
 def test_the_whole_context_is_copied_without_what_is_imagefactory_s(root: Path) -> None:
     (root / "a b.txt").unlink()
-    wish = read(root, "COPY . /app", ignore="**/*.bin\n")
-    assert wish.left == []
-    assert inside(root, wish) == {
+    spec = read(root, "COPY . /app", ignore="**/*.bin\n")
+    assert spec.lost == []
+    assert inside(root, spec) == {
         f"/app/{name}": name
         for name in (
             *(
@@ -93,29 +93,29 @@ def test_the_whole_context_is_copied_without_what_is_imagefactory_s(root: Path) 
             "train.py",
         )
     }
-    assert any(".env" in line and ".git" not in line for line in wish.notes)
+    assert any(".env" in line and ".git" not in line for line in spec.notes)
 
 
 def test_hidden_files_are_named_unless_they_may_hold_secrets(root: Path) -> None:
     for name in ("src/.models.json", "src/.streamlit/config.toml", "src/.env.local", "src/.gitignore"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(name)
-    wish = read(root, "COPY src /app")
-    assert {path for path in inside(root, wish) if "/." in path} == {
+    spec = read(root, "COPY src /app")
+    assert {path for path in inside(root, spec) if "/." in path} == {
         "/app/.models.json",
         "/app/.streamlit/config.toml",
     }
-    assert [".env.local" in line for line in wish.notes].count(True) == 1
-    assert wish.left == []
+    assert [".env.local" in line for line in spec.notes].count(True) == 1
+    assert spec.lost == []
 
 
 def test_what_is_excluded_but_for_an_exception_is_copied(root: Path) -> None:
-    wish = read(root, "COPY . /app", ignore="*\n!src/net.py\n")
-    assert (inside(root, wish), wish.left) == ({"/app/src/net.py": "src/net.py"}, [])
+    spec = read(root, "COPY . /app", ignore="*\n!src/net.py\n")
+    assert (inside(root, spec), spec.lost) == ({"/app/src/net.py": "src/net.py"}, [])
 
 
 def test_files_of_a_stage_are_those_that_it_copied(root: Path) -> None:
-    wish = read(
+    spec = read(
         root,
         "WORKDIR /app",
         "COPY src ./src",
@@ -124,9 +124,9 @@ def test_files_of_a_stage_are_those_that_it_copied(root: Path) -> None:
         "COPY --from=0 /app /app",
         "COPY --from=0 /usr/local/lib/python3.11/site-packages /usr/local/lib/python3.11/site-packages",
     )
-    assert wish.pip == ["a"]
-    assert sorted(inside(root, wish)) == ["/app/src/data/set.csv", "/app/src/net.py"]
-    assert wish.left == []
+    assert spec.pip == ["a"]
+    assert sorted(inside(root, spec)) == ["/app/src/data/set.csv", "/app/src/net.py"]
+    assert spec.lost == []
 
 
 @pytest.mark.parametrize(
@@ -146,34 +146,34 @@ def test_what_a_recipe_cannot_say_is_a_loss(root: Path, line: str) -> None:
     (root / "link").symlink_to("/etc/passwd")
     (root / "folder").mkdir()
     (root / "folder/in").symlink_to(root / "src")
-    wish = read(root, line)
-    assert wish.left
-    inside(root, wish)  # and what is written can be found
+    spec = read(root, line)
+    assert spec.lost
+    inside(root, spec)  # and what is written can be found
 
 
 def test_more_copies_than_are_read_are_losses(root: Path) -> None:
-    wish = read(root, *["COPY none /app/"] * 300)
-    assert len(wish.left) == 300
-    assert sum("more copies" in line for line in wish.left) > 50
+    spec = read(root, *["COPY none /app/"] * 300)
+    assert len(spec.lost) == 300
+    assert sum("more copies" in line for line in spec.lost) > 50
 
 
 def test_a_script_must_be_executable_in_the_project(root: Path) -> None:
     lines = ("COPY docker/start.sh /", "RUN chmod +x /start.sh")
-    (told,) = read(root, *lines).left
+    (told,) = read(root, *lines).lost
     assert f"chmod +x {root}/docker/start.sh" in told
     (root / "docker/start.sh").chmod(0o755)
-    assert read(root, *lines).left == []
+    assert read(root, *lines).lost == []
 
 
 def test_a_context_outside_of_the_project_is_a_loss(root: Path, tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir()
-    wish = read(root, "COPY train.py /app/", project=tmp_path / "lab")
-    assert (len(wish.left), wish.parts.files) == (1, [])
-    assert f"imagefactory init {root}" in wish.left[0]
+    spec = read(root, "COPY train.py /app/", project=tmp_path / "lab")
+    assert (len(spec.lost), spec.parts.files) == (1, [])
+    assert f"imagefactory init {root}" in spec.lost[0]
 
 
 def test_a_context_below_the_project_s_root_keeps_its_places(root: Path) -> None:
-    context = open_context(root / "src", given=root / "src", project=root)
+    context = open_context(root / "src", chosen=root / "src", project=root)
     assert find_own_files(context, ".", "/app").entries == [("/app", "src/./*")]
     assert find_own_files(context, "data", "/app/src/data").entries == [("/app", "src/data")]
     assert find_own_files(context, "data", "/x").entries == [("/x", "src/data/./*")]

@@ -56,21 +56,21 @@ def read(
 
 
 def test_a_workspace_of_uv() -> None:
-    wish = read(UV, "uv.lock")
-    assert wish.pip == ["einops==1.0", "torch==2.5.1"]
-    assert wish.sources == [
+    spec = read(UV, "uv.lock")
+    assert spec.pip == ["einops==1.0", "torch==2.5.1"]
+    assert spec.sources == [
         "./packages/core",
         ".",
         f"git+https://git.example.org/ops@{COMMIT}#subdirectory=py",
     ]
-    assert (wish.left, wish.indexes) == ([], [])
-    assert sum("optional" in note for note in wish.notes) == 1
+    assert (spec.lost, spec.indexes) == ([], [])
+    assert sum("optional" in note for note in spec.notes) == 1
 
 
 def test_extras_that_exclude_each_other_choose_the_index() -> None:
-    wish = read(UV, "uv.lock", extras=("cu",), groups=("dev",))
-    assert wish.pip == ["einops==1.0", "pytest==1.0", "torch==2.5.1", "triton==1.0"]
-    assert wish.indexes == ["https://w.example.org/whl/cu124"]
+    spec = read(UV, "uv.lock", extras=("cu",), groups=("dev",))
+    assert spec.pip == ["einops==1.0", "pytest==1.0", "torch==2.5.1", "triton==1.0"]
+    assert spec.indexes == ["https://w.example.org/whl/cu124"]
 
 
 def test_what_another_index_has_is_lost() -> None:
@@ -89,14 +89,14 @@ def test_what_another_index_has_is_lost() -> None:
     names = ("einops", "ops", "ops2", "scatter", "folder", "mirrored", "a", "b")
     needs = "dependencies = [" + ", ".join(f'{{ name = "{name}" }}' for name in names) + "]\n"
     text = 'version = 1\nrequires-python = ">=3.11"\n' + package("lab", "0", own + needs)
-    wish = read(text + odd + "".join(map(package, ("einops", "a", "b"))), "uv.lock")
-    kinds = sorted(("./wheels/" in one, "`index`" in one) for one in wish.left)
+    spec = read(text + odd + "".join(map(package, ("einops", "a", "b"))), "uv.lock")
+    kinds = sorted(("./wheels/" in one, "`index`" in one) for one in spec.lost)
     assert kinds == [
         (False, True),
         (True, False),
         (True, False),
     ]
-    assert sum("https://index.example.org/simple" in note for note in wish.notes) == 1
+    assert sum("https://index.example.org/simple" in note for note in spec.notes) == 1
 
 
 @pytest.mark.parametrize(("extras", "groups"), [(("gpu",), ()), ((), ("cu",))])
@@ -114,9 +114,9 @@ def test_a_project_that_is_no_package() -> None:
     text = "version = 1\n" + package(
         "lab", source='source = { virtual = "." }\n', more='dependencies = [{ name = "a" }]\n'
     )
-    wish = read(text + package("a"), "uv.lock")
-    assert (wish.pip, wish.sources, wish.left) == (["a==1.0"], [], [])
-    assert any("files:" in note for note in wish.notes)
+    spec = read(text + package("a"), "uv.lock")
+    assert (spec.pip, spec.sources, spec.lost) == (["a==1.0"], [], [])
+    assert any("files:" in note for note in spec.notes)
 
 
 POETRY = (
@@ -142,10 +142,10 @@ POETRY = (
 
 
 def test_a_lock_of_poetry() -> None:
-    wish = read(POETRY, "poetry.lock")
-    assert wish.pip == ["torch==2.5.1", "click==8.0"]
-    assert wish.sources == ["./libs/near", f"git+https://git.example.org/ops.git@{COMMIT}"]
-    assert wish.left == []
+    spec = read(POETRY, "poetry.lock")
+    assert spec.pip == ["torch==2.5.1", "click==8.0"]
+    assert spec.sources == ["./libs/near", f"git+https://git.example.org/ops.git@{COMMIT}"]
+    assert spec.lost == []
     chosen = read(POETRY, "poetry.lock", extras=("log",), groups=("dev",))
     assert chosen.pip == ["torch==2.5.1", "wandb==0.17", "click==8.0", "pytest==8.0"]
     with pytest.raises(RecipeError) as caught:
@@ -179,8 +179,8 @@ def test_two_versions_of_one_name_are_not_chosen_between() -> None:
     text = package("torch", "2.7.1+cpu", "optional = false\n") + package(
         "torch", "2.7.1+cu126", "optional = false\n"
     )
-    wish = read(text + '[metadata]\npython-versions = "^3.11"\n', "poetry.lock")
-    assert (wish.pip, len(wish.left)) == ([], 1)
+    spec = read(text + '[metadata]\npython-versions = "^3.11"\n', "poetry.lock")
+    assert (spec.pip, len(spec.lost)) == ([], 1)
 
 
 def test_a_lock_without_groups_takes_what_the_project_beside_it_needs() -> None:
@@ -195,8 +195,8 @@ def test_a_lock_without_groups_takes_what_the_project_beside_it_needs() -> None:
         "[build-system]\nrequires = []\n[tool.poetry]\nname = 'lab'\n[tool.poetry.dependencies]\npython = '^3.11'\n"
         "torch = '^2.5'\n[tool.poetry.group.dev.dependencies]\npytest = '*'\n"
     )
-    wish = read(text, "poetry.lock", pyproject_toml=project)
-    assert (wish.pip, wish.sources) == (["torch==2.5.1", "sympy==1.12"], ["."])
+    spec = read(text, "poetry.lock", pyproject_toml=project)
+    assert (spec.pip, spec.sources) == (["torch==2.5.1", "sympy==1.12"], ["."])
     assert read(text, "poetry.lock").pip == ["torch==2.5.1", "sympy==1.12", "pytest==8.0"]
 
 
@@ -257,12 +257,12 @@ name = "nothing"
 
 
 def test_a_pylock() -> None:
-    wish = read(PYLOCK, "pylock.toml")
-    assert wish.pip == ["numpy==1.26.4", "torch==2.5.1", "rich==13.7.1"]
-    assert (wish.python, wish.locked) == (">=3.11", True)
-    assert wish.sources == [f"git+https://git.example.org/ops@{COMMIT}", "./lab"]
-    assert [one.split(":")[1] for one in wish.left] == ["47", "51"]  # own, nothing
-    assert "cu124" in " ".join(wish.hints)
+    spec = read(PYLOCK, "pylock.toml")
+    assert spec.pip == ["numpy==1.26.4", "torch==2.5.1", "rich==13.7.1"]
+    assert (spec.python, spec.locked) == (">=3.11", True)
+    assert spec.sources == [f"git+https://git.example.org/ops@{COMMIT}", "./lab"]
+    assert [one.split(":")[1] for one in spec.lost] == ["47", "51"]  # own, nothing
+    assert "cu124" in " ".join(spec.hints)
     more = read(PYLOCK, "pylock.lab.toml", extras=("viz",), groups=("dev",))
     assert more.pip == ["numpy==1.26.4", "torch==2.5.1", "bokeh==3.4.0", "pytest==8.0.0"]
 

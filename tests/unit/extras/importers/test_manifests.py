@@ -78,14 +78,14 @@ def read(
     ],
 )
 def test_extras_and_groups(extras: tuple[str, ...], groups: tuple[str, ...], taken: list[str]) -> None:
-    wish = read({"pyproject.toml": PEP}, extras=extras, groups=groups)
-    assert wish.pip == ["torch==2.5.1", *taken]
-    assert wish.left == []
+    spec = read({"pyproject.toml": PEP}, extras=extras, groups=groups)
+    assert spec.pip == ["torch==2.5.1", *taken]
+    assert spec.lost == []
 
 
 def test_what_is_optional_is_one_note() -> None:
-    wish = read({"pyproject.toml": PEP}, extras=("all",), groups=("lint",))
-    (note,) = [line for line in wish.notes if "optional" in line]
+    spec = read({"pyproject.toml": PEP}, extras=("all",), groups=("lint",))
+    (note,) = [line for line in spec.notes if "optional" in line]
     assert note.endswith("optional, not taken: test, dev (--group NAME)")
     (note,) = [line for line in read({"pyproject.toml": PEP}).notes if "optional" in line]
     assert note.endswith("train, vision, all (--extra NAME); test, lint, dev (--group NAME)")
@@ -121,10 +121,10 @@ def test_what_is_optional_is_one_note() -> None:
 def test_an_extra_or_group_with_a_framework_is_named(
     file: str, text: str, found: tuple[str, str, str]
 ) -> None:
-    wish = read({file: text}, file=file)
+    spec = read({file: text}, file=file)
     kind, name, told = found
-    assert wish.frameworks == [(kind, name)]
-    (note,) = [line for line in wish.notes if "optional" in line]
+    assert spec.frameworks == [(kind, name)]
+    (note,) = [line for line in spec.notes if "optional" in line]
     assert told in note
     assert read({file: text}, file=file, **{f"{kind}s": (name,)}).frameworks == []
 
@@ -159,10 +159,10 @@ def test_other_files_have_none(file: str) -> None:
 
 def test_poetry() -> None:
     near = {"libs/near/pyproject.toml": "[project]\nname = 'near'\ndependencies = ['einops']\n"}
-    wish = read({"pyproject.toml": POETRY, **near})
-    assert wish.pip == ["torch==2.5.1", "einops"]
-    assert wish.sources == ["./libs/near", f"git+https://git.example.org/tool.git@{COMMIT}", "."]
-    assert [line.partition(": ")[0] for line in wish.left] == ["pyproject.toml:11:1"]
+    spec = read({"pyproject.toml": POETRY, **near})
+    assert spec.pip == ["torch==2.5.1", "einops"]
+    assert spec.sources == ["./libs/near", f"git+https://git.example.org/tool.git@{COMMIT}", "."]
+    assert [line.partition(": ")[0] for line in spec.lost] == ["pyproject.toml:11:1"]
     chosen = read({"pyproject.toml": POETRY, **near}, extras=("log",), groups=("dev",))
     assert chosen.pip == ["torch==2.5.1", "einops", "wandb<0.18,>=0.17", "black<25,>=24"]
 
@@ -183,17 +183,17 @@ def test_overrides_and_constraints_of_uv() -> None:
         "[project]\nname = 'lab'\n[tool.uv]\nconstraint-dependencies = ['numpy<2', \"x<1; sys_platform == 'win32'\"]\n"
         "override-dependencies = ['av>=15', \"gone; sys_platform == 'never'\", \"of-extra==1; extra == 'vllm'\"]\n"
     )
-    wish = read({"pyproject.toml": text})
-    assert wish.constraints == ["numpy<2", "av>=15"]
-    (lost,) = wish.left
+    spec = read({"pyproject.toml": text})
+    assert spec.constraints == ["numpy<2", "av>=15"]
+    (lost,) = spec.lost
     assert "exclude: [gone]" in lost
 
 
 def test_indexes_of_uv() -> None:
     text = "[project]\nname = 'lab'\n[tool.uv]\nprerelease = 'allow'\nfind-links = ['https://w.example.org/wheels']\nextra-index-url = ['https://w.example.org/whl/cu121']\n"
-    wish = read({"pyproject.toml": text})
-    assert wish.indexes == ["https://w.example.org/whl/cu121", "https://w.example.org/wheels"]
-    assert len(wish.left) == 2
+    spec = read({"pyproject.toml": text})
+    assert spec.indexes == ["https://w.example.org/whl/cu121", "https://w.example.org/wheels"]
+    assert len(spec.lost) == 2
 
 
 @pytest.mark.parametrize("more", ["", "explicit = true\n[tool.uv.sources]\nops = {index = 'w'}\n"])
@@ -202,7 +202,7 @@ def test_a_flat_index_of_uv_is_a_page(more: str) -> None:
         "[project]\nname = 'lab'\ndependencies = ['ops']\n"
         f"[[tool.uv.index]]\nname = 'w'\nurl = 'https://w.example.org/wheels'\nformat = 'flat'\n{more}"
     )
-    (lost,) = read({"pyproject.toml": text}).left
+    (lost,) = read({"pyproject.toml": text}).lost
     assert "./wheels/" in lost
 
 
@@ -223,17 +223,17 @@ DYNAMIC = "[build-system]\nrequires = []\n[project]\nname = 'lab'\ndynamic = ['d
 )  # fmt: skip
 def test_dynamic_dependencies(more: str, files: dict[str, str]) -> None:
     beside = {"r.txt": "torch==2.5.1\n", "x.txt": "wandb\n", **files}
-    wish = read({"pyproject.toml": DYNAMIC + more, **beside}, extras=("x",))
-    assert wish.pip == ["torch==2.5.1", "wandb"]
-    assert (wish.left, wish.sources) == ([], ["."])
+    spec = read({"pyproject.toml": DYNAMIC + more, **beside}, extras=("x",))
+    assert spec.pip == ["torch==2.5.1", "wandb"]
+    assert (spec.lost, spec.sources) == ([], ["."])
 
 
 def test_what_a_build_computes_is_in_its_wheel_or_lost() -> None:
     """A recipe that builds the project has what its wheel names; one that cannot build it has not."""
     inside, outside = read({"pyproject.toml": DYNAMIC}), read({"pyproject.toml": DYNAMIC}, place=None)
-    assert (inside.sources, inside.left) == (["."], [])
+    assert (inside.sources, inside.lost) == (["."], [])
     assert any("computed" in line for line in inside.notes)
-    assert (outside.sources, len(outside.left)) == ([], 2)
+    assert (outside.sources, len(outside.lost)) == ([], 2)
 
 
 @pytest.mark.parametrize("file", ["setup.py", "setup.cfg", "pyproject.toml"])
@@ -243,9 +243,9 @@ def test_a_project_of_setup_files_alone(file: str) -> None:
         "setup.py": "from setuptools import setup\nsetup(name='lab', install_requires=['torch==2.5.1'])\n",
         "setup.cfg": "[metadata]\nname = lab\n[options]\npython_requires = >=3.12\n[options.extras_require]\nx = a\n",
     }
-    wish = read(files, file, extras=("x",))
-    assert (wish.pip, wish.sources, wish.left) == (["torch==2.5.1", "a"], ["."], [])
-    assert (wish.python, wish.file) == (">=3.12", file)
+    spec = read(files, file, extras=("x",))
+    assert (spec.pip, spec.sources, spec.lost) == (["torch==2.5.1", "a"], ["."], [])
+    assert (spec.python, spec.file) == (">=3.12", file)
 
 
 def test_a_script_without_a_call_of_setup_is_refused() -> None:
@@ -263,9 +263,9 @@ def test_settings_of_setuptools_are_of_a_package() -> None:
 
 
 def test_scripts_without_packaging_are_told_of_files() -> None:
-    wish = read({"pyproject.toml": "[project]\nname = 'lab'\ndependencies = ['torch']\n"})
-    assert (wish.sources, wish.left) == ([], [])
-    assert any("files:" in line for line in wish.notes)
+    spec = read({"pyproject.toml": "[project]\nname = 'lab'\ndependencies = ['torch']\n"})
+    assert (spec.sources, spec.lost) == ([], [])
+    assert any("files:" in line for line in spec.notes)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_a_project_that_says_so_is_no_package(text: str) -> None:
 
 
 def test_code_outside_of_the_imagefactory_project_is_lost() -> None:
-    wish = read({"pyproject.toml": PEP}, place=None)
-    assert (wish.pip, wish.sources, len(wish.left)) == (["torch==2.5.1"], [], 1)
-    assert "imagefactory init" in wish.left[0]
+    spec = read({"pyproject.toml": PEP}, place=None)
+    assert (spec.pip, spec.sources, len(spec.lost)) == (["torch==2.5.1"], [], 1)
+    assert "imagefactory init" in spec.lost[0]
 
 
 def test_the_folder_is_written_from_the_root_on() -> None:
@@ -317,15 +317,15 @@ def test_workspaces_and_other_origins() -> None:
         "packages/core/pyproject.toml": "[project]\nname = 'core'\ndependencies = ['einops', 'lab']\n"
         "[project.optional-dependencies]\nfast = ['numba']\n[tool.uv.sources]\nlab = {workspace = true}\n",
     }
-    wish = read(files)
-    assert wish.pip == ["einops", "numba", "torch"]
-    assert wish.sources == [
+    spec = read(files)
+    assert spec.pip == ["einops", "numba", "torch"]
+    assert spec.sources == [
         "./packages/core",
         f"git+https://git.example.org/ops@{COMMIT}#subdirectory=py",
         ".",
     ]
-    assert [line.partition(" (")[0] for line in wish.left if "'lost'" not in line] == []
-    assert "/cu128" in wish.hints
+    assert [line.partition(" (")[0] for line in spec.lost if "'lost'" not in line] == []
+    assert "/cu128" in spec.hints
 
 
 def test_projects_that_need_each_other_are_read_once() -> None:
@@ -333,9 +333,9 @@ def test_projects_that_need_each_other_are_read_once() -> None:
         "pyproject.toml": "[build-system]\n[project]\nname = 'a'\ndependencies = ['b']\n[tool.uv.sources]\nb = {path = 'b'}\n",
         "b/pyproject.toml": "[project]\nname = 'b'\ndependencies = ['a', 'x']\n[tool.uv.sources]\na = {path = '..'}\n",
     }
-    wish = read(files)
-    assert wish.pip == ["x"]
-    assert set(wish.sources) == {".", "./b"}
+    spec = read(files)
+    assert spec.pip == ["x"]
+    assert set(spec.sources) == {".", "./b"}
 
 
 def test_a_pixi_project_installs_itself() -> None:
@@ -344,8 +344,8 @@ def test_a_pixi_project_installs_itself() -> None:
         "[pypi-dependencies]\nlab = {path = '.', editable = true}\n"
     )
     files = {"pixi.toml": text, "pyproject.toml": PEP}
-    wish = read(files, "pixi.toml")
-    assert (wish.conda, wish.pip, wish.sources) == (["pytorch 2.5.*"], ["torch==2.5.1"], ["."])
+    spec = read(files, "pixi.toml")
+    assert (spec.conda, spec.pip, spec.sources) == (["pytorch 2.5.*"], ["torch==2.5.1"], ["."])
 
 
 # --- two projects of the shapes that people have -------------------------------------------------
@@ -364,14 +364,14 @@ def test_a_src_layout_with_a_console_script() -> None:
     listed = read(files, "requirements.txt")
     assert direct.pip == listed.pip == ["torch==2.5.1", "torchaudio", "wandb"]
     assert direct.sources == listed.sources == ["."]
-    assert direct.left == listed.left == []
+    assert direct.lost == listed.lost == []
     assert direct.python == listed.python == ">=3.10"
 
 
 def test_flat_scripts_with_requirements() -> None:
     """Nothing says that the scripts are a package, so nothing is built."""
-    wish = read(
+    spec = read(
         {"requirements.txt": "torch==2.5.1\nnumpy<2\ntqdm\n", "train.py": "import torch\n"},
         "requirements.txt",
     )
-    assert (wish.pip, wish.sources, wish.left) == (["torch==2.5.1", "numpy<2", "tqdm"], [], [])
+    assert (spec.pip, spec.sources, spec.lost) == (["torch==2.5.1", "numpy<2", "tqdm"], [], [])

@@ -45,8 +45,8 @@ def read(text: str, *, file: str = "requirements.txt", **beside: str) -> Environ
     ],
 )  # fmt: skip
 def test_what_is_kept(line: str, taken: str) -> None:
-    wish = read(line)
-    assert (wish.pip, wish.left) == ([taken], [])
+    spec = read(line)
+    assert (spec.pip, spec.lost) == ([taken], [])
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_what_is_kept(line: str, taken: str) -> None:
     ],
 )
 def test_what_is_lost(line: str) -> None:
-    wish = read(f"{line}\n")
-    assert len(wish.left) == 1
-    assert wish.left[0].startswith("requirements.txt:1:1: ")
+    spec = read(f"{line}\n")
+    assert len(spec.lost) == 1
+    assert spec.lost[0].startswith("requirements.txt:1:1: ")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_what_is_lost(line: str) -> None:
 )
 def test_a_page_of_links_is_no_index(line: str, wheel: bool) -> None:
     """What to write is another thing: settings that name a page as an index would not help."""
-    wish = read(f"torch-scatter\n{line}\n")
-    (lost,) = wish.left
+    spec = read(f"torch-scatter\n{line}\n")
+    (lost,) = spec.lost
     assert lost.startswith("requirements.txt:2:1: ")
     assert ("./wheels/" in lost, "`index`" in lost) == (wheel, not wheel)
 
@@ -107,46 +107,46 @@ def test_a_page_of_links_is_no_index(line: str, wheel: bool) -> None:
     ],
 )
 def test_what_is_only_told(line: str) -> None:
-    wish = read(line)
-    assert (wish.pip, wish.left, len(wish.notes)) == ([], [], 1)
+    spec = read(line)
+    assert (spec.pip, spec.lost, len(spec.notes)) == ([], [], 1)
 
 
 def test_a_package_of_a_repository_is_never_written_by_a_name() -> None:
-    wish = read("git+https://git.example.org/lab/CLIP.git#egg=clip\n")
-    assert "write clip" not in wish.left[0]
-    assert (wish.pip, wish.sources) == ([], [])
+    spec = read("git+https://git.example.org/lab/CLIP.git#egg=clip\n")
+    assert "write clip" not in spec.lost[0]
+    assert (spec.pip, spec.sources) == ([], [])
     kept = read(f"clip @ git+https://git.example.org/lab/CLIP.git@{COMMIT}\n")
-    assert (kept.pip, kept.left) == ([], [])
+    assert (kept.pip, kept.lost) == ([], [])
     assert kept.sources == [f"git+https://git.example.org/lab/CLIP.git@{COMMIT}"]
 
 
 def test_several_options_of_one_line() -> None:
-    wish = read(
+    spec = read(
         "--index-url https://me:pw@w.example.org/whl/cu121 --extra-index-url https://x.example.org/a\n"
     )
-    assert wish.indexes == ["https://w.example.org/whl/cu121", "https://x.example.org/a"]
-    assert (len(wish.notes), len(wish.left)) == (1, 1)
-    assert "pw" not in str(wish)
+    assert spec.indexes == ["https://w.example.org/whl/cu121", "https://x.example.org/a"]
+    assert (len(spec.notes), len(spec.lost)) == (1, 1)
+    assert "pw" not in str(spec)
 
 
 def test_the_order_is_the_file_s() -> None:
-    wish = read("zlib-ng\n-r more.txt\nabc\n", more_txt="torch\nnumpy\n")
-    assert wish.pip == ["zlib-ng", "torch", "numpy", "abc"]
+    spec = read("zlib-ng\n-r more.txt\nabc\n", more_txt="torch\nnumpy\n")
+    assert spec.pip == ["zlib-ng", "torch", "numpy", "abc"]
 
 
 def test_python_of_a_project_narrows_the_file_s() -> None:
     files = {"setup.py": "setup(python_requires='>=3.12', install_requires=['a'])"}
     text = "dependencies: [python=3.10, pip, {pip: ['-e .']}]\n"
-    wish = parse_environment_file(
+    spec = parse_environment_file(
         text, "environment.yml", ReadOptions(pythons=("3.11",), beside=files.get, place=".")
     )
-    assert (wish.python, len(wish.left)) == ("3.10.*", 1)
+    assert (spec.python, len(spec.lost)) == ("3.10.*", 1)
     fits = parse_environment_file(
         text.replace("3.10", "3.12"),
         "environment.yml",
         ReadOptions(pythons=("3.11",), beside=files.get, place="."),
     )
-    assert (fits.python, fits.left) == ("3.12.*", [])
+    assert (fits.python, fits.lost) == ("3.12.*", [])
 
 
 # --- files on a disk -----------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_encodings_of_other_systems(tmp_path: Path, mark: bytes) -> None:
 
 
 def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
-    wish = read("a==1 \\\n# not this \\\nb==2\r# nor this \\\rc==3\n")
-    assert (wish.pip, wish.left) == (["a==1", "b==2", "c==3"], [])
+    spec = read("a==1 \\\n# not this \\\nb==2\r# nor this \\\rc==3\n")
+    assert (spec.pip, spec.lost) == (["a==1", "b==2", "c==3"], [])
 
 
 @pytest.mark.parametrize(
@@ -178,19 +178,19 @@ def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
     ],
 )  # fmt: skip
 def test_files_of_public_reports(text: str, taken: list[str], notes: int) -> None:
-    wish = read(text)
-    assert (wish.pip, wish.left, len(wish.notes)) == (taken, [], notes)
+    spec = read(text)
+    assert (spec.pip, spec.lost, len(spec.notes)) == (taken, [], notes)
 
 
 def test_files_are_named_by_file_too() -> None:
-    wish = read("-r file:more.txt\n-c file:bounds.txt\n", **{"more.txt": "a==1\n", "bounds.txt": "b<2\n"})
-    assert (wish.pip, wish.constraints, wish.left) == (["a==1"], ["b<2"], [])
-    wish = read(
+    spec = read("-r file:more.txt\n-c file:bounds.txt\n", **{"more.txt": "a==1\n", "bounds.txt": "b<2\n"})
+    assert (spec.pip, spec.constraints, spec.lost) == (["a==1"], ["b<2"], [])
+    spec = read(
         "-r file:my%20own.txt\n--requirement=file:./b.txt\n", **{"my own.txt": "a==1\n", "b.txt": "b\n"}
     )
-    assert (wish.pip, wish.left) == (["a==1", "b"], [])
+    assert (spec.pip, spec.lost) == (["a==1", "b"], [])
     for outside in ("file:///srv/more.txt", "file:%2e%2e/more.txt", "file:a%00.txt", "file:/more.txt"):
-        assert len(read(f"-r {outside}\n").left) == 1
+        assert len(read(f"-r {outside}\n").lost) == 1
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,8 @@ def test_files_above_are_read_up_to_the_work_tree(tmp_path: Path) -> None:
     (tmp_path / "repo" / "gpu").mkdir()
     path = tmp_path / "repo" / "gpu" / "requirements.txt"
     path.write_text("-r '../base file.txt'\n-r ../../secret.txt\n-r ../link.txt\nnumpy\n")
-    wish = read_environment_file(path, ReadOptions(pythons=("3.11",)))
-    assert (wish.pip, len(wish.left)) == (["torch==2.5.1", "numpy"], 2)
+    spec = read_environment_file(path, ReadOptions(pythons=("3.11",)))
+    assert (spec.pip, len(spec.lost)) == (["torch==2.5.1", "numpy"], 2)
     (tmp_path / "repo" / ".git").rmdir()
     assert read_environment_file(path, ReadOptions(pythons=("3.11",))).pip == ["numpy"]
     project = read_environment_file(path, ReadOptions(pythons=("3.11",), root=tmp_path / "repo"))

@@ -15,9 +15,9 @@ def wish_of(
 ) -> EnvironmentSpec:
     (tmp_path / "tool").mkdir()
     (tmp_path / "tool/main.py").write_text(code)
-    wish = EnvironmentSpec("requirements.txt", pip=list(pip), python=python, **other)  # type: ignore[arg-type]
-    add_needs(wish, tmp_path)
-    return wish
+    spec = EnvironmentSpec("requirements.txt", pip=list(pip), python=python, **other)  # type: ignore[arg-type]
+    add_needs(spec, tmp_path)
+    return spec
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def wish_of(
 def test_setuptools_for_what_it_brings(
     tmp_path: Path, code: str, before: tuple[str, ...], pip: list[str], constraints: list[str]
 ) -> None:
-    wish = wish_of(tmp_path, code, before)
-    assert (wish.pip, wish.constraints, wish.left) == (pip, constraints, [])
+    spec = wish_of(tmp_path, code, before)
+    assert (spec.pip, spec.constraints, spec.lost) == (pip, constraints, [])
     named = "setuptools" in str(before) and "distutils" in code and "pkg_resources" not in code
-    assert [note.split(" ")[0] for note in wish.notes] == (
+    assert [note.split(" ")[0] for note in spec.notes] == (
         [] if named else [f"tool/main.py:{code.count(chr(10))}:1:"]
     )
 
@@ -60,17 +60,17 @@ def test_setuptools_for_what_it_brings(
 def test_python_for_a_module_that_a_later_one_removed(
     tmp_path: Path, code: str, python: str, bounded: str
 ) -> None:
-    wish = wish_of(tmp_path, code, python=python)
-    assert wish.python == bounded
-    assert bool(wish.notes) == (python != bounded)
+    spec = wish_of(tmp_path, code, python=python)
+    assert spec.python == bounded
+    assert bool(spec.notes) == (python != bounded)
 
 
 def test_what_is_locked_or_of_conda_stays(tmp_path: Path) -> None:
-    wish = wish_of(tmp_path, "import pkg_resources, imp\n", locked=True)
-    assert (wish.pip, wish.python, wish.notes) == ([], "", [])
+    spec = wish_of(tmp_path, "import pkg_resources, imp\n", locked=True)
+    assert (spec.pip, spec.python, spec.notes) == ([], "", [])
     (tmp_path / "again").mkdir()
-    wish = wish_of(tmp_path / "again", "import pkg_resources\n", conda=["numpy"])
-    assert (wish.pip, wish.notes) == ([], [])
+    spec = wish_of(tmp_path / "again", "import pkg_resources\n", conda=["numpy"])
+    assert (spec.pip, spec.notes) == ([], [])
 
 
 def test_optional_imports_and_other_code_do_not_count(tmp_path: Path) -> None:

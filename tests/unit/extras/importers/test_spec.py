@@ -36,12 +36,12 @@ def test_paths_as_recipes_write_them(place: str | None, name: str, expected: str
 
 
 def test_a_folder_is_a_source_or_a_loss() -> None:
-    wish = EnvironmentSpec(file="x")
-    assert take_directory(wish, ".", "lab", HERE)
-    assert take_directory(wish, ".", "./lab", HERE)
-    assert (wish.sources, wish.left, len(wish.notes)) == (["./lab"], [], 1)
-    assert not take_directory(wish, None, "lab", HERE)
-    assert "imagefactory init" in wish.left[0]
+    spec = EnvironmentSpec(file="x")
+    assert take_directory(spec, ".", "lab", HERE)
+    assert take_directory(spec, ".", "./lab", HERE)
+    assert (spec.sources, spec.lost, len(spec.notes)) == (["./lab"], [], 1)
+    assert not take_directory(spec, None, "lab", HERE)
+    assert "imagefactory init" in spec.lost[0]
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_a_folder_is_a_source_or_a_loss() -> None:
     ],
 )  # fmt: skip
 def test_a_commit_is_a_source(address: str, source: str) -> None:
-    wish = EnvironmentSpec(file="x")
-    take_git(wish, address, HERE)
-    assert (wish.sources, wish.left) == ([source], [])
+    spec = EnvironmentSpec(file="x")
+    take_git(spec, address, HERE)
+    assert (spec.sources, spec.lost) == ([source], [])
 
 
 def test_a_subdirectory_is_part_of_it() -> None:
-    wish = EnvironmentSpec(file="x")
-    take_git(wish, f"https://git.example.org/lab/ops@{COMMIT}", HERE, folder="python/ops")
-    assert wish.sources == [f"git+https://git.example.org/lab/ops@{COMMIT}#subdirectory=python/ops"]
+    spec = EnvironmentSpec(file="x")
+    take_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, folder="python/ops")
+    assert spec.sources == [f"git+https://git.example.org/lab/ops@{COMMIT}#subdirectory=python/ops"]
 
 
 @pytest.mark.parametrize(
@@ -76,17 +76,17 @@ def test_a_subdirectory_is_part_of_it() -> None:
     ],
 )  # fmt: skip
 def test_other_revisions_are_lost_with_a_way(address: str, hint: str) -> None:
-    wish = EnvironmentSpec(file="x")
-    take_git(wish, address, HERE)
-    assert wish.sources == []
-    assert hint in wish.left[0]
-    assert "secret" not in wish.left[0]
+    spec = EnvironmentSpec(file="x")
+    take_git(spec, address, HERE)
+    assert spec.sources == []
+    assert hint in spec.lost[0]
+    assert "secret" not in spec.lost[0]
 
 
 def test_an_extra_of_a_repository_is_told() -> None:
-    wish = EnvironmentSpec(file="x")
-    take_git(wish, f"https://git.example.org/lab/ops@{COMMIT}", HERE, extras="fast")
-    assert (len(wish.sources), len(wish.left)) == (1, 1)
+    spec = EnvironmentSpec(file="x")
+    take_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, extras="fast")
+    assert (len(spec.sources), len(spec.lost)) == (1, 1)
 
 
 def test_archives_that_hosts_pack() -> None:
