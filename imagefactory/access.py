@@ -103,17 +103,17 @@ def open_answering(access: Access, host: str, *, hurried: bool = False) -> Regis
     from imagefactory.http import HURRIED
 
     registry = open_registry(access, host)
-    (open_registry(access, host, patience=HURRIED) if hurried else registry).check()
+    (open_registry(access, host, retry_policy=HURRIED) if hurried else registry).check()
     return registry
 
 
 def open_registry(
-    access: Access, host: str, brake: CancelToken | None = None, *, patience: RetryPolicy | None = None
+    access: Access, host: str, brake: CancelToken | None = None, *, retry_policy: RetryPolicy | None = None
 ) -> RegistryClient:
     """A registry with this machine's certificates and what `docker login` left for it.
 
     `brake` cuts its waits between attempts short when the transfer it serves has failed; without
-    `patience` it has that of a transfer.
+    `retry_policy` it has that of a transfer.
     """
     from imagefactory.oci.credentials import find_credentials
     from imagefactory.oci.registry.client import RegistryClient
@@ -127,4 +127,4 @@ def open_registry(
         sleep=brake.sleep if brake else time.sleep,
         tell=access.tell,
     )
-    return RegistryClient(host, replace(options, patience=patience) if patience else options)
+    return RegistryClient(host, replace(options, retry_policy=retry_policy) if retry_policy else options)

@@ -185,10 +185,10 @@ class HttpSession:
     Nothing is decoded: bytes come as they are stored.
     """
 
-    def __init__(self, source: WebAccess, *, patience: RetryPolicy | None = None) -> None:
-        self.patience = patience or RetryPolicy()
+    def __init__(self, source: WebAccess, *, retry_policy: RetryPolicy | None = None) -> None:
+        self.retry_policy = retry_policy or RetryPolicy()
         self._source = source
-        self._session = open_session(threads=self.patience.threads)
+        self._session = open_session(threads=self.retry_policy.threads)
         if source.proxy:
             self._session.proxies = {"http": source.proxy, "https": source.proxy}
 
@@ -211,7 +211,7 @@ class HttpSession:
             with self.open(url, method=method, headers=headers, data=data) as response:
                 return read(response)
 
-        return self.patience.retry(once)
+        return self.retry_policy.retry(once)
 
     @contextmanager
     def open(
@@ -231,7 +231,7 @@ class HttpSession:
                 headers=headers or {},
                 data=data,
                 auth=self._source.login(url),
-                timeout=(self.patience.connect, self.patience.read),
+                timeout=(self.retry_policy.connect, self.retry_policy.read),
                 certificates=self._source.certificates,
             ) as response,
         ):

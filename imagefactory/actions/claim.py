@@ -125,7 +125,7 @@ def _read_list(place: StoreRepository, tag: str) -> bytes:
         return b""
     try:
         layer = parse_layer(manifest[1], where, CLAIMS)
-    except RegistryError as error:  # somebody else's: it says nothing of the registry
+    except RegistryError as error:  # a fault of another store, not of the registry
         raise StatementError("claims-invalid", error.message, hint=error.hint) from error
     if layer.size > LARGEST:
         raise StatementError(
@@ -141,7 +141,7 @@ def _claims_place(access: Access, registry: str) -> StoreRepository:
     host, path = registry_place(access, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     return StoreRepository(
-        store=open_registry(access, host, patience=HURRIED), repository=reference.repository
+        store=open_registry(access, host, retry_policy=HURRIED), repository=reference.repository
     )
 
 
@@ -189,7 +189,7 @@ def _put_in_time(
 ) -> SweepClaim | None:
     """Return the claim, put within SETTLE of its own time; None for no cells. Raises ImagefactoryError."""
     limits = claiming.limits
-    # One try, not all that are allowed: whoever waits for a store that is gone waits so long.
+    # The time of one attempt, not of all retries: other stores wait that long for a store that is gone.
     life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
     for _ in range(TRIES if claiming.cells else 0):
         start = claiming.clock()
@@ -266,7 +266,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
     for blob, data in artifact.blobs:
         put_bytes(place, blob, data)
     put_manifest(place, artifact.manifest, tag)
-    if not sweeps:  # the empty list counts for nothing; where a tag can go, nobody has to read it
+    if not sweeps:  # an empty list has no effect; without its tag no store reads it
         with suppress(RegistryError):
             place.store.untag(place.repository, tag)
 

@@ -1,7 +1,7 @@
-"""What of a center's site is set up: `doctor --for site`, in the order in which the docs set it up.
+"""Checks of a center's site for `doctor --for site`, in the order of the setup in the docs.
 
-Nothing is changed, nothing is left in the registry, and nothing is started but the pool's own commands and
-`crontab -l`. A registry that hangs is given up after seconds, and what needs it is not asked then.
+The checks change nothing here or in the registry. They start only commands of the pool and `crontab -l`. A
+registry that hangs is skipped after some seconds, with all checks that need it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ KEY_SOON, CATALOG_EXPIRY_WARNING = timedelta(days=30), timedelta(days=7)
 def examine_site(
     settings: Settings, environ: Mapping[str, str], now: datetime, root: Path = Path("/")
 ) -> tuple[Diagnosis, ...]:
-    """What of a site is set up, a line each; `root` is where this machine's files are found."""
+    """Return the checks of a site; files of this machine are read below `root`."""
     access = Access(settings=settings, environ=environ)
     examine_nightly = load_extra("nightly.units:examine_nightly")
     site = _SiteCheck(access=access, trust=read_trust(settings.files), now=now, root=root)
     with ThreadPoolExecutor(2) as threads:  # each may be slow
-        asked, pool = threads.submit(site.registry), threads.submit(lambda: tuple(site.pool()))
-        registry = asked.result()
+        future, pool = threads.submit(site.registry), threads.submit(lambda: tuple(site.pool()))
+        registry = future.result()
         return (
             *site.project(),
             *site.store(),
@@ -65,18 +65,18 @@ def examine_site(
             *pool.result(),
             *registry.published,
             *site.audit(),
-            *site.mirrors(registry.made),
-            *(examine_nightly(access, registry.made, now, root) if examine_nightly else ()),
+            *site.mirrors(registry.catalog_time),
+            *(examine_nightly(access, registry.catalog_time, now, root) if examine_nightly else ()),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RegistryCheck:
-    """What a registry says: of itself, and of what is published there. `made`: when its catalogue was."""
+    """The checks of a registry, and of the catalog in it. `catalog_time`: when the catalog was created."""
 
     lines: tuple[Diagnosis, ...]
     published: tuple[Diagnosis, ...]
-    made: datetime | None = None
+    catalog_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ class _SiteCheck:
 
     def project(self) -> Iterator[Diagnosis]:
         if self.settings.shipped:
-            said = "none here or above: these are the recipes that come with imagefactory"
-            yield missing("project", said, "imagefactory init DIR")
+            detail = "none in this directory or above it: these are the bundled recipes"
+            yield missing("project", detail, "imagefactory init DIR")
             return
         try:
             yield good("project", str(recipes_directory(self.settings).parent))
@@ -104,15 +104,15 @@ class _SiteCheck:
 
     def store(self) -> Iterator[Diagnosis]:
         path = self.settings.store_path
-        there = next((folder for folder in (path, *path.parents) if folder.is_dir()), self.root)
-        free = shutil.disk_usage(there).free
-        said = f"{path} ({self.settings.store.origin}): {format_bytes(free)} free"
-        if not os.access(there, os.W_OK):
-            yield broken("store", f"{said}, not writable", 'store = "DIR" in imagefactory.toml')
+        directory = next((folder for folder in (path, *path.parents) if folder.is_dir()), self.root)
+        free = shutil.disk_usage(directory).free
+        detail = f"{path} ({self.settings.store.origin}): {format_bytes(free)} free"
+        if not os.access(directory, os.W_OK):
+            yield broken("store", f"{detail}, not writable", 'store = "DIR" in imagefactory.toml')
         elif free < STORE_BYTES:
-            yield warn("store", f"{said}, less than an image takes", "imagefactory image prune")
+            yield warn("store", f"{detail}, less than an image takes", "imagefactory image prune")
         else:
-            yield good("store", said if (path / "oci-layout").exists() else f"{said}; nothing is in it yet")
+            yield good("store", detail if (path / "oci-layout").exists() else f"{detail}; it is empty")
 
     def audit(self) -> Iterator[Diagnosis]:
         try:
@@ -120,12 +120,12 @@ class _SiteCheck:
         except OSError as error:
             yield broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
             return
-        said = (
+        detail = (
             f"{len(rows)} entr{'y' if len(rows) == 1 else 'ies'}, the last of {rows[-1].get('time', '')}"
             if rows
-            else "nothing is in it yet"
+            else "it is empty"
         )
-        yield good("log", said)
+        yield good("log", detail)
 
     # --- keys --------------------------------------------------------------------------------------
 
@@ -143,11 +143,11 @@ class _SiteCheck:
             remedy = f"imagefactory key trust {key.name}"
             yield missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
         elif self.now < trusted.since:
-            said = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
-            yield broken("signing key", said, "set its `from` in imagefactory.toml")
+            detail = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
+            yield broken("signing key", detail, "set its `from` in imagefactory.toml")
         elif trusted.until - self.now < KEY_SOON:
-            said = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
-            yield warn("signing key", said, "imagefactory key rotate")
+            detail = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
+            yield warn("signing key", detail, "imagefactory key rotate")
         else:
             yield good("signing key", f"'{key.name}', until {trusted.until:%Y-%m-%d}")
 
@@ -155,11 +155,11 @@ class _SiteCheck:
         keys = self.trust.keys
         valid = [key.name for key in keys if key.since <= self.now < key.until]
         others = [key.name for key in keys if key.name not in valid]
-        said = f"{', '.join(valid)}" + (f"; not now: {', '.join(others)}" if others else "")
+        detail = f"{', '.join(valid)}" + (f"; not now: {', '.join(others)}" if others else "")
         if valid:
-            yield good("trusted keys", said)
+            yield good("trusted keys", detail)
         else:
-            yield missing("trusted keys", said.lstrip("; ") or "none, so no verdict counts", NEW_KEY)
+            yield missing("trusted keys", detail.lstrip("; ") or "none, so no verdict counts", NEW_KEY)
 
     # --- the pool ------------------------------------------------------------------------------------
 
@@ -177,11 +177,11 @@ class _SiteCheck:
             yield broken("pool", error.message, error.hint)
             return
         gpus, known = len(inventory.gpus), len(inventory.known)
-        said = f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs"
+        detail = f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs"
         if not known:
-            yield warn("pool", f"{said}, {known} of a known capability", "imagefactory gpus")
+            yield warn("pool", f"{detail}, {known} of a known capability", "imagefactory gpus")
         else:
-            yield good("pool", said)
+            yield good("pool", detail)
         yield self._batch(name)
 
     def _site_name(self) -> Diagnosis:
@@ -192,7 +192,7 @@ class _SiteCheck:
         return good("site", f"{site.value} ({site.origin})")
 
     def _batch(self, pool: str) -> Diagnosis:
-        """What the pool asks of each job."""
+        """Check the attributes that the pool requires of each job."""
         key = "sbatch-options" if pool == SLURM else "submit-commands"
         try:
             site = site_of(self.settings.site.value, self.settings)
@@ -206,7 +206,7 @@ class _SiteCheck:
         if pool == SLURM and not self.access.environ.get("SBATCH_ACCOUNT"):
             remedy = 'sbatch-options = "--account=... --partition=..." in imagefactory.toml'
             return warn(key, "none: jobs run on your default account and partition", remedy)
-        return good(key, "none are set, and none are known to be needed")
+        return good(key, "none are set, and none are known to be required")
 
     # --- the registry --------------------------------------------------------------------------------
 
@@ -214,27 +214,29 @@ class _SiteCheck:
         settings = self.settings
         if not settings.registry.value:
             remedy = 'registry = "HOST/PATH" in imagefactory.toml'
-            none = (missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
+            none = (
+                missing("registry", "none is set, so nothing is pushed and no nightly run starts", remedy),
+            )
             if settings.catalogue.value.startswith("/"):
                 return self._published(Path(settings.catalogue.value), none)
-            return _RegistryCheck(lines=none, published=tuple(_unasked(missing, "no registry is set")))
+            return _RegistryCheck(lines=none, published=tuple(_unknown_rows(missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
-        store = open_registry(self.access, host, patience=HURRY)
+        store = open_registry(self.access, host, retry_policy=HURRY)
         repository = catalog_repository(f"{host}/{path}" if path else host).repository
         try:
             login = find_credentials(self.access.environ)(host)
             store.check()
-            said = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
+            detail = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
             answers = (
-                good("registry", f"{place} answers {said}"),
+                good("registry", f"{place} answers {detail}"),
                 _push(store, repository, login=login is not None),
             )
             return self._published(StoreRepository(store=store, repository=repository), answers)
         except ImagefactoryError as error:
             line = broken("registry", error.message, error.hint)
             return _RegistryCheck(
-                lines=(line,), published=tuple(_unasked(warn, "the registry does not answer"))
+                lines=(line,), published=tuple(_unknown_rows(warn, "the registry does not answer"))
             )
         finally:
             store.close()
@@ -245,43 +247,47 @@ class _SiteCheck:
         except ImagefactoryError as error:
             line = broken("catalogue", error.message, error.hint)
             return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
-        made = None
+        created = None
         if current is None:
             line = missing("catalogue", f"none at {where}", "imagefactory site publish")
         elif current.catalogue is None:
             whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
-            said = f"{current.where} is signed by {whose}, so your readers reject it"
-            line = broken("catalogue", said, "imagefactory site publish")
+            detail = f"{current.where} is signed by {whose}, so your readers reject it"
+            line = broken("catalogue", detail, "imagefactory site publish")
         else:
-            made, expires = current.catalogue.made, current.catalogue.expires
+            created, expires = current.catalogue.made, current.catalogue.expires
             name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
-            said = f"{current.where}, signed by '{name}' on {made:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
+            detail = (
+                f"{current.where}, signed by '{name}' on {created:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
+            )
             if expires <= self.now:
-                line = broken("catalogue", f"{said}: it expired", "imagefactory site publish")
+                line = broken("catalogue", f"{detail}: it expired", "imagefactory site publish")
             elif expires - self.now < CATALOG_EXPIRY_WARNING:
-                line = warn("catalogue", f"{said}, which is soon", "imagefactory site publish")
-            elif (own := self._own_key()) and own.keyid != current.keyid:  # of two facilitators one signs it
-                line = good("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
+                line = warn("catalogue", f"{detail}, which is soon", "imagefactory site publish")
+            elif (
+                own := self._own_key()
+            ) and own.keyid != current.keyid:  # only one of two facilitators signs it
+                line = good("catalogue", f"{detail}; the key here, '{own.name}', cannot sign it")
             else:
-                line = good("catalogue", said)
-        return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), made=made)
+                line = good("catalogue", detail)
+        return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), catalog_time=created)
 
     def _own_key(self) -> SigningKey | None:
         try:
             return signing_key(self.access, self.now)
         except ImagefactoryError:
-            return None  # said in its own line
+            return None  # the check of the signing key reports it
 
     def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
-        """The one beside the catalogue; for a catalogue in a file the one that `invite` wrote here."""
+        """Check the invitation next to the catalog, or the local one for a catalog in a file."""
         push = "imagefactory site invite --push"
         try:
             if isinstance(where, StoreRepository):
-                found = where.store.manifest(where.repository, TAG)
-                if found is None:
+                manifest = where.store.manifest(where.repository, TAG)
+                if manifest is None:
                     return missing("invitation", f"none at {where}:{TAG}", push)
                 name = f"{where}:{TAG}"
-                layer = parse_layer(found[1], name, INVITATION)
+                layer = parse_layer(manifest[1], name, INVITATION)
                 data = unpack_artifact(b"".join(where.store.read(where.repository, layer)), name)
             else:
                 path, push = self.settings.root_path / "invitation.toml", "imagefactory site invite"
@@ -300,31 +306,31 @@ class _SiteCheck:
             return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
         return good("invitation", f"{name}, for {invited.catalogue}")
 
-    def mirrors(self, made: datetime | None) -> Iterator[Diagnosis]:
+    def mirrors(self, created: datetime | None) -> Iterator[Diagnosis]:
         mirrors = listed(self.settings.catalogue_mirrors.value)
         if not mirrors:
-            said = "none: while the registry is down, readers have only the copies that they keep"
-            yield warn("mirrors", said, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
+            detail = "none: while the registry is down, readers have only the copies that they keep"
+            yield warn("mirrors", detail, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
             return
         with ThreadPoolExecutor(len(mirrors)) as threads:
-            yield from threads.map(lambda mirror: self._mirror(mirror, made), mirrors)
+            yield from threads.map(lambda mirror: self._mirror(mirror, created), mirrors)
 
-    def _mirror(self, mirror: str, made: datetime | None) -> Diagnosis:
+    def _mirror(self, mirror: str, created: datetime | None) -> Diagnosis:
         copy = "imagefactory image copy REGISTRY/catalogue:current MIRROR/catalogue:current"
         where: StoreRepository | Path = Path(mirror)
         try:
             if not mirror.startswith("/"):
                 reference = catalog_repository(mirror)
-                store = open_registry(self.access, reference.registry, patience=HURRY)
+                store = open_registry(self.access, reference.registry, retry_policy=HURRY)
                 where = StoreRepository(store=store, repository=reference.repository)
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalogue is None:
             return broken("mirrors", f"{mirror} has no catalogue that a trusted key signed", copy)
-        if made and current.catalogue.made < made:
-            said = f"{mirror} has an older catalogue, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
-            return warn("mirrors", said, copy)
+        if created and current.catalogue.made < created:
+            detail = f"{mirror} has an older catalogue, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
+            return warn("mirrors", detail, copy)
         return good("mirrors", mirror)
 
 
@@ -339,13 +345,13 @@ def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
     return warn("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
 
 
-def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
+def _unknown_rows(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
     for name in ("catalogue", "invitation"):
         yield say(name, f"not known: {why}", "see registry")
 
 
 def read_small(path: Path) -> str:
-    """The text of a small file, empty where there is none that can be read. A clone may bring a pipe."""
+    """Return the text of a small file, empty if it is unreadable or not a regular file such as a pipe."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -360,12 +366,12 @@ def good(name: str, detail: str) -> Diagnosis:
 
 
 def warn(name: str, detail: str, remedy: str) -> Diagnosis:
-    """What works without it, or still."""
+    """Return a warning: the site works, but not completely or not for long."""
     return Diagnosis(name=name, state=Health.WARNING, detail=detail, remedy=remedy, needed_for="site")
 
 
 def missing(name: str, detail: str, remedy: str) -> Diagnosis:
-    """What is not set up."""
+    """Return the check of something that is not set up."""
     return Diagnosis(name=name, state=Health.MISSING, detail=detail, remedy=remedy, needed_for="site")
 
 

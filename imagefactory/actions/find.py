@@ -72,9 +72,9 @@ _WEIGHT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTE
 class FindCandidate:
     """An image, target or release. `target` is empty if no recipe builds it; `ready`: there is an image.
 
-    `known` returns why it may run on a GPU of a pool, `classes` are those GPUs if no pool is known. `wish` is
-    the request of its jobs. `unknown` returns whether nothing is known of it on a GPU of a pool, or (None) on
-    some GPU. If several centers are joined, `name` begins with its `center`.
+    `known` returns why it may run on a GPU of a pool, `classes` are those GPUs if no pool is known.
+    `resources` is the request of its jobs. `unknown` returns whether nothing is known of it on a GPU of a
+    pool, or (None) on some GPU. If several centers are joined, `name` begins with its `center`.
     """
 
     name: str
@@ -86,7 +86,7 @@ class FindCandidate:
     ready: bool
     classes: tuple[GpuClass, ...]
     known: Callable[[PoolGpu], GpuClass | None]
-    wish: ResourceRequest
+    resources: ResourceRequest
     unknown: Callable[[PoolGpu | None], bool]
     revoked: tuple[RevokedCell, ...] = ()
     center: str = ""
@@ -122,7 +122,7 @@ class FindMatch:
     `unknown`: there are none, but nothing is known of some GPU, so it may run there.
     """
 
-    findable: FindCandidate
+    candidate: FindCandidate
     gpus: tuple[GpuMatch, ...]
     unknown: bool = False
 
@@ -136,13 +136,13 @@ class FindMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest:
-    """What to search, for jobs that request `wish`, on the pool of an inventory if there is one.
+    """The words to search, for jobs that request `resources`, on the pool of an inventory if there is one.
 
     `site` is that of the jobs, empty for the setting.
     """
 
     words: tuple[str, ...]
-    wish: ResourceRequest
+    resources: ResourceRequest
     inventory: Inventory | None
     now: datetime
     site: str = ""
@@ -152,14 +152,14 @@ class FindRequest:
 class FindResult:
     """The matches, the best first. `open` are the centers with images, none if nothing is verified.
 
-    `factory`: the project itself answers. `place` is where it or the only catalog is, `ages` are those of the
-    verdicts.
+    `own_project`: the project itself answers. `place` is its path, or the place of the only catalog. `ages`
+    are those of the verdicts.
     """
 
-    found: tuple[FindMatch, ...]
-    ask: FindRequest
+    matches: tuple[FindMatch, ...]
+    request: FindRequest
     open: tuple[CenterCatalog, ...]
-    factory: bool
+    own_project: bool
     place: str
     ages: VerdictAges | None = None
     notes: tuple[str, ...] = ()
@@ -171,20 +171,23 @@ class FindResult:
 
 
 def find_images(
-    settings: Settings, environ: Mapping[str, str], recipes: Callable[[], Project | None], ask: FindRequest
+    settings: Settings,
+    environ: Mapping[str, str],
+    recipes: Callable[[], Project | None],
+    request: FindRequest,
 ) -> FindResult:
-    """Raises NothingSelectedError if nothing matches the words, and the errors of read_catalog.
+    """Return the matches. Raises NothingSelectedError if there are none, and the errors of read_catalog.
 
     `recipes` loads the project of the settings, or the bundled recipes: None if there are none.
     """
     own = is_project(settings)
-    opened = read_centers(settings, environ, ask.now) if own or has_catalog(settings) else None
+    opened = read_centers(settings, environ, request.now) if own or has_catalog(settings) else None
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
     for row in opened.open if opened else ():
         for image in row.catalogue.images:
-            offers.append(verify_offer(row.catalogue, image, row.center.trust, ask.now))
-            if offered := _offered_candidate(offers[-1], row.center, ask):
+            offers.append(verify_offer(row.catalogue, image, row.center.trust, request.now))
+            if offered := _offered_candidate(offers[-1], row.center, request):
                 candidates.append(offered)
     if own or opened is None:
         targets = {row.target for row in candidates}
@@ -194,14 +197,16 @@ def find_images(
             if project
             else [cover for groups in families().values() for cover in releases(groups)]
         )
-        candidates += [_candidate(row, ask.wish) for row in covers if not row.name or row.name not in targets]
+        candidates += [
+            _candidate(row, request.resources) for row in covers if not row.name or row.name not in targets
+        ]
     return FindResult(
-        found=_find_matches(ask.words, candidates, ask.inventory),
-        ask=ask,
+        matches=_find_matches(request.words, candidates, request.inventory),
+        request=request,
         open=tuple(row for row in opened.open if row.catalogue.images) if opened else (),
-        factory=own,
+        own_project=own,
         place=str(settings.root_path) if own else opened.open[0].center.place if opened else "",
-        ages=verdict_ages_of(offers, ask.now) if offers else None,
+        ages=verdict_ages_of(offers, request.now) if offers else None,
         notes=opened.notes if opened else (),
     )
 
@@ -214,7 +219,7 @@ def _find_matches(
     matches = [_match(candidate, machines) for candidate in _select(words, candidates)]
 
     def order(match: FindMatch) -> tuple[object, ...]:
-        row = match.findable
+        row = match.candidate
         default = not re.search(r"-(cu[0-9]+|cpu)-", row.target)  # no suffix such as `-py313`
         return natural(row.version), natural(row.cuda), default
 
@@ -231,15 +236,15 @@ def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) ->
         unknown = candidate.unknown(None)
     else:
         rows = _on_pool(candidate, machines)
-        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, candidate.wish))
+        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, candidate.resources))
         unknown = any(candidate.unknown(gpu) for gpu in fitting)
     rows.sort(key=lambda row: (_WEIGHT[row.basis], parse_capability(row.capability), row.name))
-    return FindMatch(findable=candidate, gpus=tuple(rows), unknown=candidate.gpu and not rows and unknown)
+    return FindMatch(candidate=candidate, gpus=tuple(rows), unknown=candidate.gpu and not rows and unknown)
 
 
 def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list[GpuMatch]:
     groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
-    for place in find_places(candidate.known, candidate.wish, machines):
+    for place in find_places(candidate.known, candidate.resources, machines):
         key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
         groups.setdefault(key, []).append(place)
     return [
@@ -259,9 +264,9 @@ def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list
 # --- Candidates
 
 
-def _offered_candidate(offer: ImageOffer, center: JoinedCenter, ask: FindRequest) -> FindCandidate | None:
+def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindRequest) -> FindCandidate | None:
     """Return an image of a catalog in the form that jobs of the site use; None if there is no such form."""
-    image, site = offer.image, find_site(ask.site or center.settings.site.value)
+    image, site = offer.image, find_site(request.site or center.settings.site.value)
     try:
         form = choose_form(forms_of(offer, center.settings.sif_folder.value), site, None)
     except NothingSelectedError:
@@ -282,9 +287,9 @@ def _offered_candidate(offer: ImageOffer, center: JoinedCenter, ask: FindRequest
         classes=grounds.classes,
         known=by_class(grounds.classes),
         # As `job write` would request it without further options.
-        wish=ResourceRequest(
-            gpus=ask.wish.gpus,
-            gpu_memory=ask.wish.gpu_memory,
+        resources=ResourceRequest(
+            gpus=request.resources.gpus,
+            gpu_memory=request.resources.gpu_memory,
             cpus=1,
             memory=memory_of(file.unpacked, file.size),
             disk=disk_of(file.kind, *sizes),
@@ -324,7 +329,7 @@ def _candidate(cover: CoverCandidate, resources: ResourceRequest) -> FindCandida
         ready=False,
         classes=tuple(row for gpu in gpus if (row := on(gpu))),
         known=lambda gpu: on(_release_type(gpu)) if gpu.capability else None,
-        wish=resources,
+        resources=resources,
         unknown=unknown,
     )
 

@@ -175,11 +175,11 @@ class _CatalogReader:
     trust: TrustRules
     now: datetime
 
-    def read(self, place: str, patience: RetryPolicy | None) -> Catalog:
+    def read(self, place: str, retry_policy: RetryPolicy | None) -> Catalog:
         """Return the catalog of a place, else of its mirrors, else the cached copy."""
         cached, mirrors = _cached(self.settings, place), _mirrors(self.settings)
         try:
-            data = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else patience)
+            data = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else retry_policy)
         except (RegistryError, UsageError) as error:
             faults = [error.message]
             for mirror in mirrors:
@@ -221,10 +221,10 @@ class _CatalogReader:
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
         return replace(catalogue, notes=notes)
 
-    def _fetch(self, place: str, cached: CachedCatalog, patience: RetryPolicy | None) -> bytes:
+    def _fetch(self, place: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
         if not place.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
-            return _read_registry(access, catalog_repository(place), cached.read(), patience)
+            return _read_registry(access, catalog_repository(place), cached.read(), retry_policy)
         hint = "check the setting catalogue (imagefactory config), or ask your center where the file is"
         data = read_limited(Path(place), LARGEST, hint)
         if len(data) > LARGEST:
@@ -287,11 +287,11 @@ def with_former_families(
 
 
 def _read_registry(
-    access: Access, reference: ImageReference, cached: bytes = b"", patience: RetryPolicy | None = None
+    access: Access, reference: ImageReference, cached: bytes = b"", retry_policy: RetryPolicy | None = None
 ) -> bytes:
     """Return the bytes of the layer: those that are `cached` if they are the same."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
-    store = open_registry(access, mirror.registry, patience=patience)
+    store = open_registry(access, mirror.registry, retry_policy=retry_policy)
     manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
     if manifest is None:
         raise RegistryError(

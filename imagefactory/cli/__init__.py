@@ -61,7 +61,7 @@ MODULES = {
     "spython": "apptainer",
     "tomlkit": "sign",
 }
-"""What a light install lacks, and the extra that brings it."""
+"""Packages that a light install lacks, and the extra with them."""
 EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODES.items())}."
 
 
@@ -131,7 +131,7 @@ GROUPS = {
     "sweep": "Verify images on a pool, in many jobs.",
     "verdict": "Show, revoke and synchronize verdicts.",
 }
-"""What each group of commands is for."""
+"""The help of each group of commands."""
 COMMANDS = {
     "Start": {
         "init": "cli.recipes:init",
@@ -315,7 +315,7 @@ def _install_wakeup() -> None:
 
 def _raise_interrupt(arguments: Sequence[str]) -> int:
     """Print the last message. If other threads run, exit at once: a normal exit would join them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints nothing
     silence_progress()
     message = "interrupted: run the same command again to go on"
     _print_json_error(arguments, ImagefactoryError("interrupted", message), EXIT_INTERRUPTED)

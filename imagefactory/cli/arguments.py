@@ -45,7 +45,7 @@ HABITS = {
     "update": "recipe update",
     "version": "--version",
 }
-"""What people type out of habit, and what does it here."""
+"""Commands of similar tools, and the equivalent here."""
 CUTOFF = 0.8
 """How similar a word and a command must be; at the default of difflib, 0.6, `version` is near to `verify`."""
 

@@ -1,4 +1,4 @@
-"""What every command shares: its context, its output, and how errors of single targets add up."""
+"""Shared by all commands: context, output, and the exit code for errors of single targets."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class CommandContext:
     def factory(self) -> Project:
         from imagefactory.project import load_project
 
-        return load_project(self._told_settings, os.environ, self.progress.note)
+        return load_project(self._settings_with_note, os.environ, self.progress.note)
 
     @property
     def factory_if_any(self) -> Project | None:
@@ -115,10 +115,10 @@ class CommandContext:
         """The project without recipes that have errors, for commands that continue with the others."""
         from imagefactory.project import load_lenient
 
-        return load_lenient(self._told_settings, os.environ, self.progress.note)
+        return load_lenient(self._settings_with_note, os.environ, self.progress.note)
 
     @property
-    def _told_settings(self) -> Settings:
+    def _settings_with_note(self) -> Settings:
         """The settings. A note reports that the recipes are those of imagefactory."""
         settings = self.settings
         if settings.shipped:
@@ -195,7 +195,7 @@ _COLORS = {
     "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
     "cyan": "next: hint:",
 }
-"""Words that stand alone in a cell or before their line, by the color in which a terminal shows them."""
+"""Statuses alone in a cell or at the start of a line, by their terminal color."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
 _STATUS_COLORS = {word: color for color, words in _COLORS.items() for word in words.split()}
 _CELL = re.compile(

@@ -201,10 +201,10 @@ def plan(
         )
     if keep:
         chosen = {row.target.name for row in jobs.targets}
-        load_extra("nightly.nights:keep_plan")(
+        load_extra("nightly.nights:write_plan")(
             keep,
             whole,
-            made=request.now,
+            created=request.now,
             registry=registry,
             names=names,
             devices=listed.devices,

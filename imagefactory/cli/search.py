@@ -73,7 +73,7 @@ def search(
     pool = _pool(inventory, now)
     if pool is None and (gpus > 1 or gpu_memory):
         write_terminal(2, "note: no pool is known here, so --gpus and --gpu-memory exclude nothing")
-    request = FindRequest(words=words, wish=resources, inventory=pool, site=site or "", now=now)
+    request = FindRequest(words=words, resources=resources, inventory=pool, site=site or "", now=now)
     result = find_images(call.settings, os.environ, lambda: call.factory_if_any, request)
     print_catalog_notes(result.notes)
     if as_json:
@@ -81,7 +81,7 @@ def search(
     else:
         print_result(format_matches(result, terminal_width()))
         print_next_command(*next_command(result))
-    if not any(row.gpus or not row.findable.gpu for row in result.found):
+    if not any(row.gpus or not row.candidate.gpu for row in result.matches):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 

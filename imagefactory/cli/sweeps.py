@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 IMAGES = ("docker", "oras", "sif")
 POLL = 15.0
-"""Seconds between two looks of --wait: the logs are read, and the queue is asked."""
+"""Seconds between two checks of --wait, which reads the logs and queries the queue."""
 QUEUE_WAIT_SECONDS = 40
-"""How many looks in a row the pool's commands may fail: an access point takes minutes to start again."""
+"""Checks in a row that may fail, because an access point takes minutes to restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

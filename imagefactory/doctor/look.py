@@ -1,4 +1,4 @@
-"""Looks at this machine: its files and programs, and a sandbox that is really tried."""
+"""The facts of this machine: its files and programs, and a real test of a sandbox."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from imagefactory.settings.choices import ENGINES, SOLVERS
 from imagefactory.settings.load import Settings
 from imagefactory.verify.kit.hardware import UNUSABLE, LostGpu, NoGpu, Places, lost_gpus, read_hardware
 
-# --- Asks what a build or push needs whether it works: engines, package index, Debian's archive, registry
+# --- Tests of the services that a build or push needs: engines, package index, Debian's archive, registry
 
 
 SECONDS = 10
-"""How long one thing of the network may take to answer."""
+"""The time limit for one network service."""
 
 
 def check_services(access: Access, names: Collection[str] | None = None) -> tuple[ProbeResult, ...]:
@@ -115,9 +115,9 @@ def _check_conda(access: Access) -> str:
 
 def _check_index(access: Access) -> str:
     index = package_index(access)
-    patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
-    impatient = replace(index, environment=(*index.environment, *patience))
-    uv_locker(impatient).reach()
+    variables = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
+    hurried = replace(index, environment=(*index.environment, *variables))
+    uv_locker(hurried).reach()
     return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
 
 
@@ -133,15 +133,18 @@ def _suites(settings: Settings) -> tuple[str, ...]:
     try:
         bases = read_bases(settings.root_path / "recipes")
     except ImagefactoryError:
-        return ("stable",)  # a recipe's fault is not the machine's
+        return ("stable",)  # an error in a recipe is not the machine's fault
     return tuple(dict.fromkeys(base.suite for base in bases if base.suite)) or ("stable",)
 
 
 def _check_registry(access: Access) -> str:
     place = access.settings.registry.value
-    patience = RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS)
+    retry_policy = RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS)
     host = split_place(place)[0]
-    registry, known = open_registry(access, host, patience=patience), find_credentials(access.environ)(host)
+    registry, known = (
+        open_registry(access, host, retry_policy=retry_policy),
+        find_credentials(access.environ)(host),
+    )
     try:
         registry.check()
     finally:
@@ -237,7 +240,7 @@ def gather_machine_facts(
 
 
 def try_sandbox(limits: RunLimits) -> SandboxAttempt:
-    """Makes a sandbox with everything but a command: what refuses it would refuse every run."""
+    """Start a sandbox without a command: any error in it would occur in every run."""
     try:
         with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
             version, reason = attempt(Path(folder) / "run", limits=limits)
@@ -311,7 +314,7 @@ def find_unusable_gpus(places: Places) -> tuple[str, ...]:
     except LostGpu as error:
         return (str(error).removeprefix(UNUSABLE),)
     except NoGpu:
-        return ()  # which the driver's own lines tell
+        return ()  # the driver's own lines report it
     return tuple(f"GPU {index}: {why}" for index, why in lost_gpus(notes).items())
 
 

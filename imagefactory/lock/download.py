@@ -82,10 +82,10 @@ Package = TypeVar("Package", bound=LockedPackage)
 class PackageCache:
     """Packages of locks in `folder`, fetched from `source`: a package index, or conda channels."""
 
-    def __init__(self, folder: Path, source: WebAccess, *, patience: RetryPolicy | None = None) -> None:
+    def __init__(self, folder: Path, source: WebAccess, *, retry_policy: RetryPolicy | None = None) -> None:
         self.folder = folder
         self._source = source
-        self._patience = patience or RetryPolicy()
+        self._retry_policy = retry_policy or RetryPolicy()
 
     def path(self, package: LockedPackage) -> Path:
         """Return the place of a package's file, fetched or not."""
@@ -151,14 +151,14 @@ class PackageCache:
         arrivals: PendingDownloads,
         progress: Progress,
     ) -> None:
-        web = HttpSession(self._source, patience=self._patience)
+        web = HttpSession(self._source, retry_policy=self._retry_policy)
         total = sum(self._to_fetch(package) for package in missing)
         # The largest first: the last to end should not be the one that takes longest.
         queue = sorted(missing, key=lambda package: (-package.size, package.name))
         try:
             with (
                 progress.task("packages", total=total) as task,
-                ThreadPoolExecutor(self._patience.threads) as pool,
+                ThreadPoolExecutor(self._retry_policy.threads) as pool,
             ):
                 transfers = [
                     _Transfer(
@@ -167,7 +167,7 @@ class PackageCache:
                         path=self.path(package),
                         part=self._part(package),
                         web=web,
-                        patience=self._patience,
+                        retry_policy=self._retry_policy,
                         arrivals=arrivals,
                         count=_DownloadProgress(task, package.size - self._to_fetch(package)),
                     )
@@ -216,7 +216,7 @@ class _Transfer:
     path: Path
     part: Path
     web: HttpSession
-    patience: RetryPolicy
+    retry_policy: RetryPolicy
     arrivals: PendingDownloads
     count: _DownloadProgress
 
@@ -262,10 +262,10 @@ class _Transfer:
     def _download(self) -> str:
         """Fetch the whole file to `part` and return its sha256.
 
-        Gives up after repeated failures without progress.
+        Stops after repeated failures without progress.
         """
         try:
-            return self.patience.retry(
+            return self.retry_policy.retry(
                 self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
             )
         except RejectedError as error:
@@ -288,7 +288,7 @@ class _Transfer:
             ) from error
 
     def _continue(self) -> str:
-        """Continue after the bytes in `part`, once; return the sha256 of the whole."""
+        """Append the bytes after those in `part`, once; return the sha256 of the whole."""
         if self.arrivals.stop.is_set():
             raise _DownloadCancelledError
         size, digest = self.package.size, hashlib.sha256()

@@ -1,1 +1,1 @@
-"""What starts images. One runner, one file, one row in settings/choices.py."""
+"""Runners, which start images: a file and a row in settings/choices.py for each."""

@@ -102,7 +102,7 @@ NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDevices:
-    """Absolute paths on this machine. `links` are (soname, file name) pairs of the libraries.
+    """NVIDIA devices and libraries by absolute path. `links` are (soname, file name) pairs of the libraries.
 
     `driver` is the kernel module's version (`550.90.07`), empty if it has none.
     """

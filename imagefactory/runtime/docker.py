@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 OWNER = "imagefactory.owner"
-"""Label of our containers: who waits for them, so that containers of a killed runner are recognized."""
+"""Label of our containers: their owner, so that containers of a killed runner are recognized."""
 MOST_PROCESSES = 32768
 SHARED_MEMORY = "50%"
 """Of the machine's memory, as for any tmpfs. Docker's own 64 MB stop data loaders."""

@@ -1,7 +1,7 @@
-"""How this machine runs programs for another processor: by qemu's user emulation.
+"""Run programs for another processor with qemu's user emulation.
 
-From Linux 6.7 on each user namespace has its own table of which program starts which files (binfmt_misc).
-There a sandbox brings qemu without a change of the machine. Otherwise the machine must have it registered.
+From Linux 6.7 on, each user namespace has its own table of interpreters (binfmt_misc). So a sandbox can use
+qemu without a change of the machine. On older kernels the machine must have it registered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every runner offers, a command inside an image on this machine, and what runners share."""
+"""The interface of runners, which run a command in an image on this machine, and their shared functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESERVED = ("/proc", "/sys", "/dev")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSupport:
-    """What a runner may need of this machine, for the `make_runner` of its module.
+    """The parts of this machine that a runner may need, for the `make_runner` of its module.
 
     `workers` layers are unpacked at once. `ensure_sif` returns the cached .sif of an image of the store.
     """
@@ -48,8 +48,8 @@ class Runner(Protocol):
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
         """Return `image` as this runner starts it, and bring it there.
 
-        `checked`: a verdict follows, so what the store has unpacked for it is checked first. The caller holds
-        the layout's `in_use`, so that no collection deletes it meanwhile.
+        `checked`: a verdict follows, so the unpacked layers in the store are checked first. The caller must
+        hold the layout's `in_use`, so that no collection deletes the image meanwhile.
         """
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:

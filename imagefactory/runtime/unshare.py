@@ -332,9 +332,9 @@ class UnshareRunner:
     ) -> subprocess.Popen[bytes]:
         """Start a command in these layers' directories (lowest first), for a caller that talks with it.
 
-        `processor` is theirs (`arm64`), empty for this machine's. The process stands for the command: it
-        passes signals on and ends like the command (128 + N for signal N); killing it ends everything inside.
-        `spec.capture` has no meaning here.
+        `processor` is theirs (`arm64`), empty for this machine's. The process represents the command: it
+        passes signals on and ends like the command (128 + N for signal N). Killing it ends everything inside.
+        `spec.capture` is ignored.
         """
         check_spec(spec)
         place = SandboxPaths(
@@ -354,7 +354,7 @@ def attempt(
 ) -> tuple[int, str]:
     """Build a whole sandbox and end it. Return its cgroup's version, or 0 and why it has none.
 
-    `scratch` is created if need be; the next sandbox deletes what a killed process left there. Raises
+    `scratch` is created if necessary. The next sandbox deletes the files of killed processes there. Raises
     ToolError with the fix if this machine does not allow it.
     """
     decided = plan(

@@ -1,7 +1,6 @@
 """The suite that runs inside an image, mounted read-only from outside and versioned by its own digest.
 
-Standard library first, then the image's framework; nothing of imagefactory, which the image does not
-have. `smoke.py` starts it, `table.py` says what there is to check, `checks/` holds one file a check,
-`frameworks/` one file a framework with the same functions in each. `gpu/` is the same for a GPU, which
-`verify.py` starts.
+It uses only the standard library and the image's framework, because the image does not have imagefactory.
+`smoke.py` starts it, and `table.py` lists the checks. `checks/` has a file for each check, `frameworks/` a
+file for each framework with the same functions in each. `gpu/` is the same for a GPU; `verify.py` starts it.
 """

@@ -1,4 +1,4 @@
-"""What every check gets, and how it answers."""
+"""The input and the results of checks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the image must be, as its lock and recipe say.
+    """The requirements for the image, from its lock and recipe.
 
     `framework` is a file of frameworks/, `distribution` its name in the lock. `packages` maps names of locked
     wheels (PEP 503) to versions, `conda` names of conda packages to `version build`. `cuda` is `12.1`, `12`,

@@ -1,6 +1,6 @@
 """Writes ONNX models of a few nodes: protobuf after onnx.proto (IR 7, operator set 13).
 
-A lock of only ONNX Runtime does not hold the package `onnx`.
+A lock with only ONNX Runtime does not have the package `onnx`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the suite checks, and what cannot apply: data that the suite and its host both read.
+"""The checks of the suite, and those that cannot apply: data that the suite and its host both read.
 
-A state `not-applicable` that these tables do not give is refused by the host: nothing is skipped
-because an image says so.
+The host rejects a state `not-applicable` that these tables do not have. So an image cannot skip a check.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ LOAD_FAILED, WRONG_NUMBERS = "load-failed", "wrong-numbers"
 
 # The CPU-level checks in the order in which they run; each name is a row of checks/__init__.py.
 CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "jupyter", "unprivileged")
-# Those that a recipe must name: no image need hold what they look for.
+# Checks that a recipe must name, because an image need not have what they look for.
 ASKED_CHECKS = ("jupyter",)
 
-# What the second run does, as an ordinary user on a read-only root: `unprivileged` looks whether the
-# run is what was asked for.
+# Checks of the second run, as an ordinary user on a read-only root. `unprivileged` checks that the run
+# is as requested.
 UNPRIVILEGED_CHECKS = ("unprivileged", "import", "compute")
 UNPRIVILEGED_UID = 65534
 
-# What stands for CUDA's version in an image for CPUs alone.
+# The CUDA version of an image for CPUs only.
 NO_CUDA = "none"
-# What stands before ROCm's version in its place, in an image for AMD's GPUs.
+# The prefix of the ROCm version, in its place, in an image for AMD GPUs.
 ROCM = "rocm"
 
-# A package's name in the lock, PyPI's or conda's -> the file of frameworks/ that knows it.
+# A package's name in the lock, of PyPI or conda -> its file of frameworks/.
 FRAMEWORKS = {
     "torch": "torch",
     "pytorch": "torch",
@@ -46,15 +45,15 @@ FRAMEWORKS = {
     "cupy-cuda12x": "cupy",
 }
 
-# Packages that bring Triton, and the beginnings of the names of those that bring ptxas: PyPI's, conda's.
+# Packages with Triton, and the prefixes of the names of those with ptxas, of PyPI and conda.
 TRITON = ("triton", "torchtriton")
 ASSEMBLER = ("nvidia-cuda-nvcc", "cuda-nvcc")
 
-# What of every other package can be asked: that it is there whole, finds its libraries and loads.
+# The checks for every other package: it is complete, finds its libraries and loads.
 OTHER = "other"
 OTHER_CHECKS = ("packages", "libraries", "import", "unprivileged")
 
-# Checks that have no meaning for a framework, whatever its version.
+# Checks that do not apply to a framework, in any version.
 CHECKS_NOT_APPLICABLE = {
     ("cupy", "compute"): "CuPy computes on GPUs alone",
     ("onnxruntime", "compiler"): "ONNX Runtime compiles nothing on the GPU: it has no Triton and no ptxas",
@@ -79,24 +78,23 @@ OPERATIONS_NOT_APPLICABLE = {
 
 
 def module_of(package: str) -> str:
-    """The module that a package is imported as, as far as its name tells."""
+    """Return the likely module name of a package, from the package's name."""
     name = re.sub("-(gpu|cpu|rocm)$", "", package.lower())
     return {"pytorch": "torch", "cupy-cuda12x": "cupy"}.get(name, name.replace("-", "_"))
 
 
 def unprivileged_checks(framework: str, checks: Iterable[str]) -> tuple[str, ...]:
-    """What the second run does for a file of frameworks/ and the recipe's checks."""
+    """Return the checks of the second run for a file of frameworks/ and the recipe's checks."""
     if framework != OTHER:
         return UNPRIVILEGED_CHECKS
     return ("unprivileged", *(("import",) if "import" in checks else ()))
 
 
 def check_not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:
-    """Why `check` has no meaning for this framework and lock; empty when it has.
+    """Return why `check` does not apply to this framework and lock, empty if it does.
 
-    `packages` maps locked names, of wheels and of conda's packages, to versions. torch before 2.0 was made
-    without Triton; jax and tensorflow compile with ptxas where it is locked, and with what the driver
-    brings where it is not.
+    `packages` maps locked names of wheels and conda packages to versions. torch before 2.0 has no Triton. jax
+    and tensorflow compile with ptxas if it is locked, else with the driver's compiler.
     """
     reason = CHECKS_NOT_APPLICABLE.get((framework, check), "")
     if reason or check != "compiler":
@@ -110,6 +108,6 @@ def check_not_applicable(framework: str, check: str, packages: Mapping[str, str]
 
 
 def operation_not_applicable(framework: str, operation: str, kind: str) -> str:
-    """Why the framework cannot do `operation` in the type `kind` on the CPU; empty when it must."""
+    """Return why the framework lacks `operation` in the type `kind` on the CPU, empty if it has it."""
     table = OPERATIONS_NOT_APPLICABLE
     return table.get((framework, operation, "")) or table.get((framework, operation, kind), "")

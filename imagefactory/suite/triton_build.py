@@ -1,4 +1,4 @@
-"""Builds what Triton builds when it first starts a kernel, as far as it can without a GPU.
+"""Build what Triton builds for its first kernel, as far as possible without a GPU.
 
 Started as `python triton_build.py SCRATCH`, where TRITON_CACHE_DIR and TRITON_LIBCUDA_PATH are SCRATCH too.
 It builds an empty libcuda to link against, Triton's driver module from C, and a kernel as GPU code. The

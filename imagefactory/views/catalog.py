@@ -187,14 +187,14 @@ def _offer_json(shelf: CenterImages, offer: ImageOffer) -> Mapping[str, object]:
 
 
 MOST = 20
-"""Images in one answer for a person."""
+"""The most images in one text answer."""
 MOST_REVOKED = 4
 
 
 def format_matches(finding: FindResult, width: int | None = None) -> str:
     """Return the source of the answer, and a row for each type of GPU."""
-    inventory = finding.ask.inventory
-    usable = [match for match in finding.found if match.gpus]
+    inventory = finding.request.inventory
+    usable = [match for match in finding.matches if match.gpus]
     lines = [*fold(_sources(finding), width), ""]
     if usable:
         header = (
@@ -206,19 +206,19 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
-    for match in finding.found[:MOST]:
+    for match in finding.matches[:MOST]:
         lines += [
-            f"{match.findable.name} {row.where}: {row.summary}"
-            for row in match.findable.revoked[:MOST_REVOKED]
+            f"{match.candidate.name} {row.where}: {row.summary}"
+            for row in match.candidate.revoked[:MOST_REVOKED]
         ]
-    for_cpus = [match.findable for match in finding.found if not match.findable.gpu]
+    for_cpus = [match.candidate for match in finding.matches if not match.candidate.gpu]
     lines += [
         f"{match.name} needs no GPU: imagefactory {shlex.join(_use(match))}" for match in for_cpus[:MOST]
     ]
     which = "these GPUs" if inventory else "the known GPUs"
-    if unknown := sum(match.unknown for match in finding.found):
+    if unknown := sum(match.unknown for match in finding.matches):
         lines.append(f"nothing is known of {unknown} image{'s' * (unknown != 1)} on some of {which}")
-    if rest := len(finding.found) - len(usable) - len(for_cpus) - unknown:
+    if rest := len(finding.matches) - len(usable) - len(for_cpus) - unknown:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
@@ -228,12 +228,12 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
 
 def next_command(finding: FindResult) -> tuple[str, ...]:
     """Return the next command for the best match, without `imagefactory`."""
-    best, resources = finding.found[0], finding.ask.wish
-    if not best.findable.gpu:
-        return _use(best.findable)
+    best, resources = finding.matches[0], finding.request.resources
+    if not best.candidate.gpu:
+        return _use(best.candidate)
     if not best.gpus:
-        return ("gpus",) if finding.ask.inventory else ("compat", best.findable.family)
-    candidate = best.findable
+        return ("gpus",) if finding.request.inventory else ("compat", best.candidate.family)
+    candidate = best.candidate
     if candidate.ready:
         options = ["--gpus", str(resources.gpus)] if resources.gpus > 1 else []
         options += ["--gpu-memory", format_size(resources.gpu_memory)] if resources.gpu_memory else []
@@ -242,7 +242,7 @@ def next_command(finding: FindResult) -> tuple[str, ...]:
     if candidate.target:
         return ("build", candidate.target)
     cuda = ("--cuda", candidate.cuda) if candidate.cuda else ()
-    gpu = ("--capability", str(best.gpus[0].capability)) if finding.ask.inventory else ()
+    gpu = ("--capability", str(best.gpus[0].capability)) if finding.request.inventory else ()
     return ("compat", f"{candidate.framework}=={candidate.version}", *cuda, *gpu)
 
 
@@ -254,18 +254,18 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
     if finding.catalogue is None:
-        what = f"nothing is built in {finding.place}" if finding.factory else "no catalogue is known here"
+        what = f"nothing is built in {finding.place}" if finding.own_project else "no catalogue is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
-        if not finding.factory:
+        if not finding.own_project:
             yield "your center may have one: imagefactory site join ADDRESS|FILE"
-    elif finding.factory:
+    elif finding.own_project:
         yield f"images of the factory {finding.place}"
     else:
         for row in finding.open:
             yield row.center.answers(row.catalogue.made)
     if finding.ages:
         yield format_ages(finding.ages)
-    inventory = finding.ask.inventory
+    inventory = finding.request.inventory
     yield (
         f"pool: {pool_summary(inventory)}"
         if inventory
@@ -279,7 +279,7 @@ def _pool_rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         gpu += f" ({row.capability})" if row.name != row.capability else ""
         mark = "*" if row.unsure else ""
         yield (
-            "" if number else match.findable.name,
+            "" if number else match.candidate.name,
             gpu,
             f"{row.gpus:4}",
             f"{row.free:4}",
@@ -292,7 +292,7 @@ def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
     for row in match.gpus:
         by_basis.setdefault(row.basis, []).append(row)
     for number, (basis, rows) in enumerate(by_basis.items()):
-        title = "" if number else match.findable.name
+        title = "" if number else match.candidate.name
         yield title, " ".join(row.capability for row in rows), basis.value
 
 
@@ -301,8 +301,8 @@ def matches_json(finding: FindResult) -> Mapping[str, object]:
 
     If several centers are joined, `place` and `made` are those of the first, and `centers` has all.
     """
-    inventory, catalogue = finding.ask.inventory, finding.catalogue
-    source = "catalogue" if catalogue and not finding.factory else "factory" if catalogue else "knowledge"
+    inventory, catalogue = finding.request.inventory, finding.catalogue
+    source = "catalogue" if catalogue and not finding.own_project else "factory" if catalogue else "knowledge"
     return {
         "source": source,
         "place": finding.place,
@@ -314,24 +314,24 @@ def matches_json(finding: FindResult) -> Mapping[str, object]:
             "name": inventory.pool,
             "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
             "gpus": len(inventory.gpus),
-            "free": free_when(inventory, finding.ask.now) or None,
+            "free": free_when(inventory, finding.request.now) or None,
         }
         if inventory
         else None,
         "images": [
             {
-                "target": match.findable.target or None,
-                "name": match.findable.name,
-                **({"center": match.findable.center} if match.findable.center else {}),
-                "framework": match.findable.framework,
-                "version": match.findable.version,
-                "cuda": match.findable.cuda,
-                "ready": match.findable.ready,
+                "target": match.candidate.target or None,
+                "name": match.candidate.name,
+                **({"center": match.candidate.center} if match.candidate.center else {}),
+                "framework": match.candidate.framework,
+                "version": match.candidate.version,
+                "cuda": match.candidate.cuda,
+                "ready": match.candidate.ready,
                 "unknown": match.unknown,
-                "revoked": [revoked_json(row) for row in match.findable.revoked],
+                "revoked": [revoked_json(row) for row in match.candidate.revoked],
                 "gpus": [_gpu_json(row, counted=inventory is not None) for row in match.gpus],
             }
-            for match in finding.found
+            for match in finding.matches
         ],
         "next": shlex.join(("imagefactory", *next_command(finding))),
     }

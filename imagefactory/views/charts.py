@@ -31,7 +31,7 @@ MAX_SPOKEN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMeasure:
-    """One number to draw: `note` is text next to the number, `bad` whether its check failed.
+    """One number of a chart, with a `note` next to it. `bad`: its check failed.
 
     `upper` is a second number of the same unit that is at least as large (a p95 to a p50), 0 for none.
     """
@@ -46,7 +46,7 @@ class ChartMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBar:
-    """A bar. `reach` is the length of the upper number, `end` the end of the longer of both."""
+    """`reach` is the length of the upper number, `end` the position of the longer end."""
 
     measure: ChartMeasure
     x: float
@@ -60,7 +60,7 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Bars with one title; `says` describes them for readers who do not see the chart."""
+    """Bars of one title; `says` is the text alternative for screen readers."""
 
     title: str
     bars: tuple[ChartBar, ...]
@@ -69,7 +69,7 @@ class BarChart:
     says: str
 
     def path(self, *, bad: bool) -> str:
-        """Return one outline of all bars of checks that failed, or of the others."""
+        """Return the bars of failed checks, or of the others, as one SVG path."""
         return "".join(
             f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
             for bar in self.bars
@@ -78,21 +78,21 @@ class BarChart:
 
 
 def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Return bars from left to right, one in each row, on one scale from 0."""
-    room = WIDTH - LABEL - VALUE
-    most = _most(measures)
+    """Return bars from left to right, a row each, on one scale from 0."""
+    bar_space = WIDTH - LABEL - VALUE
+    scale = _scale_of(measures)
     bars = tuple(
         ChartBar(
-            measure=one,
+            measure=measure,
             x=LABEL,
             y=number * (BAR + GAP),
-            width=max(round(room * one.value / most, 1), 1.0),
+            width=max(round(bar_space * measure.value / scale, 1), 1.0),
             height=BAR,
-            text=_number(one),
-            reach=round(room * one.upper / most, 1),
-            end=round(LABEL + room * max(one.value, one.upper) / most, 1),
+            text=_number(measure),
+            reach=round(bar_space * measure.upper / scale, 1),
+            end=round(LABEL + bar_space * max(measure.value, measure.upper) / scale, 1),
         )
-        for number, one in enumerate(measures)
+        for number, measure in enumerate(measures)
     )
     return BarChart(
         title=title,
@@ -104,23 +104,23 @@ def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Return bars from the bottom up, one in each column: one measure in several versions."""
-    most = _most(measures)
+    """Return bars from the bottom up, a column each: one measure across versions."""
+    scale = _scale_of(measures)
     step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
         ChartBar(
-            measure=one,
+            measure=measure,
             x=round(number * step, 1),
             y=round(COLUMNS_HIGH - high, 1),
             width=round(step * 0.8, 1),
             height=round(high, 1),
-            text=_number(one),
+            text=_number(measure),
         )
-        for number, one in enumerate(measures)
-        for high in (max(COLUMNS_HIGH * one.value / most, 1.5),)
+        for number, measure in enumerate(measures)
+        for high in (max(COLUMNS_HIGH * measure.value / scale, 1.5),)
     )
     return BarChart(
-        title=f"{title}, up to {format_number(most)} {measures[0].unit if measures else ''}",
+        title=f"{title}, up to {format_number(scale)} {measures[0].unit if measures else ''}",
         bars=bars,
         width=max(step * len(bars), COLUMNS_WIDE),
         height=COLUMNS_HIGH,
@@ -129,7 +129,7 @@ def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def format_number(value: float) -> str:
-    """Return four significant digits without zeros at the end; `1.2e-07` for small numbers."""
+    """Return four significant digits without trailing zeros, or `1.2e-07` for small numbers."""
     if not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e15:
@@ -138,13 +138,13 @@ def format_number(value: float) -> str:
 
 
 def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
-    """Return one line for each number."""
+    """Return a line for each number."""
     return "\n".join(f"{name} {format_number(number)}" for name, number in numbers)
 
 
-def _most(measures: Iterable[ChartMeasure]) -> float:
+def _scale_of(measures: Iterable[ChartMeasure]) -> float:
     """Return the end of the scale; never 0."""
-    return max((max(one.value, one.upper) for one in measures), default=0.0) or 1.0
+    return max((max(measure.value, measure.upper) for measure in measures), default=0.0) or 1.0
 
 
 def _number(measure: ChartMeasure) -> str:
@@ -157,7 +157,7 @@ def _spoken_text(title: str, bars: Sequence[ChartBar]) -> str:
     return f"{title}: {some}" + ("; and more" if len(bars) > MAX_SPOKEN else "")
 
 
-# --- The templates of reports: every value is escaped, none is ever markup
+# --- The templates of reports: every value is escaped
 
 
 SHARED = Path(__file__).parent / "templates"

@@ -133,7 +133,7 @@ def answering(answers: Answers, internal: str = "127.0.0.1:1") -> Iterator[Regis
     threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True).start()
     try:
         known = Credential(user="me", secret="secret", origin="the attack")
-        options = RegistryOptions(credentials=lambda _: known, patience=PATIENCE)
+        options = RegistryOptions(credentials=lambda _: known, retry_policy=PATIENCE)
         yield RegistryClient(f"127.0.0.1:{server.server_port}", options)
     finally:
         server.shutdown()
@@ -288,7 +288,7 @@ def test_no_service_is_written_to_for_a_registry(
         with service(answer) as served, suppress(ImagefactoryError):
             known = Credential(user="me", secret="secret", origin="the attack")
             registry = RegistryClient(
-                served.address, RegistryOptions(credentials=lambda _: known, patience=PATIENCE)
+                served.address, RegistryOptions(credentials=lambda _: known, retry_policy=PATIENCE)
             )
             data = BLOB if asked != "large" else bytes(2 << 20)
             match asked:

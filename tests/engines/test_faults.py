@@ -198,7 +198,7 @@ def options_of(seed: int) -> RegistryOptions:
     """As a person's, but no time is spent on waiting; some send in small pieces."""
     piece = 3000 if seed % 4 == 0 else 0
     return RegistryOptions(
-        sleep=lambda _: None, random=Random(seed), piece=piece, patience=RetryPolicy(read=STUCK)
+        sleep=lambda _: None, random=Random(seed), piece=piece, retry_policy=RetryPolicy(read=STUCK)
     )
 
 
@@ -316,7 +316,7 @@ def test_two_writers_at_one_tag(tmp_path: Path, registry: str) -> None:
                     graph=graphs[n], repository=repository, candidate=f"1.0-cu121-{n:012x}", tags=("nightly",)
                 )
                 # The registry rewrites its tag in place: who reads just then gets a 500, or several.
-                options = replace(options_of(2 * seed + n), sleep=time.sleep, patience=STUBBORN)
+                options = replace(options_of(2 * seed + n), sleep=time.sleep, retry_policy=STUBBORN)
                 return send(source, RegistryClient(proxy.address, options), sending, QuietProgress())
 
             both = list(pool.map(push, range(2)))

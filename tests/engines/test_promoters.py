@@ -124,7 +124,7 @@ def machines(memory_registry: str, tmp_path: Path) -> list[Machine]:
     for capability in CAPABILITIES:
         environ = {"IMAGEFACTORY_STORE": str(tmp_path / capability), "HOME": str(tmp_path)}
         settings = load_settings(directory=root, start=root, environ=environ)
-        client = RegistryClient(memory_registry, RegistryOptions(patience=STUBBORN))
+        client = RegistryClient(memory_registry, RegistryOptions(retry_policy=STUBBORN))
         found.append(Machine(load_project(settings, environ), capability, client))
     return found
 

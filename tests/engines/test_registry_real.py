@@ -47,7 +47,7 @@ _NUMBERS = count()
 def client(host: str, *, known: bool = True, piece: int = 0) -> RegistryClient:
     credential = Credential(user="builder", secret=USERS["builder"], origin="the test")
     credentials = (lambda host: credential) if known else anonymous
-    return RegistryClient(host, RegistryOptions(credentials=credentials, patience=QUICK, piece=piece))
+    return RegistryClient(host, RegistryOptions(credentials=credentials, retry_policy=QUICK, piece=piece))
 
 
 class Breaking:
@@ -176,7 +176,9 @@ def test_asking_who_may_push_leaves_nothing(guarded: RegistryServer, repository:
 
 def test_a_wrong_password_is_told_without_it(guarded: RegistryServer, repository: str) -> None:
     wrong = Credential(user="builder", secret="hunter2-hunter2", origin="a file")
-    registry = RegistryClient(guarded.host, RegistryOptions(credentials=lambda host: wrong, patience=QUICK))
+    registry = RegistryClient(
+        guarded.host, RegistryOptions(credentials=lambda host: wrong, retry_policy=QUICK)
+    )
     with fails("registry-access-denied", hint="a file") as caught:
         registry.write(repository, blob(b"x"), source(b"x"))
     assert "hunter2" not in f"{caught.value!r} {caught.value.hint}"
@@ -189,7 +191,7 @@ def test_tokens_that_ran_out_are_fetched_again(guarded: RegistryServer, reposito
         guarded.host,
         RegistryOptions(
             credentials=lambda host: Credential(user="builder", secret=USERS["builder"]),
-            patience=QUICK,
+            retry_policy=QUICK,
             clock=lambda: 0.0,
         ),
     )

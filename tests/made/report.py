@@ -80,7 +80,7 @@ def _with_contents(image: ReportImage, packages: int) -> ReportImage:
         image,
         description="An image of the tests",
         layers=tuple(
-            ReportLayer(title=name, digest=digest_of(name.encode()), size=9 << 20, kept=bool(number % 2))
+            ReportLayer(title=name, digest=digest_of(name.encode()), size=9 << 20, unchanged=bool(number % 2))
             for number, name in enumerate(names[:20])
         ),
         packages=tuple(ReportPackage(name=name, version="1.2.3", size=1 << 20) for name in names),

@@ -272,7 +272,7 @@ def redirects_to(url: str, status: int = 307) -> Callable[[Request], Answer]:
 
 
 def fetch(url: str) -> bytes:
-    web = HttpSession(Source(), patience=RetryPolicy(attempts=1))
+    web = HttpSession(Source(), retry_policy=RetryPolicy(attempts=1))
     try:
         with web.open(url) as response:
             return b"".join(arriving(response.raw))
@@ -318,7 +318,7 @@ def test_a_connection_of_the_pool_is_no_way_in() -> None:
         service(host="127.0.0.2") as internal,
         service(redirects_to(f"http://{internal.address}/x")) as index,
     ):
-        web = HttpSession(Source(), patience=RetryPolicy(attempts=1))
+        web = HttpSession(Source(), retry_policy=RetryPolicy(attempts=1))
         with web.open(f"http://{internal.address}/own") as response:
             list(arriving(response.raw))
         with pytest.raises(RejectedError), web.open(f"http://{index.address}/"):
@@ -362,7 +362,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
 
 def test_with_a_proxy_addresses_alone_are_judged() -> None:
     with service() as proxy:
-        web = HttpSession(Source(proxy=f"http://{proxy.address}"), patience=RetryPolicy(attempts=1))
+        web = HttpSession(Source(proxy=f"http://{proxy.address}"), retry_policy=RetryPolicy(attempts=1))
         for place, may in (
             ("http://b.example/", True),
             ("http://10.0.0.1/", False),
@@ -423,7 +423,7 @@ def test_a_redirect_costs_no_more_than_its_head() -> None:
         target = {"Location": f"http://{end.address}/", **cookie}
         with service(lambda _: (307, target, bytes(50_000_000))) as index:
             tracemalloc.start()
-            web = HttpSession(Source(), patience=RetryPolicy(attempts=1))
+            web = HttpSession(Source(), retry_policy=RetryPolicy(attempts=1))
             for _ in range(2):
                 with web.open(f"http://{index.address}/") as response:
                     assert read_some(response.raw, 10) == b"{}"

@@ -50,7 +50,7 @@ def test_a_request_is_logged_without_its_login_and_query(capsys: pytest.CaptureF
 def test_a_request_that_fails_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging(verbose=True)
     policy = RetryPolicy(attempts=1, connect=1.0)
-    with HttpSession(Source(), patience=policy) as web, pytest.raises(Exception, match="refused"):
+    with HttpSession(Source(), retry_policy=policy) as web, pytest.raises(Exception, match="refused"):
         web.size("http://127.0.0.1:1/a")
     assert (
         "HEAD http://127.0.0.1:1/a: Failed to establish a new connection: [Errno 111] Connection refused"

@@ -1,1 +1,1 @@
-"""A GPU that is not there: how a program would use it."""
+"""Emulate a GPU, to measure how a program would use it."""

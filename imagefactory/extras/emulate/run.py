@@ -1,4 +1,4 @@
-"""A command in an image that has no GPU, and sees one."""
+"""Run a command with an emulated GPU, and report its needs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResul
 from imagefactory.verify.suite_files import write_suite
 from imagefactory.views.text import fold, format_fields
 
-# --- How fast a GPU was seen to be: what verdicts of the full suite hold of it, for emulating one. Pure
-# The numbers of the check `profile` are times by the operations or the bytes of one call:
-# `product-fp16-2147483648-s`, `move-3145728-s`. Those of `all-reduce`, of several GPUs, are by bytes.
+# --- Recorded speed of a GPU, from verdicts of the full suite. Pure
+# The check `profile` has times by the operations or bytes of one call: `product-fp16-2147483648-s`,
+# `move-3145728-s`. The check `all-reduce`, with several GPUs, has times by bytes.
 
 
 PROFILE, ALL_REDUCE, PEER = "profile", "all-reduce", "peer"
@@ -49,8 +49,9 @@ SINGLE = ("processors", "context", "kernel", "launch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRunRecord:
-    """A GPU as one run met it. `memory` and `context` in bytes, `kernel` and `launch` in seconds; `curves` by
-    name as pairs of an amount and its seconds, the smallest first.
+    """The speed of a GPU in one run. `memory` and `context` are in bytes, `kernel` and `launch` in seconds.
+
+    `curves` are pairs of an amount and its seconds by name, the smallest first.
     """
 
     driver: str
@@ -64,23 +65,23 @@ class GpuRunRecord:
 
 
 def find_recorded(judged: Iterable[VerificationResult], device: str) -> GpuRunRecord | None:
-    """The newest that can be relied on, of a GPU that its driver calls `device`; None without one.
+    """Return the newest trusted record of a GPU that its driver calls `device`, or None.
 
-    What several of them sent each other is the newest verdict's on those.
+    The transfer times between GPUs are those of the newest verdict with several GPUs.
     """
     its = sorted(
-        (one.verdict for one in judged if one.verdict and one.standing is VerdictStatus.GOOD),
+        (result.verdict for result in judged if result.verdict and result.standing is VerdictStatus.GOOD),
         key=lambda verdict: verdict.issued,
         reverse=True,
     )
     its = [verdict for verdict in its if verdict.report.device and verdict.report.device.name == device]
-    found = next((recorded for verdict in its if (recorded := _recorded(verdict))), None)
+    record = next((recorded for verdict in its if (recorded := _recorded(verdict))), None)
     peers = next((peers for verdict in its if (peers := _peers(verdict))), ())
-    return replace(found, curves={**found.curves, PEER: peers}) if found and peers else found
+    return replace(record, curves={**record.curves, PEER: peers}) if record and peers else record
 
 
 def _peers(verdict: Verdict) -> tuple[tuple[float, float], ...]:
-    """Seconds by the bytes that each GPU of an all-reduce sends: in a ring of n, 2 (n - 1) / n of its own."""
+    """Return seconds by bytes sent per GPU of an all-reduce: 2 (n - 1) / n of its own in a ring."""
     count = verdict.report.gpus
     sums = recorded_curves(numbers_of(verdict, ALL_REDUCE)).get(ALL_REDUCE, ())
     return tuple((size * 2 * (count - 1) / count, took) for size, took in sums) if count > 1 else ()
@@ -107,67 +108,65 @@ def _recorded(verdict: Verdict) -> GpuRunRecord | None:
 
 
 def numbers_of(verdict: Verdict, name: str) -> dict[str, float]:
-    """Those of a check that passed, without the units in their names; none of another."""
+    """Return the numbers of a passed check, without the units in their names. Empty for other checks."""
     checks = (check for check in verdict.report.checks if check.name == name)
     passed = (check for check in checks if check.state is CheckState.PASSED)
     return next((without_units(dict(check.numbers)) for check in passed), {})
 
 
 def without_units(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Seconds and bytes by the names of what they are of."""
+    """Return the numbers with the suffixes `-s` and `-bytes` removed from their names."""
     return {name.removesuffix("-s").removesuffix("-bytes"): value for name, value in numbers.items()}
 
 
 def recorded_curves(numbers: Mapping[str, float]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Numbers whose names end with an amount, by what stands before it. Those of no time are left out."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return the numbers whose names end with an amount, by the rest of the name. Skips zero times."""
+    curves: dict[str, list[tuple[float, float]]] = {}
     for name, seconds in numbers.items():
         what, _, amount = name.rpartition("-")
         if what and amount.isdecimal() and int(amount) > 0 and seconds > 0:
-            found.setdefault(what, []).append((float(amount), seconds))
-    return {what: tuple(sorted(points)) for what, points in found.items()}
+            curves.setdefault(what, []).append((float(amount), seconds))
+    return {what: tuple(sorted(points)) for what, points in curves.items()}
 
 
 SOURCE = Path(inside.__file__).parent
 PACKAGE, START = "imagefactory_emulate", "sitecustomize.py"
-"""What the room is called inside, and the file of it that Python finds by itself."""
+"""The package name inside the image, and the file that Python imports at start."""
 INSIDE, EMULATION_DIRECTORIES = "/imagefactory/emulate", "/imagefactory/emulated"
 REQUEST_FILE = "asked.json"
 CONTEXT = 512 << 20
-"""What CUDA and its libraries take of a GPU before the first tensor; by driver and GPU 300 to 700 MiB."""
+"""GPU memory of CUDA and its libraries before the first tensor: 300 to 700 MiB by driver and GPU."""
 KERNEL, LAUNCH = 2e-6, 5e-6
-"""Seconds that the smallest kernel takes, and the program's for handing one to the driver."""
+"""Seconds of the smallest kernel, and of the program for launching one."""
 MOST, MOST_NAMES = 256, 10_000
-"""Processes that are listened to, and names in their folder."""
+"""The most processes whose summaries are read, and the most names in their directory."""
 
 
 def recorded_profile(
     access: Access,
-    made: Image | SifArtifact,
+    artifact: Image | SifArtifact,
     sheet: DataSheet,
     now: datetime,
     offered: Sequence[VerificationResult] = (),
 ) -> GpuRunRecord | None:
-    """What a verdict of this very image holds of such a GPU, of the store or `offered` by a catalogue; None
-    without one that counts.
-    """
-    return find_recorded((*offered, *VerdictReader(access, now).stored(made)), sheet.device)
+    """Return the record of this GPU in the image's verdicts (stored or `offered`), or None."""
+    return find_recorded((*offered, *VerdictReader(access, now).stored(artifact)), sheet.device)
 
 
 @contextmanager
 def emulating(
     sheet: DataSheet, count: int, spec: RunSpec, recorded: GpuRunRecord | None = None, *, scratch: Path
 ) -> Iterator[tuple[RunSpec, Path]]:
-    """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
+    """Yield the run with `count` emulated GPUs, and the directory for the summaries of its processes.
 
-    That folder is below `scratch`. Times are those of `recorded`, without it those of the data sheet.
+    The directory is below `scratch`. Times come from `recorded`, or from the data sheet without it.
     """
-    asked = json.dumps(emulation_request(sheet, count, recorded)).encode()
+    request = json.dumps(emulation_request(sheet, count, recorded)).encode()
     with locked_temporary_directory("emulate-", scratch) as folder:
-        shown, told = folder / "shown", folder / "told"
-        write_suite(shown, {REQUEST_FILE: asked, **read_package()})
-        told.mkdir()
-        told.chmod(0o777)  # the image's user writes here, whoever that is on the host
+        package, summaries = folder / "shown", folder / "told"
+        write_suite(package, {REQUEST_FILE: request, **read_package()})
+        summaries.mkdir()
+        summaries.chmod(0o777)  # the image's user writes here, with an unknown user ID
         own = dict(spec.environment).get("PYTHONPATH", "")
         yield (
             replace(
@@ -179,16 +178,16 @@ def emulating(
                 ),
                 mounts=(
                     *spec.mounts,
-                    Mount(source=shown, target=INSIDE, bind=True),
-                    Mount(source=told, target=EMULATION_DIRECTORIES, writable=True, scratch=True),
+                    Mount(source=package, target=INSIDE, bind=True),
+                    Mount(source=summaries, target=EMULATION_DIRECTORIES, writable=True, scratch=True),
                 ),
             ),
-            told,
+            summaries,
         )
 
 
 def read_package() -> dict[str, bytes]:
-    """Return the files of the room `emulate`, by their paths in the folder that an image is shown."""
+    """Return the files of the emulation by their paths in the directory that the image sees."""
     files = {
         name: read_file(SOURCE, name, LONGEST) for name in list_names(SOURCE, MOST) if name.endswith(".py")
     }
@@ -198,8 +197,8 @@ def read_package() -> dict[str, bytes]:
 def emulation_request(
     sheet: DataSheet, count: int, recorded: GpuRunRecord | None = None
 ) -> dict[str, object]:
-    """What the program inside is told of its GPUs, as `emulate/start.py` reads it."""
-    told = recorded or sheet
+    """Return the description of the GPUs that `inside/start.py` reads."""
+    hardware = recorded or sheet
     return {
         "gpus": count,
         "folder": EMULATION_DIRECTORIES,
@@ -207,8 +206,8 @@ def emulation_request(
             "name": sheet.name,
             "device": sheet.device,
             "capability": str(sheet.capability),
-            "processors": told.processors,
-            "memory": told.memory,
+            "processors": hardware.processors,
+            "memory": hardware.memory,
             "context": recorded.context if recorded else CONTEXT,
             "kernel": recorded.kernel if recorded else KERNEL,
             "launch": recorded.launch if recorded else LAUNCH,
@@ -219,7 +218,7 @@ def emulation_request(
 
 
 def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
-    """What a data sheet lets one expect: of each what it does in a second."""
+    """Return the rates of a data sheet as curves: the amount of each in one second."""
     rates = {
         "move": sheet.bandwidth,
         "peer": sheet.peer,
@@ -234,12 +233,12 @@ def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
 
 
 def read_emulation_summaries(folder: Path) -> tuple[EmulatedRun, ...]:
-    """What each process of the run told. Raises StatementError for what no process of ours writes."""
+    """Return the summary of each process. Raises StatementError for invalid files."""
     return tuple(run for _, run in _read(folder))
 
 
 def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
-    """Each text with what it tells. The image owns the folder, and may have left anything in it."""
+    """Yield each file's text and summary. The image owns the directory, so its files are untrusted."""
     try:
         names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
     except OSError as error:
@@ -253,7 +252,7 @@ def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
 
 
 def write_emulation_summary(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
-    """Writes what the main process told to a file, for `job write --resources-from`."""
+    """Write the summary of the main process to a file, for `job write --resources-from`."""
     main = main_run(runs)
     text = next((text for text, run in _read(folder) if run == main), None)
     if text is None:
@@ -269,23 +268,23 @@ def write_emulation_summary(folder: Path, runs: tuple[EmulatedRun, ...], output:
         ) from error
 
 
-# --- What a run measured, as a person reads it, and what to request for a job
+# --- Text of a summary
 
 
 def main_run(runs: Sequence[EmulatedRun]) -> EmulatedRun | None:
-    """Of the processes of a run the one that did most on a device."""
+    """Return the process with the most GPU operations."""
     return max(runs, key=lambda run: run.operations, default=None)
 
 
 def stall_share(loader: EmulatedLoader) -> float | None:
-    """The part of a batch's time that the program waited for it."""
+    """Return the share of the time per batch that the program waits for data, or None."""
     if not loader.interval or loader.wait is None:
         return None
     return min(1.0, loader.wait / loader.interval)
 
 
 def epoch_seconds(loader: EmulatedLoader) -> float | None:
-    """An epoch at the pace that was seen, its first batch included."""
+    """Return the seconds of an epoch at the measured pace, with its first batch."""
     if loader.interval is None or not loader.batches:
         return None
     return loader.first_wait + loader.interval * (loader.batches - 1)
@@ -303,7 +302,7 @@ UNTOLD = "not measured: fewer than two batches were seen"
 
 
 def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
-    """The numbers of the process that did most, and what to write."""
+    """Return the numbers of the main process, and the options for a job."""
     memory, loader, advice = run.memory, run.loader, advise(run)
     head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used, this is no verdict"
     fields = []

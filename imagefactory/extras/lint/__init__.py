@@ -1,3 +1,3 @@
-"""What is wrong with a submit file for a pool: read, understood, matched with machines, and told."""
+"""Check submit files and batch scripts against a pool."""
 
 from __future__ import annotations

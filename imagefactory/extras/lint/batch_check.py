@@ -1,9 +1,9 @@
-"""What is wrong with a batch script for a Slurm cluster: rules over it, an inventory and a catalogue. Pure.
+"""Check a batch script for a Slurm cluster against an inventory and a catalog. Pure.
 
-    BatchScript + Surroundings -> check_batch() -> Checked, as of HTCondor's files
+    BatchScript + CheckContext -> check_batch() -> SubmitCheckResult
 
-Images are judged by the same rules. Slurm tells the types that a site gave its GPUs, and no drivers: that a
-driver is new enough is taken for granted here, and looked at by the scripts that `job write` writes.
+The rules for images are those of HTCondor files. Slurm reports GPU types but no drivers. So this check
+assumes a new enough driver; the scripts that `job write` writes check it at run time.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ from imagefactory.jobs.offer import ImageEvidence
 from imagefactory.recipes.shell_words import RunWord
 from imagefactory.schedulers.pool import PoolGpu
 
-# --- What is wrong with a batch script by itself: one function a rule, a table of them. Pure
+# --- Rules for the script itself: one function for each rule, and a table of them. Pure
 # Sources: Slurm's manual, sbatch(1); Apptainer's user guide, "GPU Support" and "Environment and Metadata"
-# (the
-# machine's LD_LIBRARY_PATH is left out, APPTAINERENV_LD_LIBRARY_PATH is not).
+# (Apptainer drops the machine's LD_LIBRARY_PATH, but not APPTAINERENV_LD_LIBRARY_PATH).
 
 
 _SINGLE_OPTIONS = (
@@ -95,34 +94,36 @@ _CONTAINED = ("--no-home", "--contain", "-c", "-C", "--containall")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCase:
-    """A script with all that is known of it: `known` is the image of a catalogue, None where it is none."""
+    """A script and the facts about it. `known` is its image in the catalog, None if it is not there."""
 
     script: BatchScript
-    asked: BatchRequest
+    request: BatchRequest
     starts: tuple[ImageStart, ...]
     known: KnownImage | None
 
     @property
     def asks_gpus(self) -> bool:
-        """Whether it asks for GPUs, perhaps in words that cannot be read, or when it is submitted."""
-        given = any(name in self.script.options for name in GPU_OPTIONS)
-        return self.asked.at is not None or given or bool(self.script.promised.intersection(GPU_OPTIONS))
+        """Whether the script requests GPUs, even by an option that is unreadable or only promised."""
+        has_option = any(name in self.script.options for name in GPU_OPTIONS)
+        return (
+            self.request.at is not None or has_option or bool(self.script.promised.intersection(GPU_OPTIONS))
+        )
 
     @property
     def wants_gpus(self) -> bool:
-        return self.known.image.gpu if self.known else any(_opens_gpus(one, self) for one in self.starts)
+        return self.known.image.gpu if self.known else any(_opens_gpus(start, self) for start in self.starts)
 
     def sets(self, start: ImageStart, *names: str) -> RunWord | None:
-        """A variable that the script gives one start."""
+        """Return the first of these variables that the script sets for an image start."""
         own = start.command.sets if start.command else {}
         every = self.script.shell.sets if self.script.shell else {}
-        return next((found for name in names if (found := own.get(name) or every.get(name))), None)
+        return next((word for name in names if (word := own.get(name) or every.get(name))), None)
 
 
 def script_findings(case: BatchCase) -> Iterator[SubmitFinding]:
-    """All that the table of rules has to say."""
+    """Yield the findings of all rules."""
     yield from case.script.findings
-    for at, what, hint in case.asked.faults:
+    for at, what, hint in case.request.faults:
         yield wrong(at.line, "unreadable", what, hint, column=at.column)
     for rule in RULES:
         yield from rule(case)
@@ -140,14 +141,14 @@ def _overwritten(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _amounts(case: BatchCase) -> Iterator[SubmitFinding]:
-    """Numbers that only make sense in another unit, and three ways of asking for memory at once."""
-    given = [case.script.options[name] for name in MEMORY_OPTIONS if name in case.script.options]
-    if len(given) > 1:
-        names = " and ".join(f"--{one.name}" for one in given)
-        last = given[-1]
+    """Report numbers that need a unit, and memory options that exclude each other."""
+    options = [case.script.options[name] for name in MEMORY_OPTIONS if name in case.script.options]
+    if len(options) > 1:
+        names = " and ".join(f"--{item.name}" for item in options)
+        last = options[-1]
         text = f"{names} exclude each other, so sbatch rejects the script"
         yield wrong(last.at.line, "exclusive", text, "remove one of them", column=last.at.column)
-    for option in given:
+    for option in options:
         if 0 < memory_in_mb(option) < _LEAST_MB:
             text = f"--{option.name}={option.value} is {option.value} MB"
             hint = f"write the unit: --{option.name}={option.value}G"
@@ -160,7 +161,7 @@ def _amounts(case: BatchCase) -> Iterator[SubmitFinding]:
 
 def _missing(case: BatchCase) -> Iterator[SubmitFinding]:
     script = case.script
-    line = min((one.at.line for one in script.options.values()), default=1)
+    line = min((option.at.line for option in script.options.values()), default=1)
     if not script.option(*MEMORY_OPTIONS) and not script.promised.intersection(MEMORY_OPTIONS):
         text = "no memory is requested: Slurm kills the job if it exceeds the default of the partition"
         yield advice(line, "missing", text, "write #SBATCH --mem=16G, or what the job needs")
@@ -192,8 +193,8 @@ def _no_image(case: BatchCase) -> Iterator[SubmitFinding]:
     if case.script.shell is None:
         text = "its first line names no shell, so only its #SBATCH lines are checked"
         yield advice(1, "unread", text)
-    elif found := _STARTERS.search(case.script.text):
-        line = case.script.text.count("\n", 0, found.start()) + 1
+    elif match := _STARTERS.search(case.script.text):
+        line = case.script.text.count("\n", 0, match.start()) + 1
         text = "an image seems to be started in a way that is not checked (a function, a here-document)"
         yield advice(line, "unread", text, "write it as apptainer exec --nv IMAGE PROGRAM")
     elif case.asks_gpus:
@@ -214,12 +215,14 @@ def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _opens_gpus(start: ImageStart, case: BatchCase) -> bool:
-    """Whether that start brings GPUs into the image."""
+    """Whether this start makes GPUs visible in the image."""
     if start.verb == PYXIS:
         return True
     if start.program in DOCKER:
-        devices = any("nvidia.com/gpu" in one or "/dev/kfd" in one for one in start.given)
-        return devices or start.has("--gpus") or "--runtime=nvidia" in start.given or "nvidia" in start.given
+        devices = any("nvidia.com/gpu" in option or "/dev/kfd" in option for option in start.options)
+        return (
+            devices or start.has("--gpus") or "--runtime=nvidia" in start.options or "nvidia" in start.options
+        )
     names = [f"{who}_{what}" for who in ("APPTAINER", "SINGULARITY") for what in ("NV", "NVCCLI", "ROCM")]
     return start.has("--nv", "--nvccli", "--rocm") or case.sets(start, *names) is not None
 
@@ -259,19 +262,19 @@ def _docker(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _user_site(case: BatchCase) -> Iterator[SubmitFinding]:
-    """Apptainer shows the home of the user, and Python takes packages from there before the image's."""
+    """Apptainer mounts the user's home, and Python prefers packages there to those of the image."""
     for start in case.starts:
         if start.program not in APPTAINER or start.has(*_CONTAINED):
             continue
-        told = any("PYTHONNOUSERSITE" in one for one in start.given)
+        is_set = any("PYTHONNOUSERSITE" in option for option in start.options)
         names = [f"{before}PYTHONNOUSERSITE" for before in (*_ENV, "")]
-        if not told and case.sets(start, *names) is None:
+        if not is_set and case.sets(start, *names) is None:
             text = "Python prefers packages in ~/.local to those of the image"
             hint = f"write {start.program} {start.verb} --env PYTHONNOUSERSITE=1"
             yield advice(start.at.line, "user-site", text, hint, column=start.at.column)
 
 
-# --- what fights the image -----------------------------------------------------------------------
+# --- conflicts with the image --------------------------------------------------------------------
 
 
 def _modules(case: BatchCase) -> Iterator[SubmitFinding]:
@@ -289,20 +292,20 @@ def _modules(case: BatchCase) -> Iterator[SubmitFinding]:
 def _libraries(case: BatchCase) -> Iterator[SubmitFinding]:
     name = "LD_LIBRARY_PATH"
     hint = "remove it: the image and --nv provide what is needed"
-    told = set()
+    reported = set()
     for start in case.starts:
         for before in _ENV:
             word = case.sets(start, before + name)
-            if word and word not in told:
-                told.add(word)
+            if word and word not in reported:
+                reported.add(word)
                 text = f"{before}{name} puts libraries of the machine before those of the image"
                 yield wrong(word.where.line, "libraries", text, hint, column=word.where.column)
-        if any(one.removeprefix("--env=").startswith(f"{name}=") for one in start.given):
+        if any(option.removeprefix("--env=").startswith(f"{name}=") for option in start.options):
             text = f"--env {name} puts libraries of the machine before those of the image"
             yield wrong(start.at.line, "libraries", text, hint, column=start.at.column)
         word = case.sets(start, name)
-        if word and word not in told:
-            told.add(word)
+        if word and word not in reported:
+            reported.add(word)
             text = (
                 f"{name} is for the machine: apptainer removes it, and elsewhere it conflicts with the image"
             )
@@ -320,7 +323,7 @@ def _environments(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _commands(case: BatchCase) -> Iterator[tuple[RunWord, ...]]:
-    """The commands of a script that starts an image."""
+    """Yield the commands of a script that starts an image."""
     if case.starts and case.script.shell:
         yield from (command.words for command in case.script.shell.commands)
 
@@ -347,7 +350,7 @@ _FEW = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobReachability:
-    """What the job can get, as far as it is known: `reach` is None without an inventory."""
+    """The GPUs that the job can get, as far as known. `reach` is None without an inventory."""
 
     grounds: ImageEvidence | None
     reach: JobReachability | None
@@ -355,24 +358,24 @@ class _JobReachability:
 
 
 def check_batch(script: BatchScript, around: CheckContext) -> SubmitCheckResult:
-    """All that can be said of a script."""
-    starts, asked = find_starts(script), read_batch_request(script)
+    """Return the findings and the reachable GPUs of a script."""
+    starts, request = find_starts(script), read_batch_request(script)
     images = around.catalogue.images if around.catalogue else ()
     named = [start.named for start in starts if start.named]
-    known = next((found for image in named if (found := find_catalog_image(image, images))), None)
-    case = BatchCase(script=script, asked=asked, starts=starts, known=known)
+    known = next((image_ for image in named if (image_ := find_catalog_image(image, images))), None)
+    case = BatchCase(script=script, request=request, starts=starts, known=known)
     inventory = around.inventory
-    reach = find_batch_reach(script, asked, inventory) if inventory is not None else None
+    reach = find_batch_reach(script, request, inventory) if inventory is not None else None
     place = _JobReachability(
-        grounds=_whatever_driver(grounds_of(known, around), inventory is None or _no_drivers(inventory.gpus)),
+        grounds=_ignore_drivers(grounds_of(known, around), inventory is None or _no_drivers(inventory.gpus)),
         reach=reach,
         around=around,
     )
     reached = tuple(reached_by(reach.reached if reach else (), place.grounds))
     findings = [*script_findings(case), *_image_findings(case, around), *_gpu_findings(case, place)]
     jobs = QueueCheckResult(
-        line=asked.at.at.line if asked.at else 1,
-        count=asked.jobs,
+        line=request.at.at.line if request.at else 1,
+        count=request.jobs,
         image=named[0].address if named else "",
         target=known.image.target if known else "",
         known=reach is not None,
@@ -390,10 +393,10 @@ def _no_drivers(gpus: tuple[PoolGpu, ...]) -> bool:
     return not any(gpu.cuda for gpu in gpus)
 
 
-def _whatever_driver(grounds: ImageEvidence | None, untold: bool) -> ImageEvidence | None:
-    if grounds is None or not untold:
+def _ignore_drivers(grounds: ImageEvidence | None, no_drivers: bool) -> ImageEvidence | None:
+    if grounds is None or not no_drivers:
         return grounds
-    return replace(grounds, classes=tuple(replace(one, cuda="") for one in grounds.classes))
+    return replace(grounds, classes=tuple(replace(row, cuda="") for row in grounds.classes))
 
 
 # --- the image -----------------------------------------------------------------------------------
@@ -401,12 +404,12 @@ def _whatever_driver(grounds: ImageEvidence | None, untold: bool) -> ImageEviden
 
 def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFinding]:
     images = around.catalogue.images if around.catalogue else ()
-    told: set[str] = set()
+    reported: set[str] = set()
     for start in case.starts:
         image, word = start.named, start.image
-        if image is None or word is None or image.address in told:
+        if image is None or word is None or image.address in reported:
             continue
-        told.add(image.address)
+        reported.add(image.address)
         at = FileLocation(word.where.line, word.where.column)
         misread = misread_by_pyxis(word.text) if start.verb == PYXIS else None
         if misread:
@@ -442,29 +445,29 @@ def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFin
 
 
 def _gpu_findings(case: BatchCase, place: _JobReachability) -> Iterator[SubmitFinding]:
-    asked, known, grounds = case.asked, case.known, place.grounds
-    if asked.at is None:
+    request, known, grounds = case.request, case.known, place.grounds
+    if request.at is None:
         return
-    at = asked.at.at
+    at = request.at.at
     if known is not None and not known.image.gpu:
-        yield no_use(known, at, asked.at.written)
+        yield no_use(known, at, request.at.written)
         return
     if place.reach is None:
         if known is not None and grounds is not None:
             yield from _by_names(case, known, grounds)
         return
     if not place.reach.reached:
-        yield _no_match(place, asked, at)
+        yield _no_match(place, request, at)
     if known is not None:
         yield from unverified(known, tuple(reached_by(place.reach.reached, grounds)), at, SITE)
         yield from narrow(known, grounds, place.reach.places, at, SITE)
 
 
-def _no_match(place: _JobReachability, asked: BatchRequest, at: FileLocation) -> SubmitFinding:
+def _no_match(place: _JobReachability, request: BatchRequest, at: FileLocation) -> SubmitFinding:
     assert place.reach is not None
     why = join_causes(place.reach.causes.items()) or "the inventory has none"
-    types = sorted({one.gpu.name for one in place.reach.places if one.gpu.name})
-    unknown = [kind for kind in asked.kinds if kind not in types]
+    types = sorted({row.gpu.name for row in place.reach.places if row.gpu.name})
+    unknown = [kind for kind in request.kinds if kind not in types]
     text = f"none of {len(place.reach.places)} GPUs matches, so the job never starts: {why}"
     if unknown:
         there = ", ".join(types[:_FEW]) or "no type"
@@ -475,19 +478,19 @@ def _no_match(place: _JobReachability, asked: BatchRequest, at: FileLocation) ->
 
 
 def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Iterator[SubmitFinding]:
-    """Without an inventory names alone tell which GPUs a script asks for."""
-    asked, target = case.asked, known.image.target
-    assert asked.at is not None
-    at, written = asked.at.at, asked.at.written
-    names = asked.kinds
-    if not names and asked.alternatives and all(capability_of(name) for name in asked.alternatives):
-        names, option = asked.alternatives, case.script.options["constraint"]
+    """Check the requested GPU names. Without an inventory, only they say which GPUs a script requests."""
+    request, target = case.request, known.image.target
+    assert request.at is not None
+    at, written = request.at.at, request.at.written
+    names = request.kinds
+    if not names and request.alternatives and all(capability_of(name) for name in request.alternatives):
+        names, option = request.alternatives, case.script.options["constraint"]
         at, written = option.at, option.written
     hint = f"write a script that requests only verified GPUs: imagefactory job write {target}{SITE}"
     if not grounds.verified:
         yield nowhere(known, grounds, at)
     elif not names and probe_answer(case.script) is None:
-        proven = ", ".join(str(one.capability) for one in grounds.classes if one.verified)
+        proven = ", ".join(str(row.capability) for row in grounds.classes if row.verified)
         text = f"Slurm may assign any GPU of the cluster, but {target} is verified only on {proven}"
         yield advice(at.line, "any-gpu", text, hint, column=at.column)
     for name in names if grounds.verified else ():
@@ -498,7 +501,7 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Ite
             yield advice(at.line, "type", text, where, column=at.column)
             continue
         word, why = image_status_on(
-            _named(name, capability, part=asked.part or bool(slice_of(name))), grounds
+            _named(name, capability, part=request.part or bool(slice_of(name))), grounds
         )
         if word != VERIFIED:
             says = f"fails on {name}" if word == UNUSABLE else f"is not verified on {name}"

@@ -1,4 +1,4 @@
-"""What a batch script asks Slurm for: GPUs by type and count, features of nodes, memory, time. Pure.
+"""Parse the resources that a batch script requests: GPUs, node features, memory, time. Pure.
 
 Source: Slurm's manual, sbatch(1): --gres, --gpus, --constraint, --mem, --time, --array.
 """
@@ -35,17 +35,17 @@ _UNLIMITED = ("infinite", "unlimited", "-1")
 _MOST_TERMS = 100
 
 Names = Callable[[Collection[str]], bool]
-"""Whether a node of these features will do."""
+"""Whether a node with these features matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """What one job asks for. `at` is the option that asks for GPUs, None where none does.
+    """The resources that one job requests. `at` is the option that requests GPUs, or None.
 
-    `gpus` are of one node; `kinds` the types by name, empty for any. `features` judges a node's, None where
-    none are asked for; `alternatives` are the feature names where they are joined by `|` alone. `memory` is
-    of one node in bytes, 0 where it is not told. `jobs` counts an array, None where it cannot be read.
-    `faults` are (where, what is wrong, what to write).
+    `gpus` is the number per node; `kinds` are type names, empty for any type. `features` tests the features
+    of a node, None if the job requires none. `alternatives` are feature names that only `|` joins. `memory`
+    is in bytes per node, 0 if unknown. `jobs` is the array size, None if it cannot be read. `faults` are
+    (location, problem, hint).
     """
 
     at: BatchOption | None
@@ -62,13 +62,13 @@ class BatchRequest:
 
 
 def read_batch_request(script: BatchScript) -> BatchRequest:
-    """What the options ask for. What cannot be read is a fault, and as if it was not there."""
+    """Return the request in the options. An unreadable option becomes a fault and is otherwise ignored."""
     reader = _BatchRequestReader(script)
     gpus = list(reader.gpus())
     memory, cpus = reader.memory(sum(count for _, count, _ in gpus)), reader.number("cpus-per-task")
     features, alternatives = reader.features()
     asking = [script.options[name] for name in GPU_OPTIONS if name in script.options]
-    at = next((one for one in asking if any(option is one for _, _, option in gpus)), None)
+    at = next((candidate for candidate in asking if any(option is candidate for _, _, option in gpus)), None)
     return BatchRequest(
         at=at,
         gpus=max(1, sum(count for _, count, option in gpus if option is at)) if at else 0,
@@ -85,10 +85,12 @@ def read_batch_request(script: BatchScript) -> BatchRequest:
 
 
 def capability_of(name: str) -> str:
-    """The capability that a site's name of a type or feature tells (`a100`, `GPU_SKU:A100_SXM4`, `sm80`);
-    empty where it tells none."""
-    if found := _CAPABILITY.fullmatch(name):
-        return f"{found[1]}.{found[2]}"
+    """Return the compute capability that a type or feature name implies, or an empty string.
+
+    Examples: `a100`, `GPU_SKU:A100_SXM4`, `sm80`.
+    """
+    if match := _CAPABILITY.fullmatch(name):
+        return f"{match[1]}.{match[2]}"
     short = name.rpartition(":")[2].replace("_", " ")
     if not any(letter.isdigit() for letter in short):
         return ""
@@ -99,7 +101,7 @@ def capability_of(name: str) -> str:
 
 
 class _BatchRequestReader:
-    """Reads the options of one script; what is wrong is kept, so that all of it can be told."""
+    """Reads the options of one script, and collects all their faults."""
 
     def __init__(self, script: BatchScript) -> None:
         self.script = script
@@ -109,7 +111,7 @@ class _BatchRequestReader:
         self.faults.append((option.at, f"{option.written}={option.value[:40]}: {what}", hint))
 
     def gpus(self) -> Iterator[tuple[str, int, BatchOption]]:
-        """Types, counts on a node, and the option that asks."""
+        """Yield GPU types, their count per node, and the option that requests them."""
         for name in GPU_OPTIONS:
             option = self.script.options.get(name)
             if option is None or "$" in option.value:
@@ -118,12 +120,12 @@ class _BatchRequestReader:
                 text = part.strip()
                 if name not in ("gres", "tres-per-task"):
                     text = f"gpu:{text}"
-                found = _GPU.fullmatch(text)
-                if found is None:
+                match = _GPU.fullmatch(text)
+                if match is None:
                     if re.match(r"(?:gres[/:])?gpus?\b|.*\bgpu\b", text):
                         self.fault(option, "that requests no GPU", "write --gres=gpu:TYPE:1")
                     continue
-                words = [word for word in re.split(r"[:=]", found["rest"] or "") if word]
+                words = [word for word in re.split(r"[:=]", match["rest"] or "") if word]
                 count = words.pop() if words and _COUNT.fullmatch(words[-1]) else "1"
                 if len(words) > 1:
                     self.fault(option, "it accepts only a type and a count", "write --gres=gpu:TYPE:1")
@@ -134,14 +136,14 @@ class _BatchRequestReader:
                 elif name in ("gpus-per-task", "tres-per-task"):
                     number *= self.tasks()
                 if number:
-                    yield (words[0] if words else ""), (1 if found["name"] != "gpu" else number), option
+                    yield (words[0] if words else ""), (1 if match["name"] != "gpu" else number), option
 
     def nodes(self) -> int:
         text = self.script.value("nodes").partition("-")[0]
         return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
 
     def tasks(self) -> int:
-        """Of one node."""
+        """Return the tasks per node."""
         if "ntasks-per-node" in self.script.options:
             return self.number("ntasks-per-node")
         return -(-self.number("ntasks") // max(1, self.nodes()))
@@ -184,10 +186,10 @@ class _BatchRequestReader:
             return 1
         count = 0
         for part in option.value.partition("%")[0].split(","):
-            found = _ARRAY.fullmatch(part.strip())
-            if found is None or any(len(one or "") > 7 for one in found.groups()):
+            match = _ARRAY.fullmatch(part.strip())
+            if match is None or any(len(group or "") > 7 for group in match.groups()):
                 return None
-            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1) or 1
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1) or 1
             count += len(range(first, last + 1, step))
         return count
 
@@ -204,9 +206,10 @@ class _BatchRequestReader:
 
 
 def parse_features(text: str) -> tuple[Names, tuple[str, ...]]:
-    """`(a100|h100)&new` as a test of a node's features, and the names where `|` alone joins them.
+    """Return a test of node features such as `(a100|h100)&new`, and the names if only `|` joins them.
 
-    Raises ValueError for what is none. A count (`a100*2`) and `[...]` (all nodes of one) ask a node the same.
+    Raises ValueError for an invalid expression. Counts (`a100*2`) and `[...]` (the same for all nodes) do not
+    change the test of a single node.
     """
     tokens = re.findall(r"[A-Za-z0-9_.+:=/-]+(?:\*[0-9]+)?|\S", text.replace("[", "(").replace("]", ")"))
     if not tokens or len(tokens) > _MOST_TERMS:
@@ -251,11 +254,11 @@ def _single_option(tokens: list[str]) -> tuple[Names, list[str]]:
 
 
 def memory_in_mb(option: BatchOption) -> int:
-    """The MB of an amount without a unit; 0 for one with a unit."""
+    """Return the MB of an amount without a unit, and 0 for one with a unit."""
     return int(option.value) if option.value.isascii() and option.value.isdigit() else 0
 
 
-# --- Where a batch script starts an image: apptainer, docker, podman, or Slurm's plugin pyxis. Pure
+# --- Image starts in a batch script: apptainer, docker, podman, or the Slurm plugin pyxis. Pure
 # Source: apptainer exec(1), docker run(1), podman-run(1), NVIDIA's pyxis, "Usage".
 
 
@@ -297,29 +300,31 @@ _DOCKER_VALUED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStart:
-    """One line that starts an image. `image` is its word, None where none stands there; `named` is what that
-    names, None where it is filled in when the script runs. `given` are the options before it."""
+    """A line that starts an image. `options` are those before the image.
+
+    `image` is the word for the image, or None. `named` is the image itself, None if only the run knows it.
+    """
 
     program: str
     verb: str
     at: FileLocation
     image: RunWord | None
     named: JobImage | None
-    given: tuple[str, ...]
+    options: tuple[str, ...]
     command: ShellCommand | None
 
-    def has(self, *options: str) -> bool:
-        return any(one.partition("=")[0] in options for one in self.given)
+    def has(self, *names: str) -> bool:
+        return any(option.partition("=")[0] in names for option in self.options)
 
 
 def find_starts(script: BatchScript) -> tuple[ImageStart, ...]:
-    """All of them, in order; one that #SBATCH names first."""
-    found = []
+    """Return all image starts in order. One from an #SBATCH line comes first."""
+    starts = []
     if option := script.options.get(PYXIS):
         where = SourceLocation(file="", line=option.at.line, column=option.at.column)
         word = RunWord(option.value, where, known="$" not in option.value)
-        found.append(_by_pyxis(word, "sbatch", None))
-    return (*found, *(_in_shell(script.shell) if script.shell else ()))
+        starts.append(_by_pyxis(word, "sbatch", None))
+    return (*starts, *(_in_shell(script.shell) if script.shell else ()))
 
 
 def _in_shell(shell: Shell) -> Iterator[ImageStart]:
@@ -346,7 +351,7 @@ def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -
     if verb is None or verb.text not in (("run",) if docker else _RUNS):
         return
     image, after = _operand(rest, valued)
-    given = rest[: len(rest) - len(after) - 1] if image else rest
+    own = rest[: len(rest) - len(after) - 1] if image else rest
     before = words[1 : words.index(verb)]
     named = None
     if image is not None and image.known:
@@ -361,13 +366,13 @@ def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -
         at=FileLocation(words[0].where.line, words[0].where.column),
         image=image,
         named=named,
-        given=tuple(one.text for one in (*before, *given)),
+        options=tuple(word.text for word in (*before, *own)),
         command=command,
     )
 
 
 def _operand(words: Sequence[RunWord], valued: set[str]) -> tuple[RunWord | None, Sequence[RunWord]]:
-    """The first word that is no option and no option's value, and what follows it."""
+    """Return the first word that is not an option or its value, and the words after it."""
     at = 0
     while at < len(words):
         text = words[at].text
@@ -389,7 +394,7 @@ def _pyxis_image(words: Sequence[RunWord]) -> RunWord | None:
 
 
 def _by_pyxis(word: RunWord, program: str, command: ShellCommand | None) -> ImageStart:
-    """Its images are `[USER@][HOST#]NAME[:TAG]`, or a path of a file; it brings GPUs by itself."""
+    """Return a start by pyxis. Its images are `[USER@][HOST#]NAME[:TAG]` or a file path; it adds GPUs."""
     named = None
     if word.known and (_is_path(word.text) or word.text.startswith(_OF_ENROOT)):
         named = JobImage(key=PYXIS, address=word.text, kind=None, needs="")
@@ -406,22 +411,22 @@ def _by_pyxis(word: RunWord, program: str, command: ShellCommand | None) -> Imag
         at=FileLocation(word.where.line, word.where.column),
         image=word,
         named=named,
-        given=(),
+        options=(),
         command=command,
     )
 
 
 _OF_ENROOT = ("dockerd://", "podman://")
-"""Images of a node's own docker or podman, as enroot names them; pyxis takes them since 0.14."""
+"""Images of the node's own Docker or Podman in enroot's notation. pyxis accepts them since 0.14."""
 
 
 def _is_path(text: str) -> bool:
-    """Whether pyxis takes it for a file: only with / or ./ in front."""
+    """Whether pyxis reads the text as a file path: only if it begins with / or ./."""
     return text.startswith(("/", "./"))
 
 
 def misread_by_pyxis(text: str) -> tuple[str, str] | None:
-    """What pyxis does with an image that was meant otherwise, and what to write; None where all is well."""
+    """Return the problem and the fix of an image that pyxis misreads, None if there is no problem."""
     plain = text.removeprefix("docker://")
     if _is_path(text):
         if text.endswith(".sif"):
@@ -447,14 +452,14 @@ def misread_by_pyxis(text: str) -> tuple[str, str] | None:
 
 
 def as_pyxis(reference: str) -> str:
-    """`registry.example.org/gpu/pytorch@sha256:...` as pyxis takes it."""
+    """Return an image reference in pyxis notation (HOST#NAME)."""
     host, _, name = reference.partition("/")
     return f"{host}#{name}"
 
 
-# --- Which GPUs of a Slurm cluster a batch script's job can get, and what keeps it from the others. Pure
-# By an inventory of its nodes: the type that is asked for, the features and names of nodes, their size, and
-# what the script itself turns away. What nodes have at most counts, not what is free now.
+# --- The GPUs of a Slurm cluster that a job can get, and why it cannot get the others. Pure
+# Each node of the inventory is compared by GPU type, features, name and size, and by the GPU check in the
+# script. The total resources of a node count, not those that are free now.
 
 
 _HOSTS = re.compile(r"(?P<start>[A-Za-z0-9_.-]*)\[(?P<numbers>[0-9,-]+)\](?P<end>[A-Za-z0-9_.-]*)")
@@ -468,44 +473,44 @@ def probe_answer(script: BatchScript) -> frozenset[str] | None:
 
     `job write --site slurm` writes such a check.
     """
-    found = _PROBE_LINE.search(script.text)
-    return frozenset(_CASE.findall(found[1])) if found else None
+    match = _PROBE_LINE.search(script.text)
+    return frozenset(_CASE.findall(match[1])) if match else None
 
 
-def find_batch_reach(script: BatchScript, asked: BatchRequest, inventory: Inventory) -> JobReachability:
-    """Every GPU of the inventory, with what keeps the job away from it."""
+def find_batch_reach(script: BatchScript, request: BatchRequest, inventory: Inventory) -> JobReachability:
+    """Return all GPUs of the inventory, each with the reason why the job cannot get it."""
     looked = probe_answer(script)
     only, not_on = (_names(script.value(name)) for name in ("nodelist", "exclude"))
     places = []
     for machine in inventory.machines:
-        node = _of_node(machine, asked, only, not_on)
-        causes = [node if node[0] else _of_gpu(gpu, asked, looked) for gpu in machine.gpus]
+        node = _of_node(machine, request, only, not_on)
+        causes = [node if node[0] else _of_gpu(gpu, request, looked) for gpu in machine.gpus]
         fitting = sum(not why for why, _ in causes)
-        few = f"its node has fewer than {asked.gpus} such GPUs" if fitting < asked.gpus else ""
+        few = f"its node has fewer than {request.gpus} such GPUs" if fitting < request.gpus else ""
         for gpu, (why, unasked) in zip(machine.gpus, causes, strict=True):
-            gpu = replace(gpu, mig=True) if asked.part else gpu
+            gpu = replace(gpu, mig=True) if request.part else gpu
             places.append(
                 ReachableGpu(
-                    machine=machine.name, gpu=gpu, cause=why or few, unasked=unasked and bool(asked.gpus)
+                    machine=machine.name, gpu=gpu, cause=why or few, unasked=unasked and bool(request.gpus)
                 )
             )
     return JobReachability(places=tuple(places))
 
 
 def _of_node(
-    machine: PoolMachine, asked: BatchRequest, only: Collection[str], not_on: Collection[str]
+    machine: PoolMachine, request: BatchRequest, only: Collection[str], not_on: Collection[str]
 ) -> tuple[str, bool]:
-    """What keeps the job away from a whole node, and whether the script asks for other nodes than this."""
-    if not asked.gpus:
+    """Return why the job cannot get a node, and whether the script itself excludes the node."""
+    if not request.gpus:
         return "the job asks for no GPU", False
     if (only and machine.name not in only) or machine.name in not_on:
         return "its node is left out by name", True
     features = {name for name in str(machine.attributes.get(FEATURES, "")).split(",") if name}
-    if asked.features is not None and not asked.features(features):
+    if request.features is not None and not request.features(features):
         return "its node has not the features that are asked for", True
     for name, amount, unit, word in (
-        ("memory", asked.memory, MB, "little memory"),
-        ("cpus", asked.cpus, 1, "few CPUs"),
+        ("memory", request.memory, MB, "little memory"),
+        ("cpus", request.cpus, 1, "few CPUs"),
     ):
         most = machine.attributes.get(name)
         if isinstance(most, int | float) and not isinstance(most, bool) and most * unit < amount:
@@ -513,8 +518,8 @@ def _of_node(
     return "", False
 
 
-def _of_gpu(gpu: PoolGpu, asked: BatchRequest, looked: Collection[str] | None) -> tuple[str, bool]:
-    if asked.kinds and gpu.name not in asked.kinds:
+def _of_gpu(gpu: PoolGpu, request: BatchRequest, looked: Collection[str] | None) -> tuple[str, bool]:
+    if request.kinds and gpu.name not in request.kinds:
         return "its type is not asked for", True
     if looked is not None and gpu.capability not in looked:
         return "the script stops there", False
@@ -522,19 +527,19 @@ def _of_gpu(gpu: PoolGpu, asked: BatchRequest, looked: Collection[str] | None) -
 
 
 def _names(text: str) -> frozenset[str]:
-    """`gpu[01-03,7],login` as names. What is written in another way is passed over."""
+    """Return the host names in a list such as `gpu[01-03,7],login`. Skips other notations."""
     return frozenset(
         name for part in re.findall(r"(?:\[[^\]]*\]|[^,\s])+", text) for name in _expand_hosts(part)
     )
 
 
 def _expand_hosts(text: str) -> Iterator[str]:
-    found = _HOSTS.fullmatch(text)
-    if found is None:
+    match = _HOSTS.fullmatch(text)
+    if match is None:
         yield text
         return
-    for part in found["numbers"].split(","):
+    for part in match["numbers"].split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
             for number in range(int(first), min(int(last or first), int(first) + _MOST_HOSTS) + 1):
-                yield f"{found['start']}{number:0{len(first)}}{found['end']}"
+                yield f"{match['start']}{number:0{len(first)}}{match['end']}"

@@ -1,8 +1,8 @@
-"""Reading a batch script as sbatch does: the options of its #SBATCH lines, then a shell's commands. Pure.
+"""Parse a batch script as sbatch does: the options of its #SBATCH lines, then shell commands. Pure.
 
-Seen with 22.05's `sbatch --test-only -vv`: options end at the first command; a `#` ends a line, also within a
-word; a `#SBATCH` that does not begin its line is a comment; a name may be cut short where it stays clear.
-Source: Slurm's manual, sbatch(1).
+Observed with `sbatch --test-only -vv` of 22.05: options end at the first command. A `#` ends a line, even
+within a word. A `#SBATCH` that does not begin its line is a comment. Option names may be abbreviated if
+unambiguous. Source: Slurm's manual, sbatch(1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LONG: Mapping[str, int] = {
     **dict.fromkeys(_BARE, 0), **dict.fromkeys(_MAY_TAKE, 2), **dict.fromkeys((*_WITH_VALUE, *_PYXIS), 1),
     "kill-on-invalid-dep": 1,
 }  # fmt: skip
-"""Options of sbatch and of its plugin pyxis: 0 without a value, 1 with one, 2 with one behind `=` alone."""
+"""Options of sbatch and its plugin pyxis: 0 without a value, 1 with one, 2 with one only after `=`."""
 SHORT = {
     "a": "array", "A": "account", "b": "begin", "c": "cpus-per-task", "d": "dependency", "D": "chdir",
     "e": "error", "H": "hold", "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses",
@@ -63,7 +63,7 @@ _COMMENTED_SBATCH = re.compile(r"^\s*#(?!SBATCH).*\bsbatch\b(.*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOption:
-    """An option by its whole name. `before` is the value that an earlier line gave it, None for none."""
+    """An option with its full name. `before` is the value from an earlier line, or None."""
 
     name: str
     written: str
@@ -74,8 +74,10 @@ class BatchOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScript:
-    """A script. `shell` is None for one that no shell runs. `promised` are options that a comment says are
-    given when it is submitted: `# sbatch --time=1:00:00 FILE`."""
+    """A script. `shell` is None if no shell runs it.
+
+    `promised` are options that a comment says are passed on submission: `# sbatch --time=1:00:00 FILE`.
+    """
 
     name: str
     text: str
@@ -85,7 +87,7 @@ class BatchScript:
     findings: tuple[SubmitFinding, ...]
 
     def option(self, *names: str) -> BatchOption | None:
-        """The first of them that is given."""
+        """Return the first of these options that the script sets."""
         return next((self.options[name] for name in names if name in self.options), None)
 
     def value(self, name: str) -> str:
@@ -93,12 +95,12 @@ class BatchScript:
 
 
 def is_batch(text: str, name: str) -> bool:
-    """Whether a file is a batch script: by its name, or its #SBATCH lines."""
+    """Whether a file is a batch script, by its name or its #SBATCH lines."""
     return name.endswith((".sbatch", ".slurm")) or re.search(r"^\s*#SBATCH\b", text, re.MULTILINE) is not None
 
 
 def parse_batch(text: str, name: str) -> BatchScript:
-    """Raises UsageError for a file that is too long."""
+    """Parse a batch script. Raises UsageError for a file that is too long."""
     lines = text.split("\n")
     if len(lines) > MAX_LINES:
         raise UsageError(
@@ -133,7 +135,10 @@ def parse_batch(text: str, name: str) -> BatchScript:
             break
         _read_options(words, options, findings)
     promised = frozenset(
-        option for said in _COMMENTED_SBATCH.findall(text) for option in _options_in(said) if option in LONG
+        option
+        for command_line in _COMMENTED_SBATCH.findall(text)
+        for option in _options_in(command_line)
+        if option in LONG
     )
     shell = read_shell(text) if _SHELLS.match(text) or not text.startswith("#!") else None
     return BatchScript(
@@ -141,13 +146,13 @@ def parse_batch(text: str, name: str) -> BatchScript:
     )
 
 
-def _options_in(said: str) -> Iterator[str]:
-    for word in re.findall(r"(?<!\S)-{1,2}[A-Za-z][A-Za-z-]*", said):
+def _options_in(command_line: str) -> Iterator[str]:
+    for word in re.findall(r"(?<!\S)-{1,2}[A-Za-z][A-Za-z-]*", command_line):
         yield word.removeprefix("--") if word.startswith("--") else SHORT.get(word[1:2], "")
 
 
 def split_directive(line: str, number: int) -> Iterator[tuple[str, FileLocation]]:
-    """The words of one #SBATCH line, by its own rules of quoting."""
+    """Yield the words of an #SBATCH line, which has its own quoting rules."""
     at = len(_MARK)
     while at < len(line):
         if line[at] in " \t":
@@ -219,10 +224,10 @@ def _read_options(
 
 
 def _full_option_name(name: str) -> tuple[str, str]:
-    """The option of a name that may be cut short; else none, and the nearest one."""
+    """Return the full name of an abbreviated option, or an empty string and the nearest option."""
     if name in LONG:
         return name, ""
-    fitting = [one for one in LONG if name and one.startswith(name)]
+    fitting = [option for option in LONG if name and option.startswith(name)]
     return (fitting[0], "") if len(fitting) == 1 else ("", nearest(name, LONG))
 
 

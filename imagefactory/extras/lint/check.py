@@ -1,9 +1,9 @@
-"""What is wrong with a submit file for a pool: rules over the file, an inventory and a catalogue. Pure.
+"""Check a submit file for a pool against an inventory and a catalog. Pure.
 
-    SubmitFile + Surroundings -> check_submit_file() -> Checked: findings with lines, the reach of each queue
+    SubmitFile + CheckContext -> check_submit_file() -> SubmitCheckResult
 
-A finding is WRONG where jobs would fail, wait for ever, run what was not verified, or what somebody can move
-under them; ADVICE where the same can be had better. Nothing in a file is executed.
+A finding is WRONG if jobs would fail, never start, or run an image that is not verified or may change. It is
+ADVICE if there is a better way. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ _FEW = 6
 
 
 def check_submit_file(file: SubmitFile, around: CheckContext) -> SubmitCheckResult:
-    """All that can be said of a file. Raises UsageError, with its line, where a value cannot be expanded."""
+    """Return the findings of a file. Raises UsageError, with the line, if a value cannot be expanded."""
     findings = [advice(line, "note", text) for line, text in file.notes]
     if not file.jobs:
         findings.append(
             wrong(1, "no-queue", "the file has no queue line, so it submits no jobs", "add a line queue")
         )
     jobs = []
-    for one in file.jobs:
+    for jobs_ in file.jobs:
         try:
-            jobs.append(_check(one, around))
+            jobs.append(_check(jobs_, around))
         except UsageError as error:
             raise UsageError(
-                "submit-value-invalid", f"{file.name}:{one.line}: {error.message}", hint=error.hint
+                "submit-value-invalid", f"{file.name}:{jobs_.line}: {error.message}", hint=error.hint
             ) from error
     return SubmitCheckResult(name=file.name, jobs=tuple(jobs), findings=tuple(findings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _QueueCheck:
-    """One `queue` with all that is known of it; what `known` and `grounds` are None of is not known."""
+    """A `queue` and the facts about it. A field is None if that fact is not known."""
 
     jobs: QueueStatement
-    asked: JobRequest
+    request: JobRequest
     image: JobImage | None
     known: KnownImage | None
     grounds: ImageEvidence | None
@@ -86,21 +86,21 @@ class _QueueCheck:
 
 def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
     image = read_image(jobs)
-    asked = read_request(jobs, (image.needs,) if image and image.needs else ())
+    request = read_request(jobs, (image.needs,) if image and image.needs else ())
     images = around.catalogue.images if around.catalogue else ()
     known = find_catalog_image(image, images) if image else None
     case = _QueueCheck(
         jobs=jobs,
-        asked=asked,
+        request=request,
         image=image,
         known=known,
         grounds=grounds_of(known, around),
-        reach=find_reach(asked, around.inventory) if around.inventory is not None else None,
+        reach=find_reach(request, around.inventory) if around.inventory is not None else None,
         around=around,
     )
     reached = tuple(reached_by(case.reach.reached if case.reach else (), case.grounds))
     findings = [
-        *command_findings(jobs, asked),
+        *command_findings(jobs, request),
         *_old_gpus(case),
         *site_findings(jobs, around.site),
         *_image_findings(case),
@@ -126,9 +126,11 @@ def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
 
 
 def _old_gpus(case: _QueueCheck) -> Iterator[SubmitFinding]:
-    """Machines may still tell of GPUs as they did once; where it is known that they do not, that is wrong."""
+    """Report old GPU attributes: WRONG if the pool is known not to have them, else ADVICE."""
     inventory = case.around.inventory
-    has = {name.lower() for one in (inventory.machines if inventory else ()) for name in one.attributes}
+    has = {
+        name.lower() for machine in (inventory.machines if inventory else ()) for name in machine.attributes
+    }
     known = case.around.site.nested or bool(has)
     severity = Severity.WRONG if known else Severity.ADVICE
     yield from old_gpu_findings(case.jobs, severity, frozenset(has))
@@ -147,12 +149,12 @@ def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
         return
     yield from catalog_findings(image, case.known, catalogue, FileLocation(jobs.settings[image.key].line))
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
-    if case.known and case.asked.disk and sent:
+    if case.known and case.request.disk and sent:
         size = case.known.sif.size if case.known.sif else case.known.image.size
         needed = image_disk(image.kind or ImageKind.SIF, size, case.known.image.unpacked)
-        if image.kind in (ImageKind.SIF, ImageKind.OSDF, ImageKind.ORAS) and case.asked.disk < needed:
-            asked = format_size(case.asked.disk)
-            text = f"request_disk is {asked}, but the image needs {format_size(needed)}"
+        if image.kind in (ImageKind.SIF, ImageKind.OSDF, ImageKind.ORAS) and case.request.disk < needed:
+            request = format_size(case.request.disk)
+            text = f"request_disk is {request}, but the image needs {format_size(needed)}"
             where = jobs.settings["request_disk"].line
             yield wrong(
                 where,
@@ -162,14 +164,14 @@ def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
             )
 
 
-# --- where it gets -------------------------------------------------------------------------------
+# --- the GPUs ------------------------------------------------------------------------------------
 
 
 def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     reach, inventory = case.reach, case.around.inventory
     if reach is None or inventory is None or not case.jobs.asks_gpus:
         return
-    yield from _unheard(case, inventory)
+    yield from _unknown_attributes(case, inventory)
     if not reach.places:
         yield advice(case.jobs.line, "no-match", "the inventory has no GPU")
     elif not reach.reached:
@@ -178,15 +180,15 @@ def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
         yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory gpus")
 
 
-def _unheard(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]:
-    """Attributes in `requirements` that no machine with GPUs has, and whose absence decides."""
+def _unknown_attributes(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]:
+    """Report attributes in `requirements` that no GPU machine has, if they make it undefined."""
     has = {name.lower() for machine in inventory.machines for name in machine.attributes}
-    expression = case.asked.requirements
+    expression = case.request.requirements
     if expression is None or not has or not case.reach:
         return
     if not any(place.cause == UNDEFINED for place in case.reach.places):
         return
-    own = {*has, *(name.lower() for name in case.asked.ad)}
+    own = {*has, *(name.lower() for name in case.request.ad)}
     names = [name for name in expression.names if name.lower() not in own]
     names = [name for name in names if not own_name(name)]  # these have a finding of their own
     if names and "requirements" in case.jobs.settings:
@@ -198,7 +200,7 @@ def _unheard(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]
 
 
 def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator[SubmitFinding]:
-    """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out."""
+    """Report reachable GPUs without a verdict, and verified GPUs that the jobs exclude."""
     if case.known is None or case.image is None:
         return
     setting = case.jobs.settings[case.image.key]
@@ -218,57 +220,57 @@ def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator
 
 
 def _reached_revoked(case: _QueueCheck, grounds: ImageEvidence) -> Iterator[RevokedCell]:
-    """The revocations on GPUs that the jobs would take, where no inventory is known."""
+    """Yield the revocations on GPUs that the jobs accept, if there is no inventory."""
     for row in (row for row in grounds.revoked if row.capability):
         gpu = PoolGpu(
             id="", uuid="", name="", capability=row.capability, memory=1 << 50, driver="", cuda="99.9",
             mig=False, free=True,
         )  # fmt: skip
         machine = PoolMachine(name="", attributes={}, start="", gpus=(gpu,))
-        reach = find_reach(case.asked, Inventory(pool="", taken=row.when, machines=(machine,)))
+        reach = find_reach(case.request, Inventory(pool="", taken=row.when, machines=(machine,)))
         if reach.reached:
             yield row
 
 
-# --- The text of a submit file with all that findings certainly mend. Pure
+# --- Automatic fixes of a submit file. Pure
 
 
 _ROUNDS = 20
-"""Edits of the same lines wait for the next round, as their lines are counted anew."""
+"""Overlapping edits wait for the next round, because line numbers change."""
 
 
 def fix_text(text: str, check: Callable[[str], SubmitCheckResult]) -> str:
-    """`text` mended until no finding mends more; comments within a line that is mended keep it as it is."""
+    """Return `text` with all edits applied. A statement with a comment inside stays unchanged."""
     for _ in range(_ROUNDS):
-        mended = _once(text, check(text))
-        if mended == text:
+        fixed = _apply_edits(text, check(text))
+        if fixed == text:
             break
-        text = mended
+        text = fixed
     return text
 
 
 def format_diff(name: str, before: str, after: str) -> str:
-    """What changed, as `diff -u` tells it; empty where nothing did."""
+    """Return the changes as a unified diff, empty if there are none."""
     old, new = split_lines(before), split_lines(after)
     return "\n".join(difflib.unified_diff(old, new, name, f"{name} (mended)", lineterm="", n=1))
 
 
-def _once(text: str, checked: SubmitCheckResult) -> str:
+def _apply_edits(text: str, checked: SubmitCheckResult) -> str:
     lines = split_lines(text)
-    taken: set[int] = set()
+    edited: set[int] = set()
     edits = [edit for finding in checked.all_findings for edit in finding.edits]
-    for edit in sorted(edits, key=lambda one: -one.first):
+    for edit in sorted(edits, key=lambda item: -item.first):
         own = set(range(edit.first, edit.last + 1))
-        if own & taken or any(lines[at - 1].lstrip().startswith("#") for at in own):
+        if own & edited or any(lines[at - 1].lstrip().startswith("#") for at in own):
             continue
-        taken |= own
+        edited |= own
         lines[edit.first - 1 : edit.last] = edit.text
     return ("\r\n" if "\r\n" in text else "\n").join(lines)
 
 
-# --- Secrets that stand in a submit file or a batch script, where everybody who sees it can read them. Pure
-# By the names that programs give their keys, and by the forms of those that have one. What is read from
-# elsewhere when the job runs (`$(cat ...)`, `$HOME/...`) is none. Nothing of a value is told.
+# --- Secrets in a submit file or a batch script, which anyone who sees the file can read. Pure
+# They are recognized by common variable names and token formats. A value that the job reads from elsewhere at
+# run time (`$(cat ...)`, `$HOME/...`) is not a secret. Findings never contain the value.
 
 
 _NAMED = re.compile(
@@ -289,15 +291,15 @@ HINT = "create a new one, keep it in a file that only you can read, and read it 
 
 
 def secret_findings(text: str) -> Iterator[SubmitFinding]:
-    """One for each line that holds a secret."""
+    """Yield a finding for each line with a secret."""
     for number, line in enumerate(text.splitlines(), start=1):
-        named = [(one[1], one) for one in _NAMED.finditer(line) if not _PLACE.match(one["value"])]
-        formed = [(name, one) for name, form in _FORMS.items() if (one := form.search(line))]
-        for name, found in (named or formed)[:1]:
-            told = f"{name} is visible to everyone who can read this file"
-            yield wrong(number, "secret", told, HINT, column=found.start() + 1)
+        named = [(match[1], match) for match in _NAMED.finditer(line) if not _PLACE.match(match["value"])]
+        formed = [(name, match) for name, form in _FORMS.items() if (match := form.search(line))]
+        for name, hit in (named or formed)[:1]:
+            message = f"{name} is visible to everyone who can read this file"
+            yield wrong(number, "secret", message, HINT, column=hit.start() + 1)
 
 
 def with_secrets(checked: SubmitCheckResult, text: str) -> SubmitCheckResult:
-    """What is said of a file, and what of its text nobody else should read."""
+    """Return the result with the findings about secrets in the text."""
     return replace(checked, findings=(*checked.findings, *secret_findings(text)))

@@ -1,8 +1,8 @@
-"""ClassAd expressions: what they name, and what they come to for a job and a machine. Adapts classad2.
+"""Parse and evaluate ClassAd expressions for a job and a machine. Adapts classad2.
 
-Expressions come from strangers, so they are short, whole and balanced before the library sees them. What
-HTCondor adds to the language (`stringListMember`, `countMatches`) is known once `htcondor2` is imported.
-Both modules come with the extra `condor`.
+Expressions are untrusted, so length, brackets and quotes are checked before the library parses them.
+HTCondor's own functions (`stringListMember`, `countMatches`) require an import of `htcondor2`. The extra
+`condor` installs both modules.
 """
 
 from __future__ import annotations
@@ -39,66 +39,68 @@ _SCOPES = {"my", "target"}
 
 @dataclass(frozen=True, slots=True)
 class ClassAdExpression:
-    """A whole expression. Made by `parse_expression` alone."""
+    """A valid expression. Only `parse_expression` creates it."""
 
     text: str
     names: tuple[str, ...]
-    """The attributes that it names, as written and without `MY.` and `TARGET.`, each once."""
+    """The attributes in the expression, as written, without `MY.` and `TARGET.`, without duplicates."""
     tree: Any
 
     def names_any(self, *attributes: str) -> bool:
-        """Whether it names one of these; ClassAds do not tell capitals apart."""
+        """Whether the expression names one of these attributes. ClassAds ignore case."""
         own = {name.lower() for name in self.names}
         return any(attribute.lower() in own for attribute in attributes)
 
     def value(self, my: classad2.ClassAd, target: classad2.ClassAd) -> Plain | None:
-        """What it comes to; None for undefined, an error, and anything that is no plain value."""
+        """Return the value. None for undefined, an error, or a value that is not plain."""
         import classad2
 
         try:
-            found = self.tree.eval(my, target)
+            result = self.tree.eval(my, target)
         except classad2.ClassAdException:
             return None
-        if isinstance(found, classad2.Value) or not isinstance(found, bool | int | float | str):
+        if isinstance(result, classad2.Value) or not isinstance(result, bool | int | float | str):
             return None
-        return found
+        return result
 
     def holds(self, my: classad2.ClassAd, target: classad2.ClassAd) -> bool | None:
-        """Whether it is true, as matching takes it: numbers count; None for undefined and errors."""
-        found = self.value(my, target)
-        return None if found is None or isinstance(found, str) else bool(found)
+        """Whether the expression matches. Numbers count as booleans. None for undefined and errors."""
+        value = self.value(my, target)
+        return None if value is None or isinstance(value, str) else bool(value)
 
 
 def parse_expression(text: str) -> ClassAdExpression:
-    """Raises UsageError for what is no ClassAd expression, or longer than any that people write."""
+    """Parse an expression. Raises UsageError if it is invalid or too long."""
     import classad2
     import htcondor2  # noqa: F401 - brings HTCondor's own functions into the language
 
-    shown = f"'{text[:60]}{'...' if len(text) > 60 else ''}'"
+    excerpt = f"'{text[:60]}{'...' if len(text) > 60 else ''}'"
     if len(text) > MAX_EXPRESSION or not text.isprintable():
         raise UsageError(
             "expression-too-long",
-            f"{shown} is longer than {MAX_EXPRESSION} characters or not one printable line",
+            f"{excerpt} is longer than {MAX_EXPRESSION} characters or not one printable line",
             hint="write a shorter expression on one line",
         )
     names = _scan(text)
     if names is None:
         raise UsageError(
-            "expression-invalid", f"{shown} is not a ClassAd expression", hint="check its brackets and quotes"
+            "expression-invalid",
+            f"{excerpt} is not a ClassAd expression",
+            hint="check its brackets and quotes",
         )
     try:
         tree = classad2.ExprTree(text)
     except (classad2.ClassAdException, ValueError) as error:
         raise UsageError(
             "expression-invalid",
-            f"{shown} is not a ClassAd expression",
+            f"{excerpt} is not a ClassAd expression",
             hint="compare with ==, join with && and ||",
         ) from error
     return ClassAdExpression(text, names, tree)
 
 
 def conjuncts(text: str) -> tuple[str, ...]:
-    """The parts that an expression joins with &&, out of their brackets; itself where it is no such join."""
+    """Return the operands of &&, without brackets. An expression without && is its only operand."""
     text = _unwrapped(text.strip())
     depth, start, parts = 0, 0, list[str]()
     for token in _TOKEN.finditer(text):
@@ -116,11 +118,11 @@ def conjuncts(text: str) -> tuple[str, ...]:
             start = end + 1
     if not parts:
         return (text,)
-    return tuple(one for part in [*parts, text[start:]] for one in conjuncts(part))
+    return tuple(conjunct for part in [*parts, text[start:]] for conjunct in conjuncts(part))
 
 
 def _unwrapped(text: str) -> str:
-    """Without the brackets around all of it."""
+    """Return the text without its outer brackets."""
     while text.startswith("(") and text.endswith(")"):
         depth = 0
         for token in _TOKEN.finditer(text):
@@ -132,7 +134,7 @@ def _unwrapped(text: str) -> str:
 
 
 def renamed(text: str, name: Callable[[str], str]) -> str:
-    """The expression with its attributes called by `name`, those that it changes without their scope."""
+    """Return the expression with its attributes renamed by `name`. Renamed ones lose their scope."""
 
     def of(token: re.Match[str]) -> str:
         if token[1] or not (token[0][0].isalpha() or token[0][0] == "_"):
@@ -144,14 +146,14 @@ def renamed(text: str, name: Callable[[str], str]) -> str:
 
 
 def make_ad(values: Mapping[str, Plain]) -> classad2.ClassAd:
-    """An ad of plain values; names that are no attributes are left out."""
+    """Return an ad of plain values. Skips names that are not valid attributes."""
     import classad2
 
     return classad2.ClassAd({name: value for name, value in values.items() if _NAME.fullmatch(name)})
 
 
 def literal(text: str) -> Plain | None:
-    """The plain value of an expression that names nothing: `"short"`, `true`, `3 * 2`; None for any other."""
+    """Return the value of an expression without attributes (`"short"`, `true`, `3 * 2`), else None."""
     try:
         expression = parse_expression(text)
     except UsageError:
@@ -161,7 +163,7 @@ def literal(text: str) -> Plain | None:
 
 
 def _scan(text: str) -> tuple[str, ...] | None:
-    """The attributes that it names; None where brackets or quotes do not close, or where it has comments."""
+    """Return the attributes in the text. None for unbalanced brackets or quotes, and for comments."""
     names: dict[str, None] = {}
     open_: list[str] = []
     for token in _TOKEN.finditer(text):

@@ -137,8 +137,8 @@ def _digests(call: CommandContext) -> Callable[[str], str]:
         try:
             named = parse_reference(reference)
             access = Access(settings=call.settings, environ=os.environ)
-            patience = RetryPolicy(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
-            registry = open_registry(access, named.registry, patience=patience)
+            retry_policy = RetryPolicy(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
+            registry = open_registry(access, named.registry, retry_policy=retry_policy)
             manifest = registry.manifest(named.repository, named.tag)
         except ImagefactoryError as error:
             write_terminal(2, f"note: the digest of {reference} is not known: {error.message}")

@@ -1,4 +1,4 @@
-"""A checked file as a value: what it is checked for, what is wrong with it, where its jobs get. Pure."""
+"""The result of a check: findings, fixes and reachable GPUs, as text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from imagefactory.schedulers.sites import Site
 from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
 from imagefactory.views.text import format_table, wrap
 
-# --- What is told about a submit file: one thing with its line, and what certainly mends it. Pure
+# --- Findings. Pure
 
 
 class Severity(StrEnum):
-    """WRONG: jobs fail, wait for ever or are not what they seem. ADVICE: it can be had better."""
+    """WRONG: jobs fail, never start, or run another image than expected. ADVICE: there is a better way."""
 
     WRONG = "wrong"
     ADVICE = "advice"
 
 
 class FileLocation(NamedTuple):
-    """Where in a file a finding is; columns count from 1, and 0 is the whole line."""
+    """A place in a file. Columns count from 1; 0 is the whole line."""
 
     line: int
     column: int = 0
@@ -31,7 +31,7 @@ class FileLocation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineEdit:
-    """Lines `first` to `last` of a file become `text`; where `last` is before `first`, it is put there."""
+    """Replace lines `first` to `last` by `text`. If `last` is before `first`, insert `text` there."""
 
     first: int
     last: int
@@ -40,10 +40,10 @@ class LineEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFinding:
-    """One thing about a file. `rule` is a word for tables, `hint` what to write.
+    """A problem in a file. `rule` is its short name for tables.
 
-    `edits` do what the hint says where that is certain to be what the file means; else there are none.
-    `column` counts from 1; 0 is the whole line.
+    `edits` apply the hint. They are empty if the intended meaning is not certain. `column` counts from 1; 0
+    is the whole line.
     """
 
     line: int
@@ -81,10 +81,10 @@ REVOKED = "revoked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """What a file is checked for. `inventory` and `catalogue` are None where there is none to be had.
+    """The pool, catalog and registry to check against. `inventory` and `catalogue` are None if unavailable.
 
-    `offer` judges the verdicts of a catalogued image, by the reader's trust and clock. `digest` asks the
-    registry what a reference with a tag points to now; empty where that is not to be had.
+    `offer` verifies the verdicts of a catalog image. `digest` queries the registry for the current digest of
+    a tag; empty if unknown.
     """
 
     site: Site
@@ -96,9 +96,10 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachableGpus:
-    """GPUs of one capability that the jobs of a `queue` can get, and what is known of the image there.
+    """GPUs of one capability that the jobs of a `queue` can get.
 
-    `word` is VERIFIED, PREDICTED, UNTESTED, REFUSED or REVOKED, empty where nothing is known of the image.
+    `image` is the image's status there: VERIFIED, PREDICTED, UNTESTED, UNUSABLE or REVOKED, empty if unknown.
+    `unsure` counts GPUs that may reject the job.
     """
 
     capability: str
@@ -111,10 +112,10 @@ class ReachableGpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCheckResult:
-    """One `queue`: what is wrong, and where its jobs get. `target` is the catalogue's name of its image.
+    """The result for one `queue`. `target` is the catalog name of its image.
 
-    `title` names it to a person. `total` counts the GPUs of the inventory, `causes` what keeps jobs from how
-    many. `known` is false where there was no inventory, `gpu` where the jobs ask for none.
+    `title` is for display. `total` counts the GPUs of the inventory; `causes` are (reason, GPUs that the jobs
+    cannot get). `known` is false without an inventory, `gpu` is false if the jobs request no GPU.
     """
 
     line: int
@@ -131,12 +132,12 @@ class QueueCheckResult:
 
     @property
     def gpus(self) -> int:
-        return sum(one.gpus for one in self.reached)
+        return sum(row.gpus for row in self.reached)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitCheckResult:
-    """A whole file. `findings` are those of no single `queue`."""
+    """The result for a file. `findings` are those outside any `queue`."""
 
     name: str
     jobs: tuple[QueueCheckResult, ...]
@@ -144,41 +145,46 @@ class SubmitCheckResult:
 
     @property
     def all_findings(self) -> tuple[SubmitFinding, ...]:
-        """Each once, by line, what is wrong first. What several `queue` lack is told of the first."""
+        """Return the findings by line, WRONG first. One that several queues share appears once."""
         queues = {jobs.line for jobs in self.jobs}
-        found: dict[SubmitFinding, SubmitFinding] = {}
-        for one in [*self.findings, *(one for jobs in self.jobs for one in jobs.findings)]:
-            found.setdefault(replace(one, line=0) if one.line in queues else one, one)
+        first: dict[SubmitFinding, SubmitFinding] = {}
+        for finding in [*self.findings, *(finding for jobs in self.jobs for finding in jobs.findings)]:
+            first.setdefault(replace(finding, line=0) if finding.line in queues else finding, finding)
         return tuple(
             sorted(
-                found.values(),
-                key=lambda one: (one.line, one.severity is not Severity.WRONG, one.column, one.rule),
+                first.values(),
+                key=lambda finding: (
+                    finding.line,
+                    finding.severity is not Severity.WRONG,
+                    finding.column,
+                    finding.rule,
+                ),
             )
         )
 
     @property
     def wrong(self) -> bool:
-        return any(one.severity is Severity.WRONG for one in self.all_findings)
+        return any(finding.severity is Severity.WRONG for finding in self.all_findings)
 
 
-# --- Findings as a person reads them, and as JSON
+# --- Text and JSON
 
 
 WIDTH, MIN_WIDTH = 110, 60
 
 
 def format_check(checked: SubmitCheckResult, width: int | None = None) -> str:
-    """Findings by line, as compilers tell them; then where the jobs of each `queue` get; then the answer."""
+    """Return the report: findings by line, as compilers print them, reachable GPUs, then a summary."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [list(_findings(checked, room)), *(list(_reach(jobs, room)) for jobs in checked.jobs)]
     return "\n\n".join("\n".join(block) for block in [*blocks, [summary(checked)]] if block)
 
 
 def summary(checked: SubmitCheckResult) -> str:
-    """`train.sub: 2 things are wrong, 1 can be had better`."""
-    found = checked.all_findings
-    bad = sum(one.severity is Severity.WRONG for one in found)
-    better = len(found) - bad
+    """Return a line such as `train.sub: 2 things are wrong, 1 can be had better`."""
+    findings = checked.all_findings
+    bad = sum(finding.severity is Severity.WRONG for finding in findings)
+    better = len(findings) - bad
     parts = [f"{bad} thing{'s are' if bad != 1 else ' is'} wrong"] if bad else ["nothing is wrong"]
     parts += [f"{better} can be had better"] if better else []
     return f"{checked.name}: {', '.join(parts)}"
@@ -197,32 +203,32 @@ def _findings(checked: SubmitCheckResult, width: int) -> Iterator[str]:
 
 
 def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
-    many = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
+    count = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.gpu:
-        yield f"{jobs.title}: {many}{which}, asking for no GPU"
+        yield f"{jobs.title}: {count}{which}, asking for no GPU"
         return
     if not jobs.known:
-        yield f"{jobs.title}: {many}{which}; no inventory tells how many GPUs that reaches"
+        yield f"{jobs.title}: {count}{which}; no inventory tells how many GPUs that reaches"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
-    yield f"{jobs.title}: {many}{which}, each can get {share} of this pool"
+    yield f"{jobs.title}: {count}{which}, each can get {share} of this pool"
     if jobs.reached:
         header = ("CAPABILITY", "GPUS", "FREE", "IMAGE", "WHY")
-        yield from format_table(header, [_row(one) for one in jobs.reached], width).splitlines()
+        yield from format_table(header, [_row(row) for row in jobs.reached], width).splitlines()
     if jobs.causes:
         rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""
         yield from wrap(f"why not{rest}: {join_causes(jobs.causes)}", width)
 
 
-def _row(one: ReachableGpus) -> tuple[str, ...]:
-    unsure = f"{one.unsure} of them may not take it (START or what changes)" if one.unsure else ""
-    why = "; ".join(part for part in (one.why, unsure) if part)
-    return one.capability, str(one.gpus), str(one.free), one.image or "not known", why
+def _row(row: ReachableGpus) -> tuple[str, ...]:
+    unsure = f"{row.unsure} of them may not take it (START or what changes)" if row.unsure else ""
+    why = "; ".join(part for part in (row.why, unsure) if part)
+    return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
 
 
 def check_json(checked: SubmitCheckResult) -> Mapping[str, object]:
-    """`{file, wrong, findings: [...], queues: [...]}`; a count that a list outside decides is null."""
+    """Return `{file, wrong, findings: [...], queues: [...]}`. A job count from an external list is null."""
     return {
         "file": checked.name,
         "wrong": checked.wrong,
@@ -254,6 +260,6 @@ def check_json(checked: SubmitCheckResult) -> Mapping[str, object]:
 
 
 def join_causes(causes: Iterable[tuple[str, int]]) -> str:
-    """What keeps jobs from GPUs in a line, with how many where there are several causes."""
+    """Return the causes in one line. Several causes have their GPU counts."""
     every = tuple(causes)
     return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)

@@ -1,7 +1,8 @@
-"""The image of a submit file: how it is named, what a machine needs for it, which of a catalogue it is. Pure.
+"""The image of a submit file: its name, what it requires of a machine, and its catalog entry. Pure.
 
-How condor_submit takes a name was seen with 23.9's `-dry-run`: what begins with `docker:` is docker's, what
-ends in `.sif` a file, and all else, names in quotes and `.SIF` too, an unpacked sandbox.
+condor_submit classifies names as observed with `-dry-run` of 23.9: a name that begins with `docker:` is a
+Docker image, one that ends in `.sif` is a file. Everything else, even `.SIF` and quoted names, is a sandbox
+directory.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _REMOTE = re.compile(r"(osdf|stash|pelican):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobImage:
-    """An image as a job names it. `kind` is None for a sandbox. `key` is the command that names it, or
-    SINGULARITY for the attribute that pools read before HTCondor knew images.
+    """An image as a job names it. `kind` is None for a sandbox.
 
-    `repository` (HOST/NAME), `tag` and `digest` are of a reference, `hexes` the runs of 12 to 64 hex digits
-    in the name of a file. `needs` is the attribute that a machine must have for it, empty for none.
+    `key` is the submit command, or SINGULARITY for the attribute that older pools read. `repository`
+    (HOST/NAME), `tag` and `digest` are the parts of a reference. `hexes` are the runs of 12 to 64 hex digits
+    in a file name. `needs` is the machine attribute that the image requires, or empty.
     """
 
     key: str
@@ -69,28 +70,28 @@ class JobImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownImage:
-    """The image of a catalogue that a job names: `sif` where it is one of its files."""
+    """The catalog image that a job names. `sif` is set if the job names one of its .sif files."""
 
     image: CatalogImage
     sif: CatalogSif | None = None
 
     def grounds(self, offer: ImageOffer) -> ImageEvidence:
-        """What its own verdicts say: one on an image says nothing of a .sif."""
+        """Return its own evidence. A verdict of an image does not apply to a .sif."""
         if self.sif is None:
             return verified_evidence(offer.judged, self.image.revoked_of(self.image.subject))
         digest = self.sif.sha256
         return next(
             (
-                verified_evidence(one.judged, self.image.revoked_of(one.sif.subject))
-                for one in offer.sifs
-                if one.sif.sha256 == digest
+                verified_evidence(row.judged, self.image.revoked_of(row.sif.subject))
+                for row in offer.sifs
+                if row.sif.sha256 == digest
             ),
             ImageEvidence(classes=(), refused=()),
         )
 
 
 def read_image(jobs: QueueStatement) -> JobImage | None:
-    """The image of a job; None where it runs in none, or where only the submission tells which."""
+    """Return the image of a job. None if there is none, or if only the submission knows it."""
     universe = jobs.value("universe").lower()
     keys = ("docker_image",) if universe == "docker" else ("container_image", "docker_image")
     key = next((key for key in (*keys, SINGULARITY) if jobs.value(key)), "")
@@ -107,7 +108,7 @@ def read_image(jobs: QueueStatement) -> JobImage | None:
 
 
 def addressed(key: str, address: str) -> JobImage:
-    """An image by an address with its scheme, or by the name of a file."""
+    """Return an image by its address with a scheme, or by its file name."""
     if address.startswith("docker:"):
         return referred(key, address, ImageKind.DOCKER, MACHINE_HAS[ImageKind.DOCKER])
     if address.endswith(".sif"):
@@ -121,18 +122,18 @@ def addressed(key: str, address: str) -> JobImage:
 
 
 def referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
-    """An image by its reference, as docker completes it; without a repository where it is none."""
+    """Return an image by its reference, completed as Docker does. An invalid one has no repository."""
     unread = JobImage(key=key, address=address, kind=kind, needs=needs)
     try:
-        found = parse_reference(_full_reference(re.sub(r"^(docker|oras):(//)?", "", address)))
+        reference = parse_reference(_full_reference(re.sub(r"^(docker|oras):(//)?", "", address)))
     except ImagefactoryError:
         return unread
-    repository = f"{found.registry}/{found.repository}"
-    return replace(unread, repository=repository, tag=found.tag, digest=found.digest)
+    repository = f"{reference.registry}/{reference.repository}"
+    return replace(unread, repository=repository, tag=reference.tag, digest=reference.digest)
 
 
 def _full_reference(name: str) -> str:
-    """A reference as docker completes it: its hub's host, `library/` and `latest` where none are written."""
+    """Return a reference completed as Docker does: with docker.io, `library/` and `latest`."""
     if "/" not in name:
         name = f"docker.io/library/{name}"
     elif not has_host(name):
@@ -141,13 +142,13 @@ def _full_reference(name: str) -> str:
 
 
 def has_host(name: str) -> bool:
-    """Whether docker takes the first part of a name for a registry's host."""
+    """Whether Docker reads the first part of a name as a registry host."""
     host, slash, _ = name.partition("/")
     return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
 
 def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> KnownImage | None:
-    """The image of a catalogue that a job names by digest: of an index, a manifest, an artifact or a file."""
+    """Return the catalog image with the digest of the job's index, manifest, artifact or file."""
     for catalogued in images:
         for sif in catalogued.sifs:
             sha256 = sif.sha256.removeprefix("sha256:")
@@ -163,24 +164,28 @@ def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> Known
 
 
 def instead(image: JobImage, images: Iterable[CatalogImage]) -> tuple[CatalogImage, ...]:
-    """The images of a catalogue that lie in the same repository and have a version that the tag names."""
-    alike = [one for one in images if one.reference.partition("@")[0] == image.repository]
-    named = [one for one in alike if image.tag.startswith(f"{one.version}-") or one.version == image.tag]
+    """Return the catalog images in the same repository, only those with the tag's version if any."""
+    alike = [image_ for image_ in images if image_.reference.partition("@")[0] == image.repository]
+    named = [
+        image_
+        for image_ in alike
+        if image.tag.startswith(f"{image_.version}-") or image_.version == image.tag
+    ]
     return tuple(named or alike)
 
 
-# --- What is wrong with how a submit file names its image, and how to name the very same one for good. Pure
+# --- Findings about image names, and how to pin the same image. Pure
 
 
 _REFERENCE = re.compile(
     r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})"
 )
-"""What no folder is called, and images are."""
+"""Image references that are not plausible directory names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutableNames:
-    """What is known of names that may move: the site, a catalogue's images, a registry's word on a tag."""
+    """The facts to resolve mutable names: the site, the catalog images, the registry's digest of a tag."""
 
     site: Site
     images: Sequence[CatalogImage]
@@ -190,7 +195,7 @@ class MutableNames:
 def image_findings(
     jobs: QueueStatement, image: JobImage | None, around: MutableNames
 ) -> Iterator[SubmitFinding]:
-    """All that can be said of a name alone."""
+    """Yield the findings about the image name."""
     keys = ("container_image", "docker_image", SINGULARITY)
     if image is None:
         if jobs.asks_gpus and not any(jobs.unknown(key) for key in keys):
@@ -220,7 +225,7 @@ def _attribute(setting: SubmitSetting, image: JobImage, site: Site) -> SubmitFin
 
 
 def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
-    """How condor_submit takes the name."""
+    """Report names that condor_submit reads differently."""
     address, line = image.address, setting.line
     if address[:1] in "\"'":
         own = address.strip("\"'")
@@ -252,18 +257,18 @@ def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
 def moving(
     image: JobImage, at: FileLocation, around: MutableNames, written: Callable[[str], str] | None = None
 ) -> Iterator[SubmitFinding]:
-    """A name that may be another image tomorrow: wrong where a catalogue has the same under a digest.
+    """Report a mutable name. It is WRONG if the catalog has the image with a digest.
 
-    `written` is how a reference stands in that file; by default with what it begins with there.
+    `written` formats a reference for the file. By default it keeps the scheme.
     """
-    said = written or (lambda name: f"{image.kind}://{name}" if image.needs != "HasDocker" else name)
+    format_name = written or (lambda name: f"{image.kind}://{name}" if image.needs != "HasDocker" else name)
     if image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and image.repository:
         text = f"'{image.tag}' is a tag, which may point to another image tomorrow"
-        if found := instead(image, around.images):
-            yield wrong(at.line, "tag", text, f"write {said(found[0].reference)}", column=at.column)
+        if images := instead(image, around.images):
+            yield wrong(at.line, "tag", text, f"write {format_name(images[0].reference)}", column=at.column)
             return
         digest = around.digest(f"{image.repository}:{image.tag}")
-        hint = "write " + said(f"{image.repository}@{digest or 'sha256:...'}")
+        hint = "write " + format_name(f"{image.repository}@{digest or 'sha256:...'}")
         yield advice(at.line, "tag", text, hint, column=at.column)
     elif image.kind in (ImageKind.SIF, ImageKind.OSDF):
         cached = "; the OSDF caches by name, so jobs may get an old file"
@@ -277,26 +282,28 @@ def _instead(setting: SubmitSetting, line: str) -> tuple[LineEdit, ...]:
     return (LineEdit(first=setting.line, last=setting.end, text=(line,)),)
 
 
-# --- What is known of an image on the GPUs that a job can get, and what is told of it. Pure
+# --- The image's status on the GPUs that a job can get. Pure
 
 
 _FEW = 6
 
 
 def grounds_of(known: KnownImage | None, around: CheckContext) -> ImageEvidence | None:
-    """What verdicts and predictions say of an image; None where it is not known at all."""
+    """Return the verdicts and predictions of an image. None if it is not in the catalog."""
     if known is None:
         return None
     return expected_grounds(known.grounds(around.offer(known.image)), known.image)
 
 
 def reached_by(places: Iterable[ReachableGpu], grounds: ImageEvidence | None) -> Iterator[ReachableGpus]:
-    """The GPUs that jobs get, by capability and what is known there."""
+    """Yield the reachable GPUs, grouped by capability and image status."""
     groups: dict[tuple[str, str, str], list[ReachableGpu]] = {}
     for place in places:
         word, why = image_status_on(place.gpu, grounds)
         groups.setdefault((place.gpu.capability, word, why), []).append(place)
-    for (capability, word, why), own in sorted(groups.items(), key=lambda one: (natural(one[0][0]), one[0])):
+    for (capability, word, why), own in sorted(
+        groups.items(), key=lambda item: (natural(item[0][0]), item[0])
+    ):
         yield ReachableGpus(
             capability=capability,
             gpus=len(own),
@@ -308,18 +315,18 @@ def reached_by(places: Iterable[ReachableGpu], grounds: ImageEvidence | None) ->
 
 
 def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, str]:
-    """What is known of an image on one GPU, as a word of this room and why; two empty texts for nothing.
+    """Return the image's status on a GPU and the reason. Both are empty if the image is not known.
 
-    Pools tell the newest CUDA that a driver takes, so that decides; a GPU that tells none is not known.
-    A slice (MIG) is a class of its own, of which no verdict speaks.
+    Pools report the newest CUDA version of a driver, which decides. A GPU without one is not tested. A MIG
+    slice is a class of its own, without verdicts.
     """
     if grounds is None:
         return "", ""
     if not gpu.capability:
         return UNTESTED, f"no GPU is known by the name '{gpu.name[:40]}'"
     capability = parse_capability(gpu.capability)
-    refused = next((why for one, why in grounds.refused if one == capability), "")
-    gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
+    refused = next((why for row, why in grounds.refused if row == capability), "")
+    gpu_class = next((row for row in grounds.classes if row.capability == capability), None)
     if gpu_class is None:
         if revoked := grounds.revoked_on(capability):
             return REVOKED, revoked.summary
@@ -336,7 +343,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
 def catalog_findings(
     image: JobImage, known: KnownImage | None, catalogue: Catalog | None, at: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
-    """Of an image that is pinned: whether there is a catalogue, it has that image, what was revoked of it."""
+    """Report a pinned image without a catalog, outside the catalog, or with revoked verdicts."""
     if catalogue is None:
         text = "this machine has no catalog, so no verdict of this image is known"
         hint = "join your center: imagefactory site join ADDRESS|FILE"
@@ -355,7 +362,7 @@ def catalog_findings(
 
 
 def no_use(known: KnownImage, at: FileLocation, asks: str) -> SubmitFinding:
-    """An image for CPUs alone is proven on no GPU, and should get none."""
+    """Report a GPU request for an image that is only for CPUs."""
     text = f"{known.image.target} is for CPUs only, so the job requests a GPU that it cannot use"
     return wrong(at.line, "no-use", text, f"remove {asks}", column=at.column)
 
@@ -372,7 +379,7 @@ def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> Subm
 
 
 def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitFinding:
-    """An image whose verdicts on GPUs that the jobs take were taken back."""
+    """Report revoked verdicts on GPUs that the jobs accept."""
     text = f"{known.image.target} {row.where}, which these jobs take, was {row.summary}"
     hint = f"write a file that matches only verified GPUs: imagefactory job write {known.image.target}"
     return wrong(at.line, REVOKED, text, hint, column=at.column)
@@ -381,7 +388,7 @@ def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitF
 def unverified(
     known: KnownImage, reached: Sequence[ReachableGpus], at: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
-    """GPUs that the jobs may get and where the image is not proven. `site` is an option of submit."""
+    """Report reachable GPUs without a verdict. `site` is the `--site` option for the hint."""
     target = known.image.target
     words = (
         (REVOKED, "was revoked"),
@@ -390,13 +397,13 @@ def unverified(
         (PREDICTED, "is not verified"),
     )
     for word, severity in words:
-        found = [one for one in reached if one.image == word]
-        if found:
-            said = [one.why if one.why.startswith(word) else f"{word}: {one.why}" for one in found[:_FEW]]
+        rows = [row for row in reached if row.image == word]
+        if rows:
+            reasons = [row.why if row.why.startswith(word) else f"{word}: {row.why}" for row in rows[:_FEW]]
             where = "; ".join(
-                f"{one.gpus} of {one.capability} ({why})" for one, why in zip(found, said, strict=False)
+                f"{row.gpus} of {row.capability} ({why})" for row, why in zip(rows, reasons, strict=False)
             )
-            count = sum(one.gpus for one in found)
+            count = sum(row.gpus for row in rows)
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
             text = f"{target} {severity} on {gpus}: {where}"
             hint = f"write a file that matches only verified GPUs: imagefactory job write {target}{site}"
@@ -411,7 +418,7 @@ def narrow(
     at: FileLocation,
     site: str = "",
 ) -> Iterator[SubmitFinding]:
-    """Proven GPUs that the jobs leave out."""
+    """Report verified GPUs that the jobs exclude."""
     missed = [place.gpu for place in places if place.unasked]
     more = [gpu.capability for gpu in missed if image_status_on(gpu, grounds)[0] == VERIFIED]
     if more:

@@ -1,10 +1,9 @@
-"""Which GPUs of an inventory a job of a submit file can get, and what keeps it from the others. Pure.
+"""Find the GPUs of an inventory that a job can get, and why it cannot get the others. Pure.
 
-A job gets a GPU where `require_gpus` and the bounds of `gpus_*` hold for that GPU, `requirements` for its
-machine, the machine is large enough and has what the image needs, and its START takes the job. What
-machines have at most counts, not what is free now. An attribute that a machine has not is undefined there,
-and does not match: that is HTCondor's rule. Where the inventory alone does not tell it (START asks who
-submits), the GPU is counted and said to be unsure.
+The job must match a GPU in `require_gpus` and the `gpus_*` bounds, and its machine in `requirements`. The
+machine must be large enough, provide what the image requires, and its START must accept the job. Total
+resources count, not those that are free now. HTCondor's rule: a missing attribute is undefined and does not
+match. If the inventory cannot decide it (START depends on the user), the GPU is counted and marked as unsure.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ from imagefactory.schedulers.htcondor.ads import is_inventory_attribute
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import MB, parse_size
 
-# --- What a job of a submit file asks of machines and GPUs. Pure
-# What becomes of commands was seen with 23.9's `condor_submit -dry-run`: `gpus_minimum_runtime = 12.1` is
-# `MaxSupportedVersion >= 12010`, and so is 12010; units count behind a plain number alone; any other bound
-# is
-# an expression, and compared as it is. A bound is dropped without a word where `require_gpus` names what it
-# compares.
+# --- The requirements of a job for machines and GPUs. Pure
+# Observed with `condor_submit -dry-run` of 23.9: `gpus_minimum_runtime = 12.1` becomes `MaxSupportedVersion
+# >= 12010`, and so does 12010. A unit counts only after a plain number. Any other bound is an expression and
+# is compared as it is. A bound is silently dropped if `require_gpus` names the same attribute.
 
 
 BOUNDS = {
@@ -36,22 +33,23 @@ BOUNDS = {
     "gpus_minimum_memory": ("GlobalMemoryMb", ">="),
     "gpus_minimum_runtime": ("MaxSupportedVersion", ">="),
 }
-"""Commands of condor_submit for GPUs, and what they compare."""
+"""GPU bounds of condor_submit: the attribute and the comparison."""
 _LEAST_VERSION = 1000
-"""As drivers tell CUDA 1.0."""
+"""CUDA 1.0 as drivers report it."""
 GPU_ATTRIBUTES = (
     "Id", "Capability", "DeviceName", "DeviceUuid", "DriverVersion", "MaxSupportedVersion", "NvidiaDriver",
     "GlobalMemoryMb", "DevicePciBusId", "ECCEnabled", "ClockMhz", "ComputeUnits", "CoresPerCU",
 )  # fmt: skip
-"""What condor_gpu_discovery tells of a GPU, with `-extra`. Inventories have the first eight."""
+"""GPU attributes of `condor_gpu_discovery -extra`. Inventories have the first eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a job asks of a machine. Memory and disk are bytes, 0 where nothing is asked.
+    """The resources that a job requests. Memory and disk are in bytes, 0 if not requested.
 
-    `gpu` holds for GPUs, `requirements` for machines; None where all do. `needs` are attributes of machines
-    that must be true. `ad` is what machines are shown of the job. `faults` are (command, what is wrong).
+    `gpu` is the condition for GPUs, `requirements` for machines; None matches all. `needs` are machine
+    attributes that must be true. `ad` are the job attributes that machines see. `faults` are (command,
+    problem).
     """
 
     gpus: int
@@ -66,14 +64,14 @@ class JobRequest:
 
 
 def read_request(jobs: QueueStatement, needs: tuple[str, ...]) -> JobRequest:
-    """What the jobs of one `queue` ask. What cannot be read is a fault, and as if it was not there."""
+    """Return the request of one `queue`. An unreadable command becomes a fault and is otherwise ignored."""
     reader = _RequestReader(jobs)
     memory, disk = reader.size("request_memory", MB), reader.size("request_disk", 1024)
     gpus = (reader.number("request_gpus") or 1) if jobs.asks_gpus else 0
     cpus = reader.number("request_cpus") or 1
     gpu = reader.gpu_expression() if gpus else None
     requirements = reader.expression("requirements", reader.cuda_version())
-    asked: dict[str, Plain] = {
+    ad: dict[str, Plain] = {
         "JobUniverse": 5,
         "RequestGPUs": gpus,
         "RequestCpus": cpus,
@@ -88,13 +86,13 @@ def read_request(jobs: QueueStatement, needs: tuple[str, ...]) -> JobRequest:
         gpu=gpu,
         requirements=requirements,
         needs=needs,
-        ad={**asked, **reader.own()},
+        ad={**ad, **reader.own()},
         faults=tuple(reader.faults),
     )
 
 
 def cancelled(jobs: QueueStatement) -> tuple[str, ...]:
-    """The bounds that condor_submit drops because `require_gpus` names what they compare."""
+    """Return the bounds that condor_submit drops because `require_gpus` names the same attribute."""
     try:
         expression = parse_expression(jobs.value("require_gpus")) if "require_gpus" in jobs.settings else None
     except UsageError:
@@ -107,25 +105,25 @@ def cancelled(jobs: QueueStatement) -> tuple[str, ...]:
 
 
 class _RequestReader:
-    """Reads the commands of one `queue`; what is wrong is kept, so that all of it can be told."""
+    """Reads the commands of one `queue`, and collects all their faults."""
 
     def __init__(self, jobs: QueueStatement) -> None:
         self.jobs = jobs
         self.faults: list[tuple[str, str]] = []
 
     def value(self, key: str) -> str:
-        """Its value; empty where it is not set or where only the submission tells it."""
+        """Return the value, empty if it is not set or only the submission knows it."""
         if self.jobs.unknown(key):
             return ""
         return self.jobs.value(key)
 
     def number(self, key: str) -> int:
         text = self.value(key)
-        found = _at_first(text) if text else 0
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 1e6:
+        value = _at_first(text) if text else 0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
             self.faults.append((key, f"'{text[:40]}' is not a number"))
             return 1
-        return int(found)
+        return int(value)
 
     def size(self, key: str, unit: int) -> int:
         text = self.value(key)
@@ -134,9 +132,9 @@ class _RequestReader:
         if not (text.isascii() and text.isdigit()):
             with contextlib.suppress(UsageError):
                 return parse_size(text)
-        found = _at_first(text)
-        if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1e15:
-            return int(found * unit)
+        value = _at_first(text)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15:
+            return int(value * unit)
         self.faults.append((key, f"'{text[:40]}' is not a size"))
         return 0
 
@@ -170,26 +168,26 @@ class _RequestReader:
         return parse_expression(" && ".join(parts)) if parts else None
 
     def own(self) -> dict[str, Plain]:
-        """The job's own attributes, as far as the file alone tells them."""
+        """Return the job's own attributes that the file defines as constants."""
         settings = self.jobs.settings.items()
-        found = {
-            key.removeprefix("my."): literal(self.jobs.value(one.key))
-            for key, one in settings
+        values = {
+            key.removeprefix("my."): literal(self.jobs.value(setting.key))
+            for key, setting in settings
             if key[:3] == "my."
         }
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: value for key, value in values.items() if value is not None}
 
     def cuda_version(self) -> str:
-        """condor_submit compares it with an attribute of old machines, in an encoding of its own."""
+        """Return the condition for `cuda_version`, which condor_submit compares with an old attribute."""
         text = self.value("cuda_version")
-        found = re.fullmatch(r"([0-9]{1,2})(?:\.([0-9]{1,2}))?", text)
+        match = re.fullmatch(r"([0-9]{1,2})(?:\.([0-9]{1,2}))?", text)
         return (
-            f"{int(found[1]) * 1000 + int(found[2] or 0)} <= TARGET.CUDAMaxSupportedVersion" if found else ""
+            f"{int(match[1]) * 1000 + int(match[2] or 0)} <= TARGET.CUDAMaxSupportedVersion" if match else ""
         )
 
 
 def _at_first(text: str, own: Mapping[str, Plain] | None = None) -> Plain | None:
-    """What an expression comes to before the job ran: of itself it knows no `MemoryUsage` then."""
+    """Return the value before the first run, when the job has no `MemoryUsage` yet."""
     try:
         return parse_expression(text).value(make_ad(own or {}), make_ad({}))
     except UsageError:
@@ -197,7 +195,7 @@ def _at_first(text: str, own: Mapping[str, Plain] | None = None) -> Plain | None
 
 
 def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
-    """The number that a bound compares with: capabilities as they are, MB, 12.1 as 12010."""
+    """Return the number to compare with: a capability, MB, or 12010 for 12.1."""
     if key == "gpus_minimum_memory":
         with contextlib.suppress(UsageError):
             return -(-parse_size(text) // MB)
@@ -205,34 +203,34 @@ def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
         version := re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?", text)
     ):
         return int(version[1]) * 1000 + int(version[2] or 0) * 10
-    found = _at_first(text, own)
-    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+    value = _at_first(text, own)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-_UNTOLD = GPU_ATTRIBUTES[8:]
-_OF_THE_SUBMITTER = (
+_NOT_IN_INVENTORY = GPU_ATTRIBUTES[8:]
+_SUBMITTER_ATTRIBUTES = (
     "Owner", "User", "OsUser", "NTDomain", "SubmitterGroup", "AcctGroup", "AcctGroupUser", "AccountingGroup",
     "ProjectName", "ConcurrencyLimits", "GlobalJobId", "ClusterId", "ProcId", "QDate", "JobPrio", "NiceUser",
     "ImageSize", "DiskUsage", "NumJobStarts", "x509UserProxySubject", "x509UserProxyVOName", "WantDocker",
     "WantContainer", "WantDockerImage", "WantSIF", "WantSandboxImage",
 )  # fmt: skip
-"""What HTCondor adds to jobs and their files do not say: a START that asks for it may hold or not."""
+"""Attributes that HTCondor adds to jobs. A START that uses one may accept the job or not."""
 UNDEFINED = "requirements is undefined there"
-"""A cause, by which check.py looks for what no machine tells."""
+"""A cause. check.py then looks for attributes that no machine has."""
 _NEWEST_DRIVER: Mapping[str, Plain] = {
     "DriverVersion": 99.9,
     "MaxSupportedVersion": 99090,
     "NvidiaDriver": "9999.99",
 }
-"""What a GPU would tell of a driver that is newer than any."""
+"""The attributes of a driver that is newer than any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachableGpu:
-    """One GPU of a machine. `cause` says what keeps a job away, empty where it gets there.
+    """One GPU of a machine. `cause` is why the job cannot get it, empty if it can.
 
-    `unsure` names what the inventory does not tell, empty where all is known. `unasked`: the cause is that
-    `require_gpus` or a bound leaves this GPU out.
+    `unsure` names what the inventory does not know, empty if nothing is missing. `unasked`: `require_gpus` or
+    a bound excludes this GPU.
     """
 
     machine: str
@@ -244,7 +242,7 @@ class ReachableGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReachability:
-    """All GPUs of an inventory, as one job sees them."""
+    """All GPUs of an inventory for one job."""
 
     places: tuple[ReachableGpu, ...]
 
@@ -254,21 +252,21 @@ class JobReachability:
 
     @property
     def causes(self) -> Mapping[str, int]:
-        """How many GPUs each cause keeps away, the most first."""
+        """Return the number of GPUs for each cause, the largest first."""
         return dict(Counter(place.cause for place in self.places if place.cause).most_common())
 
 
-def find_reach(asked: JobRequest, inventory: Inventory) -> JobReachability:
-    """Every GPU of the inventory, with what keeps the job away from it."""
+def find_reach(request: JobRequest, inventory: Inventory) -> JobReachability:
+    """Return all GPUs of the inventory, each with the reason why the job cannot get it."""
     starts = {text: _start(text) for text in dict.fromkeys(machine.start for machine in inventory.machines)}
-    found = (
-        place for machine in inventory.machines for place in _places(asked, machine, starts[machine.start])
+    places = (
+        place for machine in inventory.machines for place in _places(request, machine, starts[machine.start])
     )
-    return JobReachability(places=tuple(found))
+    return JobReachability(places=tuple(places))
 
 
 def _start(text: str) -> ClassAdExpression | None:
-    """None where it is not told, or is longer than any that is read here: then it is unsure."""
+    """Return the START expression. None (unsure) if it is unknown or too long."""
     try:
         return parse_expression(text) if text else None
     except UsageError:
@@ -276,43 +274,43 @@ def _start(text: str) -> ClassAdExpression | None:
 
 
 def _places(
-    asked: JobRequest, machine: PoolMachine, start: ClassAdExpression | None
+    request: JobRequest, machine: PoolMachine, start: ClassAdExpression | None
 ) -> Iterator[ReachableGpu]:
-    cause, unsure = _of_machine(asked, machine, start)
-    of_gpus = [_of_gpu(asked, machine, gpu) for gpu in machine.gpus]
+    cause, unsure = _of_machine(request, machine, start)
+    of_gpus = [_of_gpu(request, machine, gpu) for gpu in machine.gpus]
     fitting = sum(1 for why, _ in of_gpus if not why)
     for gpu, (why, which) in zip(machine.gpus, of_gpus, strict=True):
-        few = f"it has fewer than {asked.gpus} such GPUs" if not why and fitting < asked.gpus else ""
+        few = f"it has fewer than {request.gpus} such GPUs" if not why and fitting < request.gpus else ""
         yield ReachableGpu(
             machine=machine.name,
             gpu=gpu,
             cause=why or few or cause,
             unsure=which or unsure,
-            unasked=bool(why and asked.gpus),
+            unasked=bool(why and request.gpus),
         )
 
 
-def _of_gpu(asked: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[str, str]:
-    if not asked.gpus:
+def _of_gpu(request: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[str, str]:
+    if not request.gpus:
         return "the job asks for no GPU", ""
-    if asked.gpu is None:
+    if request.gpu is None:
         return "", ""
-    ad = {**_named(asked.gpu, machine.attributes), **gpu_values(gpu)}
-    job = make_ad(asked.ad)
-    held = asked.gpu.holds(make_ad(ad), job)
-    if held:
+    ad = {**_named(request.gpu, machine.attributes), **gpu_values(gpu)}
+    job = make_ad(request.ad)
+    matches = request.gpu.holds(make_ad(ad), job)
+    if matches:
         return "", ""
-    if held is None and (untold := _untold(asked.gpu, _UNTOLD, ad)):
-        return "", untold
-    if not asked.gpu.holds(make_ad({**ad, **_NEWEST_DRIVER}), job):
+    if matches is None and (attribute := _missing_attribute(request.gpu, _NOT_IN_INVENTORY, ad)):
+        return "", attribute
+    if not request.gpu.holds(make_ad({**ad, **_NEWEST_DRIVER}), job):
         return "its kind of GPU is not asked for", ""
-    if untold := _untold(asked.gpu, tuple(_NEWEST_DRIVER), ad):
-        return f"it tells no {untold}, which is asked for", ""
+    if attribute := _missing_attribute(request.gpu, tuple(_NEWEST_DRIVER), ad):
+        return f"it tells no {attribute}, which is asked for", ""
     return f"its driver{f' {gpu.driver}' if gpu.driver else f' for CUDA {gpu.cuda}'} is too old", ""
 
 
 def gpu_values(gpu: PoolGpu) -> dict[str, Plain]:
-    """The nested ad of a GPU, as far as an inventory tells it."""
+    """Return the nested ad of a GPU with the attributes that the inventory has."""
     values: dict[str, Plain] = {
         "Id": gpu.id,
         "DeviceUuid": gpu.uuid.removeprefix("GPU-"),
@@ -328,36 +326,44 @@ def gpu_values(gpu: PoolGpu) -> dict[str, Plain]:
     return {name: value for name, value in values.items() if value not in ("", 0)}
 
 
-def _of_machine(asked: JobRequest, machine: PoolMachine, start: ClassAdExpression | None) -> tuple[str, str]:
-    """What keeps the job away from the whole machine, or what is not known of it."""
+def _of_machine(
+    request: JobRequest, machine: PoolMachine, start: ClassAdExpression | None
+) -> tuple[str, str]:
+    """Return why the job cannot get the machine, or what is not known about it."""
     has = {name.lower(): value for name, value in machine.attributes.items()}
     for name, amount, unit, word in (
-        ("memory", asked.memory, MB, "memory"),
-        ("disk", asked.disk, 1024, "disk"),
-        ("cpus", asked.cpus, 1, "CPUs"),
+        ("memory", request.memory, MB, "memory"),
+        ("disk", request.disk, 1024, "disk"),
+        ("cpus", request.cpus, 1, "CPUs"),
     ):
         most = has.get(name)
         if isinstance(most, int | float) and not isinstance(most, bool) and most * unit < amount:
             return f"it has too little {word}" if unit > 1 else f"it has too few {word}", ""
-    for need in asked.needs if has else ():
+    for need in request.needs if has else ():
         if has.get(need.lower()) is not True:
             return f"it has no {need}", ""
-    wanted = [one for one in (asked.requirements, start) if one is not None]
-    mine = make_ad({name: value for one in wanted for name, value in _named(one, machine.attributes).items()})
-    job = make_ad(asked.ad)
-    unsure = next(iter(asked.needs), "") if not has else ""
-    if asked.requirements is not None:
-        held = asked.requirements.holds(job, mine)
-        if not held:
-            changing = "" if held is False else _changing(asked.requirements, has)
+    expressions = [expression for expression in (request.requirements, start) if expression is not None]
+    mine = make_ad(
+        {
+            name: value
+            for expression in expressions
+            for name, value in _named(expression, machine.attributes).items()
+        }
+    )
+    job = make_ad(request.ad)
+    unsure = next(iter(request.needs), "") if not has else ""
+    if request.requirements is not None:
+        matches = request.requirements.holds(job, mine)
+        if not matches:
+            changing = "" if matches is False else _changing(request.requirements, has)
             if not changing:
-                return "requirements does not hold" if held is False else UNDEFINED, ""
+                return "requirements does not hold" if matches is False else UNDEFINED, ""
             unsure = changing
     if machine.start:
-        held = start.holds(mine, job) if start is not None else None
-        if held is False and not (start and start.names_any(*_OF_THE_SUBMITTER)):
+        matches = start.holds(mine, job) if start is not None else None
+        if matches is False and not (start and start.names_any(*_SUBMITTER_ATTRIBUTES)):
             return "its START takes no such job", ""
-        unsure = unsure or ("" if held else "START")
+        unsure = unsure or ("" if matches else "START")
     return "", unsure
 
 
@@ -366,13 +372,13 @@ def _named(expression: ClassAdExpression, attributes: Mapping[str, Plain]) -> di
     return {name: value for name, value in attributes.items() if name.lower() in names}
 
 
-def _untold(expression: ClassAdExpression, names: tuple[str, ...], ad: Mapping[str, Plain]) -> str:
-    """The first of `names` that the expression wants and the ad has not."""
+def _missing_attribute(expression: ClassAdExpression, names: tuple[str, ...], ad: Mapping[str, Plain]) -> str:
+    """Return the first of `names` that the expression uses and the ad lacks."""
     has = {name.lower() for name in ad}
     return next((name for name in names if name.lower() not in has and expression.names_any(name)), "")
 
 
 def _changing(expression: ClassAdExpression, has: Mapping[str, Plain]) -> str:
-    """The first attribute that inventories do not tell; the first of all where this one tells none."""
+    """Return the first attribute that inventories do not have; without attributes, the first of all."""
     names = [name for name in expression.names if name.lower() not in has]
     return next((name for name in names if not has or not is_inventory_attribute(name)), "")

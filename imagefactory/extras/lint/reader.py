@@ -1,8 +1,8 @@
-"""Reading submit files as condor_submit does, with line numbers: settings, `if`, `queue`.
+"""Parse submit files as condor_submit does, with line numbers: settings, `if`, `queue`.
 
-HTCondor's own parser is not asked: its bindings run what `include command` names, hang on macros that refer
-to each other, and tell no lines. Here nothing is run or included. Source: HTCondor's manual, condor_submit
-and "Submit file syntax"; compared with the bindings in the tests.
+HTCondor's own parser is not used: its bindings execute `include command`, hang on recursive macros, and have
+no line numbers. Here nothing is run or included. Source: HTCondor's manual, condor_submit and "Submit file
+syntax". The tests compare this parser with the bindings.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from pathlib import Path
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.classads import literal
 
-# --- The values of a submit file, and the macros in them. Pure
-# What a macro may grow to is bounded. Functions of macros (`$ENV(HOME)`, `$F(...)`, `$INT(...)`) stay as
-# they
-# are written: a value that has one is not known. Source: HTCondor's manual, "Submitting a job: macros".
+# --- Values and their macros. Pure
+# The size of an expanded macro is limited. Function macros (`$ENV(HOME)`, `$F(...)`, `$INT(...)`) are not
+# expanded: their value is unknown. Source: HTCondor's manual, "Submitting a job: macros".
 
 
 MAX_VALUE = 32_768
 MAX_DEPTH = 30
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 FUNCTION = re.compile(r"(?<!\$)\$[A-Za-z_]+\(")
-"""The beginning of a function of macros, whose value only the submission tells."""
+"""The beginning of a function macro, whose value only the submission knows."""
 ALIASES = {
     "containerimage": "container_image",
     "dockerimage": "docker_image",
@@ -40,7 +39,7 @@ ALIASES = {
     "requestmemory": "request_memory",
     "requiregpus": "require_gpus",
 }
-"""Second names of commands: those of the attributes that they set, and condor_submit's own."""
+"""Aliases of commands: the attributes that they set, and those of condor_submit."""
 _OF_THE_QUEUE = {
     "cluster": "1",
     "clusterid": "1",
@@ -56,10 +55,10 @@ _OF_THE_QUEUE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitSetting:
-    """One line `key = value`. `key` is in small letters, `my.x` for `+x`; `written` is as it stands there.
+    """One line `key = value`. `key` is in lower case, `my.x` for `+x`; `written` is the original spelling.
 
-    `end` is the last line of its statement. `before` is what the same key was set to above, for no jobs at
-    all; None where there is no such line.
+    `end` is the last line of its statement. `before` is an earlier setting of the key that no job used, or
+    None.
     """
 
     key: str
@@ -72,10 +71,10 @@ class SubmitSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatement:
-    """What one `queue` submits. `count` is None where a list decides that is not in the file.
+    """The jobs of one `queue`. `count` is None if a list outside the file decides it.
 
-    `settings` are by key, as they stand when this line is reached. `variables` are names that the list gives,
-    `used` macros that this and other lines without a key have.
+    `settings` are the values at this line, by key. `variables` are the names that the list sets. `used` are
+    the macros in this line and in other lines without a key.
     """
 
     line: int
@@ -85,34 +84,34 @@ class QueueStatement:
     used: frozenset[str] = frozenset()
 
     def value(self, key: str) -> str:
-        """What `key` comes to, macros expanded; empty where it is not set.
+        """Return the value of `key` with macros expanded, empty if it is not set.
 
-        Raises UsageError where macros grow too large or refer to each other in a circle.
+        Raises UsageError for macros that are recursive or expand to too much text.
         """
         setting = self.settings.get(key)
         return expand(setting.value, self.settings).strip() if setting else ""
 
     @property
     def asks_gpus(self) -> bool:
-        """Whether its jobs request GPUs, or may: where only the submission tells, they do."""
+        """Whether its jobs request GPUs. A value that only the submission knows counts as a request."""
         return bool(self.unknown("request_gpus")) or self.value("request_gpus") not in ("", "0")
 
     def unknown(self, key: str) -> str:
-        """What of a value only its submission tells, `$(name)` of a list or `$ENV(...)`; empty for none."""
+        """Return the macro in a value that only the submission knows: `$(name)` or `$ENV(...)`, or empty."""
         setting = self.settings.get(key)
         if setting is None:
             return ""
-        if found := FUNCTION.search(self.value(key)):
-            return found[0] + "...)"
+        if match := FUNCTION.search(self.value(key)):
+            return match[0] + "...)"
         return next((f"$({name})" for name in self.references(key) if name in self.variables), "")
 
     def undefined(self, key: str) -> tuple[str, ...]:
-        """Macros without a default that nothing in this file sets: they are empty."""
+        """Return the macros without a default that this file does not set. They expand to nothing."""
         known = {*self.settings, *self.variables, *_OF_THE_QUEUE}
         return tuple(name for name in self.references(key) if name not in known)
 
     def references(self, key: str) -> tuple[str, ...]:
-        """All macros that a value comes to use, in small letters, less those that their default serves."""
+        """Return all macros that a value uses, in lower case, without those that use their default."""
         names: dict[str, None] = {}
         waiting = [self.settings[key].value] if key in self.settings else []
         while waiting:
@@ -127,7 +126,7 @@ class QueueStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFile:
-    """A submit file. `notes` are (line, text) of what was passed over or assumed."""
+    """A submit file. `notes` are (line, text) about skipped lines and assumptions."""
 
     name: str
     jobs: tuple[QueueStatement, ...]
@@ -135,20 +134,20 @@ class SubmitFile:
 
 
 def expand(text: str, settings: Mapping[str, SubmitSetting]) -> str:
-    """`$(name)` and `$(name:default)` by what `settings` say, as when a job is queued; unset ones are empty,
-    and the default counts where it is set to nothing.
+    """Expand `$(name)` and `$(name:default)` as when a job is queued.
 
-    Raises UsageError where that exceeds MAX_VALUE characters or MAX_DEPTH levels.
+    Unset macros are empty. The default also applies to a macro with an empty value. Raises UsageError above
+    MAX_VALUE characters or MAX_DEPTH levels.
     """
     return _MacroExpansion(settings).of(text, 0)
 
 
 class _MacroExpansion:
-    """One expansion; what a macro comes to is kept, so that a chain of doublings costs nothing."""
+    """One expansion. Macro values are cached, so that a chain of doublings is cheap."""
 
     def __init__(self, settings: Mapping[str, SubmitSetting]) -> None:
         self.settings = settings
-        self.done: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
     def of(self, text: str, depth: int) -> str:
         if depth > MAX_DEPTH:
@@ -179,30 +178,30 @@ class _MacroExpansion:
             return self.of(_OF_THE_QUEUE.get(name, default or ""), depth + 1)
         if not self.settings[name].value:  # as good as unset: the default counts
             return self.of(default or "", depth + 1)
-        if name not in self.done:
-            self.done[name] = self.of(self.settings[name].value, depth + 1)
-        return self.done[name]
+        if name not in self.values:
+            self.values[name] = self.of(self.settings[name].value, depth + 1)
+        return self.values[name]
 
 
 def macro_names(text: str) -> frozenset[str]:
-    """The macros that a text names, in small letters."""
+    """Return the names of the macros in a text, in lower case."""
     return frozenset(name for name, _ in _macros(text))
 
 
 def _macros(text: str) -> Iterator[tuple[str, str | None]]:
-    """The macros in a value as (name, default), those inside of defaults too."""
+    """Yield the macros in a value as (name, default), including those in defaults."""
     for _, _, name, default in _outer_macros(text):
         yield name, default
         yield from _macros(default or "")
 
 
 def _outer_macros(text: str) -> Iterator[tuple[int, int, str, str | None]]:
-    """Start, end, name and default of each macro. `$$(x)` is none: the machine fills it."""
+    """Yield start, end, name and default of each macro. Skips `$$(x)`, which the machine expands."""
     at = text.find("$(")
     while at >= 0:
-        found = None if at > 0 and text[at - 1] == "$" else _macro_at(text, at)
-        if found:
-            name, default, end = found
+        macro = None if at > 0 and text[at - 1] == "$" else _macro_at(text, at)
+        if macro:
+            name, default, end = macro
             yield at, end, name, default
             at = text.find("$(", end)
         else:
@@ -210,7 +209,7 @@ def _outer_macros(text: str) -> Iterator[tuple[int, int, str, str | None]]:
 
 
 def _macro_at(text: str, start: int) -> tuple[str, str | None, int] | None:
-    """Name, default and end of the macro whose `$(` stands at `start`; None where it is none."""
+    """Return name, default and end of the macro whose `$(` is at `start`, or None."""
     name = _NAME.match(text, start + 2)
     if name is None or name.end() - start > MAX_DEPTH * 10:
         return None
@@ -228,14 +227,14 @@ def _macro_at(text: str, start: int) -> tuple[str, str | None, int] | None:
 
 
 Lists = Callable[[str], str | None]
-"""The text of a file that a `queue` takes its items from, None where it cannot be had."""
+"""Return the text of a file with the items of a `queue`, or None if it cannot be read."""
 
 MAX_BYTES = 1 << 18
 MAX_LINES = 5_000
 MAX_QUEUES = 50
 MAX_SETTINGS = 1_000
 ASSUMED = (24, 0, 0)
-"""The version of HTCondor by which `if version` is decided: a file does not tell where it is submitted."""
+"""The HTCondor version for `if version`, because a file does not say where it will be submitted."""
 _SETTING = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*=(.*)", re.DOTALL)
 _LONG = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
 _STATEMENT = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
@@ -244,18 +243,18 @@ _UNSET = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_.]*)\)")
 _MOST = 1_000_000_000
 _FROM = re.compile(r"(.*?)(?:^|\s)(in|from|matching)(?=\s|\(|\[|$)(.*)", re.DOTALL | re.IGNORECASE)
 _SLICE = re.compile(r"\s*(?:\[([0-9: -]{1,40})\])?\s*")
-"""What may stand before a list: which of its items, as Python writes a slice."""
+"""A Python slice before a list, which selects items."""
 _VERSION = re.compile(r"version\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 _TRUE, _FALSE = ("true", "yes", "t"), ("false", "no", "f")
 
 
 def read_submit_file(path: Path) -> SubmitFile:
-    """Raises UsageError for a file that is too large, no text, or that condor_submit would refuse."""
+    """Read a submit file. Raises UsageError if it is too large, not text, or condor_submit rejects it."""
     return parse_submit_file(read_text(path), str(path), read_neighbor_lists(path))
 
 
 def read_text(path: Path) -> str:
-    """Raises UsageError for a file that is too large or no text."""
+    """Read a text file. Raises UsageError if it is too large or not UTF-8."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -271,12 +270,12 @@ def read_text(path: Path) -> str:
 
 
 def read_neighbor_lists(path: Path) -> Lists:
-    """The lists in the folder of a submit file, from where it is submitted."""
+    """Return a reader of the lists in the directory of a submit file."""
     return lambda name: _read_list(path.parent / name)
 
 
 def _read_list(path: Path) -> str | None:
-    """A list is often made later, by another program, and then its file is not here."""
+    """Return the text of a list, or None. Another program may still have to write it."""
     try:
         if not path.is_file():
             return None
@@ -288,12 +287,15 @@ def _read_list(path: Path) -> str | None:
 
 
 def split_lines(text: str) -> list[str]:
-    """The lines of a file, as they are numbered here; ends of other systems' files are ends too."""
+    """Split a text into lines, also at the line endings of other systems."""
     return re.split(r"\r\n|\n|\r", text)
 
 
 def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> SubmitFile:
-    """Raises UsageError, `name:line: what is wrong`, for what condor_submit would refuse or would execute."""
+    """Parse a submit file.
+
+    Raises UsageError (`name:line: problem`) for statements that condor_submit rejects or would execute.
+    """
     if text.startswith("#!"):
         write = "imagefactory job write TARGET --site slurm writes a batch script, which has #SBATCH lines"
         raise UsageError(
@@ -309,10 +311,10 @@ def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> Su
 
 
 def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
-    """Logical lines with the numbers of their first and last. A `\\` at the end joins the next.
+    """Yield the logical lines with their first and last line numbers. A `\\` at the end joins the next line.
 
-    `#` begins a comment. One within a line that goes on is left out and goes on too where it ends in a
-    `\\`; one that does not ends the line, and HTCondor takes its last letter for a part of the value.
+    `#` begins a comment. A comment inside a continued line is dropped if it also ends in `\\`. Otherwise it
+    ends the line, and HTCondor adds its last letter to the value, which raises UsageError here.
     """
     lines = split_lines(text)
     if len(lines) > MAX_LINES:
@@ -349,8 +351,8 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
                     hint=f"add a line {end}",
                 )
             number += 1
-            told = [part for part in map(str.strip, own) if part and not part.startswith("#")]
-            line = f"{match[1]} = " + " ".join(part.removesuffix("\\") for part in told)
+            parts = [part for part in map(str.strip, own) if part and not part.startswith("#")]
+            line = f"{match[1]} = " + " ".join(part.removesuffix("\\") for part in parts)
         elif re.match(r"queue\b", line, re.IGNORECASE) and _opens_list(line):
             while number < len(lines) and lines[number].strip() != ")":
                 row = lines[number].strip()
@@ -368,21 +370,21 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _opens_list(line: str) -> bool:
-    found = _FROM.fullmatch(line)
-    return found is not None and _list_of(found)[1].startswith("(") and ")" not in found[3]
+    match = _FROM.fullmatch(line)
+    return match is not None and _list_of(match)[1].startswith("(") and ")" not in match[3]
 
 
-def _list_of(found: re.Match[str]) -> tuple[str, str]:
-    """The slice of a list, without its brackets, and the list, of a match of _FROM."""
-    part = _SLICE.match(found[3])
-    return (part[1] or "", found[3][part.end() :].rstrip()) if part else ("", found[3])
+def _list_of(match: re.Match[str]) -> tuple[str, str]:
+    """Return the slice (without brackets) and the list in a match of _FROM."""
+    part = _SLICE.match(match[3])
+    return (part[1] or "", match[3][part.end() :].rstrip()) if part else ("", match[3])
 
 
 # --- statements ----------------------------------------------------------------------------------
 
 
 class _SubmitReader:
-    """Goes through the statements of one file, in their order."""
+    """Reads the statements of a file in order."""
 
     def __init__(self, name: str, lists: Lists) -> None:
         self.name = name
@@ -391,7 +393,7 @@ class _SubmitReader:
         self.jobs: list[QueueStatement] = []
         self.notes: list[tuple[int, str]] = []
         self.branches: list[tuple[int, bool, bool, bool]] = []
-        """Of each open `if`: its line, whether this branch holds, whether one did, whether `else` came."""
+        """For each open `if`: its line, whether this branch applies, whether one did, whether `else` came."""
         self.used: set[str] = set()
 
     def read(self, line: int, end: int, text: str) -> None:
@@ -443,20 +445,20 @@ class _SubmitReader:
         if before is not None and self.jobs and before.line < self.jobs[-1].line:
             before = None  # jobs that were queued above had it
         if before is not None:
-            before = replace(before, before=None)  # one is enough to tell, and chains of thousands are not
+            before = replace(before, before=None)  # avoids chains of thousands
         written = match[1] + match[2]
         self.settings[key] = SubmitSetting(
             key=key, written=written, value=value, line=line, end=end, before=before
         )
 
     def _appended(self, line: int, key: str, value: str) -> str:
-        """Its own name in a value is what it was before, at once; others are filled when a job is queued."""
+        """Replace the key's own macro by its earlier value. Other macros expand when a job is queued."""
         if "$(" not in value:
             return value
         before = self.settings.get(key)
         own = re.compile(rf"(?<!\$)\$\({re.escape(key)}(?::([^()]*))?\)", re.IGNORECASE)
         if before is None or not before.value:
-            return own.sub(lambda found: found[1] or "", value)
+            return own.sub(lambda match: match[1] or "", value)
         if len(value) + len(own.findall(value)) * len(before.value) > MAX_VALUE:
             raise UsageError(
                 "submit-value-too-long",
@@ -502,7 +504,7 @@ class _SubmitReader:
                 f"{self.name}:{line}: '{keyword}' without 'if'",
                 hint=f"remove '{keyword}'",
             )
-        first, _, done, last = self.branches.pop()
+        first, _, matched, last = self.branches.pop()
         if keyword == "endif":
             return
         if last:
@@ -511,8 +513,8 @@ class _SubmitReader:
                 f"{self.name}:{line}: '{keyword}' after 'else'",
                 hint=f"remove '{keyword}'",
             )
-        holds = not done and (keyword == "else" or self._holds(line, rest))
-        self.branches.append((first, holds, done or holds, keyword == "else"))
+        holds = not matched and (keyword == "else" or self._holds(line, rest))
+        self.branches.append((first, holds, matched or holds, keyword == "else"))
 
     def _holds(self, line: int, condition: str) -> bool:
         text = expand(condition, self.settings).strip()
@@ -525,11 +527,11 @@ class _SubmitReader:
             name = name.strip().lower()
             set_to = self.settings.get(name)
             return bool(set_to and set_to.value) or bool(re.fullmatch(r"[0-9.]+|true|false", name))
-        if found := _VERSION.fullmatch(text.lower()):
+        if match := _VERSION.fullmatch(text.lower()):
             self.notes.append(
                 (line, f"'if version' is evaluated as for HTCondor {'.'.join(map(str, ASSUMED))}")
             )
-            return _compare(found[1], tuple(int(part or 0) for part in found.groups()[1:]))
+            return _compare(match[1], tuple(int(part or 0) for part in match.groups()[1:]))
         if text.lower() in _TRUE:
             return True
         if not text or text.lower() in _FALSE:
@@ -555,8 +557,8 @@ class _SubmitReader:
         self.used |= macro_names(rest)
         text = expand(_UNSET.sub(self._unset, rest), self.settings).strip()
         count: int | None = 1
-        if found := _MACRO_COUNT.fullmatch(text):
-            count, text = None, found[1]
+        if match := _MACRO_COUNT.fullmatch(text):
+            count, text = None, match[1]
         elif text:
             count, text = self._count(line, text)
         variables: tuple[str, ...] = ()
@@ -576,10 +578,10 @@ class _SubmitReader:
         )
 
     def _count(self, line: int, text: str) -> tuple[int, str]:
-        """The number that a `queue` begins with, perhaps calculated, 1 where there is none; and the rest."""
+        """Return the number (or expression) at the start of a `queue`, 1 by default, and the rest."""
         listed = _FROM.fullmatch(text)
         own = listed[1] if listed else text
-        for end in sorted({len(own), *(found.start() for found in re.finditer(r"\s+", own))}, reverse=True):
+        for end in sorted({len(own), *(space.start() for space in re.finditer(r"\s+", own))}, reverse=True):
             number = literal(text[:end])
             if isinstance(number, int | float) and not isinstance(number, bool):
                 if not 0 <= number <= _MOST:
@@ -592,11 +594,11 @@ class _SubmitReader:
         return 1, text
 
     def _unset(self, macro: re.Match[str]) -> str:
-        """What a command line or a DAG sets is as unknown as the environment."""
+        """Mark an unset macro as unknown, because a command line or a DAG may set it."""
         return macro[0] if macro[1].lower() in self.settings else f"$UNSET({macro[1]})"
 
     def _items(self, line: int, text: str) -> tuple[tuple[str, ...], int | None]:
-        """The variables of a list and how many items it has; None where these are not in the file."""
+        """Return the variables of a list and its number of items, None if the file does not have them."""
         match = _FROM.fullmatch(text)
         if not match or not match[3].strip():
             raise UsageError(
@@ -605,11 +607,11 @@ class _SubmitReader:
                 hint="write queue 10, or queue x in (a b)",
             )
         names = tuple(name.lower() for name in re.split(r"[,\s]+", match[1]) if name) or ("item",)
-        part, given = _list_of(match)
-        kind, rows = match[2].lower(), re.fullmatch(r"\((.*)\)", given, re.DOTALL)
-        if kind == "matching" or (kind == "from" and rows is None and _unknown_list_error(given)):
-            return names, None  # a program's list is not known here: nothing is run
-        listed = rows[1] if rows else self.lists(given.strip()) if kind == "from" else given
+        part, items = _list_of(match)
+        kind, rows = match[2].lower(), re.fullmatch(r"\((.*)\)", items, re.DOTALL)
+        if kind == "matching" or (kind == "from" and rows is None and _unknown_list_error(items)):
+            return names, None  # a program prints this list, and nothing is run here
+        listed = rows[1] if rows else self.lists(items.strip()) if kind == "from" else items
         if listed is None:
             return names, None
         separator = r"\n" if kind == "from" or (rows and "\n" in listed) else r"[,\s]+"
@@ -617,29 +619,31 @@ class _SubmitReader:
         return names, _count(len(every), part)
 
 
-def _unknown_list_error(given: str) -> bool:
-    return given.rstrip().endswith("|") or bool(FUNCTION.search(given))
+def _unknown_list_error(items: str) -> bool:
+    return items.rstrip().endswith("|") or bool(FUNCTION.search(items))
 
 
 def _count(items: int, part: str) -> int | None:
-    """How many of them a slice leaves; None for one that cannot be read here."""
+    """Return the number of items in a slice, None for an invalid slice."""
     if not part:
         return items
-    bounds = [one.strip() for one in part.split(":")]
+    bounds = [bound.strip() for bound in part.split(":")]
     try:
         return (
-            len(range(items)[slice(*(int(one) if one else None for one in bounds))]) if ":" in part else None
+            len(range(items)[slice(*(int(bound) if bound else None for bound in bounds))])
+            if ":" in part
+            else None
         )
     except (TypeError, ValueError):
         return None
 
 
-def _compare(how: str, asked: tuple[int, ...]) -> bool:
+def _compare(how: str, version: tuple[int, ...]) -> bool:
     return {
-        ">=": asked <= ASSUMED,
-        "<=": asked >= ASSUMED,
-        "==": asked == ASSUMED,
-        "!=": asked != ASSUMED,
-        ">": asked < ASSUMED,
-        "<": asked > ASSUMED,
+        ">=": version <= ASSUMED,
+        "<=": version >= ASSUMED,
+        "==": version == ASSUMED,
+        "!=": version != ASSUMED,
+        ">": version < ASSUMED,
+        "<": version > ASSUMED,
     }[how]

@@ -1,6 +1,7 @@
-"""What is wrong with the commands of a submit file by themselves: one function a rule, a table of them. Pure.
+"""Rules for the commands of a submit file: one function for each rule, and a table of them. Pure.
 
-Each rule says what condor_submit does with a line and what to write instead. Seen with 23.9's `-dry-run`.
+Each finding says what condor_submit does with a line, and what to write instead. Observed with `-dry-run` of
+23.9.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from imagefactory.schedulers.sites import RETIRED, Site, SiteCommand
 from imagefactory.schedulers.sizes import MB, format_size
 from imagefactory.versions import nearest
 
-# --- The commands of submit files, without those of grids, clouds and virtual machines. Pure
-# Source: HTCondor's manual, condor_submit, and the table of names in its source (25.x, 2026-08); the two of
-# CHTC: its guide 'Scale Beyond Local HTC Capacity' (2026-08).
+# --- Submit commands, without those for grids, clouds and virtual machines. Pure
+# Source: HTCondor's manual, condor_submit, and the table of names in its source (25.x, 2026-08). The two CHTC
+# commands: its guide 'Scale Beyond Local HTC Capacity' (2026-08).
 
 
 COMMANDS = frozenset((
@@ -71,11 +72,11 @@ COMMANDS = frozenset((
 ))  # fmt: skip
 
 
-# --- What files ask of GPUs in the words of old machines, and the same in today's, the meaning kept. Pure
-# Machines told of their first GPU in attributes of their own (`CUDACapability`, `CUDA0DeviceName`); now each
-# GPU has an ad, which `require_gpus` and the commands `gpus_*` ask. Those commands are all "at least" or "at
-# most", and condor_submit drops them where `require_gpus` names what they compare: so it is all the one or
-# all the other.
+# --- Translate GPU conditions for old machines into current commands with the same meaning. Pure
+# Old machines had attributes for their first GPU (`CUDACapability`, `CUDA0DeviceName`). Now each GPU has an
+# ad, to which `require_gpus` and the `gpus_*` commands apply. Those commands are all lower or upper bounds,
+# and condor_submit drops them if `require_gpus` names the same attribute. So a file uses either one or the
+# other.
 
 
 _OLD = re.compile(r"CUDA[0-9]*([A-Za-z]+)", re.IGNORECASE)
@@ -84,22 +85,24 @@ _PLAIN = re.compile(r"([A-Za-z]+) *(>=|<=|==|=\?=|>|<) *([0-9]+(?:\.[0-9]+)?)")
 _TURNED = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(>=|<=|==|=\?=|>|<) *([A-Za-z]+)")
 _TURN = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "=?=": "=?="}
 _DRIVERS = 100
-"""CUDA's versions are below, those of drivers above."""
+"""CUDA versions are below this number, driver versions above."""
 _CHECKED_COMMANDS = ("requirements", "require_gpus", "rank")
 
 
 def own_name(name: str) -> str:
-    """What a GPU's own ad calls an attribute of an old machine; empty for any other name."""
-    found = _OLD.fullmatch(name)
-    return _OWN.get(found[1].lower(), "") if found else ""
+    """Return the GPU attribute for an attribute of old machines, or empty."""
+    match = _OLD.fullmatch(name)
+    return _OWN.get(match[1].lower(), "") if match else ""
 
 
 def old_gpu_findings(
-    jobs: QueueStatement, severity: Severity, told: frozenset[str]
+    jobs: QueueStatement, severity: Severity, machine_names: frozenset[str]
 ) -> Iterator[SubmitFinding]:
-    """One finding a command that has such names. `told` are names, in small letters, that machines tell."""
+    """Report each command with old names. `machine_names` are lower-case attributes that machines have."""
     for key in _CHECKED_COMMANDS:
-        names = [name for name in _gpu_names(jobs, key) if own_name(name) and name.lower() not in told]
+        names = [
+            name for name in _gpu_names(jobs, key) if own_name(name) and name.lower() not in machine_names
+        ]
         if not names:
             continue
         setting, what = jobs.settings[key], " and ".join(dict.fromkeys(names))
@@ -110,16 +113,16 @@ def old_gpu_findings(
             text += ", and machines with equal GPUs have GPUs_..."
             yield _finding(setting, Severity.ADVICE, text, hint)
         elif key == "require_gpus":
-            mended = renamed(jobs.value(key), lambda name: _with(name, ""))
-            edits = _replaced(setting, (f"{setting.written} = {mended}",))
-            yield _finding(setting, Severity.WRONG, text, f"write {mended}", edits)
+            fixed = renamed(jobs.value(key), lambda name: _with(name, ""))
+            edits = _replaced(setting, (f"{setting.written} = {fixed}",))
+            yield _finding(setting, Severity.WRONG, text, f"write {fixed}", edits)
         else:
-            asked = _OldGpuRequirements.of(jobs.value(key))
+            old = _OldGpuRequirements.of(jobs.value(key))
             text += ", for require_gpus"
-            text += f"; and {asked.doubt}" if asked.doubt else ""
-            yield _finding(setting, severity, text, _hint(jobs, asked), _edits(jobs, setting, asked))
+            text += f"; and {old.doubt}" if old.doubt else ""
+            yield _finding(setting, severity, text, _hint(jobs, old), _edits(jobs, setting, old))
     version = jobs.settings.get("cuda_version")
-    if version and "cudamaxsupportedversion" not in told:
+    if version and "cudamaxsupportedversion" not in machine_names:
         text = "cuda_version is compared with an attribute that only old machines have"
         line = f"gpus_minimum_runtime = {jobs.value('cuda_version')[:8]}"
         clear = re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,2})?", jobs.value("cuda_version"))
@@ -130,18 +133,18 @@ def old_gpu_findings(
 
 @cache
 def is_cuda_alone(number: str) -> bool:
-    """Whether it is a version of CUDA, and no GPU has such a capability."""
+    """Whether the number is a CUDA version but not a compute capability."""
     capabilities = {group["capability"] for group in read_table("gpus")["group"]}
     return number in cuda_targets() and number not in capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OldGpuRequirements:
-    """What `requirements` ask of old machines' GPUs, taken apart.
+    """The parsed conditions of `requirements` on the GPUs of old machines.
 
-    `commands` say all of it, empty where none do; `clauses` are the same for `require_gpus`. `others` is
-    what else is asked; `mixed` is whether GPUs and other things stand in one part. `doubt` says of a number
-    that it is no such thing, so that what is meant is guessed.
+    `commands` are the equivalent commands, empty if there are none. `clauses` are the equivalent for
+    `require_gpus`. `others` are the remaining conditions. `mixed` is true if one condition combines GPUs with
+    other attributes. `doubt` says that a number has the wrong type, so that its meaning is a guess.
     """
 
     commands: tuple[str, ...]
@@ -161,17 +164,17 @@ class _OldGpuRequirements:
                 continue
             mixed = mixed or not all(own_name(name) for name in names)
             clause = renamed(part, lambda name: _with(name, ""))
-            if found := _compared(clause):
-                name, how, number = found
+            if comparison := _compared(clause):
+                name, how, number = comparison
                 if name == "Capability" and how in (">=", ">") and is_cuda_alone(number):
                     name, clause = "DriverVersion", f"DriverVersion {how} {number}"
                     doubt = f"{number} is a CUDA version, not a compute capability"
                 elif name == "DriverVersion" and how in (">=", ">") and float(number) >= _DRIVERS:
                     clause = f'versionGE(NvidiaDriver, "{number}")'
                     doubt = f"{number} is a driver version, but DriverVersion is a CUDA version"
-                said = _commands(name, how, number)
-                plain = plain and bool(said)
-                commands += said
+                lines = _commands(name, how, number)
+                plain = plain and bool(lines)
+                commands += lines
             else:
                 plain = False
             clauses.append(clause)
@@ -199,16 +202,16 @@ def _join(parts: tuple[str, ...]) -> str:
 
 
 def _compared(clause: str) -> tuple[str, str, str] | None:
-    """Attribute, comparison and number of a plain one."""
-    if found := _PLAIN.fullmatch(clause):
-        return found[1], found[2], found[3]
-    if found := _TURNED.fullmatch(clause):
-        return found[3], _TURN[found[2]], found[1]
+    """Return attribute, operator and number of a simple comparison, else None."""
+    if match := _PLAIN.fullmatch(clause):
+        return match[1], match[2], match[3]
+    if match := _TURNED.fullmatch(clause):
+        return match[3], _TURN[match[2]], match[1]
     return None
 
 
 def _commands(name: str, how: str, number: str) -> list[str]:
-    """The commands that ask for the very same; none where there are none."""
+    """Return the equivalent submit commands, empty if there are none."""
     if name == "Capability":
         tenths = float(number) * 10
         if tenths != int(tenths):
@@ -227,22 +230,22 @@ def _commands(name: str, how: str, number: str) -> list[str]:
     return []
 
 
-def _hint(jobs: QueueStatement, asked: _OldGpuRequirements) -> str:
-    if asked.mixed:
+def _hint(jobs: QueueStatement, old: _OldGpuRequirements) -> str:
+    if old.mixed:
         return "put conditions on GPUs into require_gpus, and those on machines into requirements"
     if "require_gpus" in jobs.settings:
-        return f"add it to require_gpus: ... && ({asked.joined})"
-    return f"write {' and '.join(asked.commands) or f'require_gpus = {asked.joined}'}"
+        return f"add it to require_gpus: ... && ({old.joined})"
+    return f"write {' and '.join(old.commands) or f'require_gpus = {old.joined}'}"
 
 
-def _edits(jobs: QueueStatement, setting: SubmitSetting, asked: _OldGpuRequirements) -> tuple[LineEdit, ...]:
-    """The mended lines, where nothing else in the file says how GPUs are chosen."""
-    if asked.mixed or asked.doubt or setting.value != jobs.value(setting.key) or not jobs.asks_gpus:
+def _edits(jobs: QueueStatement, setting: SubmitSetting, old: _OldGpuRequirements) -> tuple[LineEdit, ...]:
+    """Return the fixed lines if no other command in the file selects GPUs."""
+    if old.mixed or old.doubt or setting.value != jobs.value(setting.key) or not jobs.asks_gpus:
         return ()
     if any(key in jobs.settings for key in ("require_gpus", *BOUNDS)):
         return ()
-    rest = (f"{setting.written} = {_join(asked.others)}",) if asked.others else ()
-    return _replaced(setting, (*rest, *(asked.commands or (f"require_gpus = {asked.joined}",))))
+    rest = (f"{setting.written} = {_join(old.others)}",) if old.others else ()
+    return _replaced(setting, (*rest, *(old.commands or (f"require_gpus = {old.joined}",))))
 
 
 def _replaced(setting: SubmitSetting, text: tuple[str, ...]) -> tuple[LineEdit, ...]:
@@ -263,7 +266,7 @@ def _with(name: str, prefix: str) -> str:
 
 
 def _gpu_names(jobs: QueueStatement, key: str) -> tuple[str, ...]:
-    """What an expression names; none where it cannot be read, which has a finding of its own."""
+    """Return the names in an expression. Invalid expressions have a separate finding."""
     try:
         text = jobs.value(key)
         return parse_expression(text).names if text else ()
@@ -271,7 +274,7 @@ def _gpu_names(jobs: QueueStatement, key: str) -> tuple[str, ...]:
         return ()
 
 
-_LOOKED_AT = (
+_CHECKED_SETTINGS = (
     "universe", "container_image", "docker_image", "requirements", "require_gpus", *BOUNDS, "request_gpus",
     "request_cpus", "request_memory", "request_disk",
 )  # fmt: skip
@@ -280,9 +283,9 @@ _RESOURCES = {
     "gpu": "request_gpus", "cpu": "request_cpus", "core": "request_cpus", "cores": "request_cpus",
     "mem": "request_memory", "ram": "request_memory", "storage": "request_disk",
 }  # fmt: skip
-"""Resources by names that people give them; any other name may be one of the machine's own."""
+"""Common wrong names of resources. Any other name may be a custom resource of the machine."""
 _CLOSE = 0.9
-"""How alike a name and a command are, of 1, that nobody means to be two."""
+"""The similarity (of 1) from which a name counts as a misspelled command."""
 _NAMES_OF_FILES = (
     "executable", "input", "output", "error", "log", "initialdir", "transfer_input_files",
     "transfer_output_files", "docker_image", "container_image",
@@ -308,10 +311,10 @@ _MACHINE = re.compile(
 )
 
 
-def command_findings(jobs: QueueStatement, asked: JobRequest) -> Iterator[SubmitFinding]:
-    """All that the table of rules has to say of one `queue`."""
-    for key, what in asked.faults:
-        if not _comment_in(jobs, key):  # which has a finding of its own
+def command_findings(jobs: QueueStatement, request: JobRequest) -> Iterator[SubmitFinding]:
+    """Yield the findings of all rules for one `queue`."""
+    for key, what in request.faults:
+        if not _comment_in(jobs, key):  # a comment has a separate finding
             hint = f"write {key} = 1 or more" if "number" in what else f"write {key} = 8GB, say"
             hint = hint if key.startswith("request_") else ""
             yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {what}", hint)
@@ -323,7 +326,7 @@ def command_findings(jobs: QueueStatement, asked: JobRequest) -> Iterator[Submit
 
 
 def _cancelled(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """condor_submit's manual: what `require_gpus` names is not added from `gpus_*`."""
+    """Report ignored bounds. Source: the manual of condor_submit on `gpus_*` and `require_gpus`."""
     for key in cancelled(jobs):
         name, line = BOUNDS[key][0], jobs.settings["require_gpus"].line
         yield wrong(
@@ -335,7 +338,7 @@ def _cancelled(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _overwritten(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    for key in _LOOKED_AT:
+    for key in _CHECKED_SETTINGS:
         setting = jobs.settings.get(key)
         if setting and setting.before and setting.before.value != setting.value:
             text = f"{setting.written} is set again, which overrides line {setting.before.line}"
@@ -357,14 +360,14 @@ def _without_request(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 def _flat(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for name in sorted(_names(jobs, "requirements")):
-        own = next((one for one in GPU_ATTRIBUTES if name == f"gpus_{one.lower()}"), "")
+        own = next((attribute for attribute in GPU_ATTRIBUTES if name == f"gpus_{attribute.lower()}"), "")
         if own:
             text = f"GPUs_{own} exists only on machines whose GPUs are all equal"
             yield advice(jobs.settings["requirements"].line, "flat", text, f"use {own} in require_gpus")
 
 
 def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Names that mean nothing where they stand: undefined, and nothing matches."""
+    """Report attributes that are undefined in this command, so that nothing matches."""
     known = {name.lower(): name for name in GPU_ATTRIBUTES}
     for name in sorted(_names(jobs, "require_gpus")):
         if name.startswith("gpus_") and name.removeprefix("gpus_") in known:
@@ -372,7 +375,7 @@ def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
             text = f"require_gpus is evaluated for each GPU, where the attribute is {own}"
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {own}")
         elif own_name(name):
-            continue  # which has a finding of its own
+            continue  # has a separate finding
         elif (near := nearest(name, known)) and name not in known and name not in _my_names(jobs):
             text = f"GPUs have no attribute '{name}'; did you mean {known[near]}?"
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {known[near]}")
@@ -386,7 +389,7 @@ def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _misspelt(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """condor_submit takes every name for a macro: a wrong one is a warning at most."""
+    """Report misspelled commands, which condor_submit accepts as macros."""
     for key, setting in jobs.settings.items():
         if key in {*COMMANDS, *ALIASES} or key.startswith("my.") or key in jobs.used or _used(jobs, key):
             continue
@@ -401,7 +404,7 @@ def _misspelt(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _unquoted(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """`+GPUJobLength = short` asks for an attribute, which is undefined; `+A = a/b.sif` is refused."""
+    """Report strings without quotes: `+GPUJobLength = short` names an undefined attribute."""
     for key, setting in jobs.settings.items():
         if not key.startswith("my.") or jobs.unknown(key) or "$$" in setting.value:
             continue
@@ -420,7 +423,7 @@ def _unquoted(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _comments(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """`#` begins a comment at the beginning of a line alone."""
+    """Report comments after a value. `#` begins a comment only at the start of a line."""
     for key in _COMMENTED:
         if comment := _comment_in(jobs, key):
             setting = jobs.settings[key]
@@ -444,10 +447,10 @@ def _pinned(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _single_machine(jobs: QueueStatement) -> str:
-    """The one machine that `requirements` leave; empty where they leave more or it is not known."""
+    """Return the machine if `requirements` allow only one, else empty."""
     for part in conjuncts(jobs.value("requirements")):
-        if found := _MACHINE.fullmatch(part.strip()):
-            return found[1]
+        if match := _MACHINE.fullmatch(part.strip()):
+            return match[1]
     return ""
 
 
@@ -460,7 +463,7 @@ def _cuda_as_capability(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _undefined(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    for key in _LOOKED_AT:
+    for key in _CHECKED_SETTINGS:
         for name in jobs.undefined(key):
             text = f"$({name}) is not set in this file, so it is empty unless a DAG or the site sets it"
             yield advice(
@@ -472,7 +475,7 @@ def _undefined(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _units(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Numbers without a unit that only make sense as GB: nobody asks for 16 MB."""
+    """Report small numbers without a unit, which are probably meant as GB."""
     for key, most, unit in (
         ("gpus_minimum_memory", 256, "MB"),
         ("request_memory", 64, "MB"),
@@ -485,18 +488,20 @@ def _units(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _retries(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """A list of sizes and expressions, each for one more try. HTCondor's version history, 25.6.1."""
+    """Check the sizes and expressions for retries. Source: HTCondor's version history, 25.6.1."""
     for key, unit in (("retry_request_memory", "MB"), ("retry_request_disk", "KB")):
         text = jobs.value(key) if key in jobs.settings and not jobs.unknown(key) else ""
-        for one in map(str.strip, re.split(r",(?![^({\[]*[)}\]])", text)) if text else ():
+        for size in map(str.strip, re.split(r",(?![^({\[]*[)}\]])", text)) if text else ():
             line = jobs.settings[key].line
-            if one.isascii() and one.isdigit():
-                yield advice(line, "unit", f"{one} in {key} is {one} {unit}", f"write the unit: {one}{unit}")
-            elif re.fullmatch(r"[0-9.]+ ?[KMGT]", one, re.IGNORECASE):
-                why = f"{one} in {key}: pools before HTCondor 25.6.1 silently ignore it"
-                yield advice(line, "unit", why, f"write {one}B")
-            elif not re.fullmatch(r"[0-9.]+ ?[KMGT]B", one, re.IGNORECASE) and not _is_expression(one):
-                what = f"{key}: '{one[:40]}' is not a size or expression"
+            if size.isascii() and size.isdigit():
+                yield advice(
+                    line, "unit", f"{size} in {key} is {size} {unit}", f"write the unit: {size}{unit}"
+                )
+            elif re.fullmatch(r"[0-9.]+ ?[KMGT]", size, re.IGNORECASE):
+                why = f"{size} in {key}: pools before HTCondor 25.6.1 silently ignore it"
+                yield advice(line, "unit", why, f"write {size}B")
+            elif not re.fullmatch(r"[0-9.]+ ?[KMGT]B", size, re.IGNORECASE) and not _is_expression(size):
+                what = f"{key}: '{size[:40]}' is not a size or expression"
                 yield wrong(line, "unreadable", what, "write 16GB, or RequestMemory * 2")
 
 
@@ -529,12 +534,12 @@ RULES: tuple[Callable[[QueueStatement], Iterator[SubmitFinding]], ...] = (
 
 @cache
 def _meant(key: str) -> str:
-    """The command that a name is a misspelling of; empty for a macro of one's own."""
+    """Return the command that a misspelled name means, empty for a user's macro."""
     if key.startswith("request_"):
         if key.removeprefix("request_") in _RESOURCES:
             return _RESOURCES[key.removeprefix("request_")]
     elif _ALIKE.search(key):
-        return nearest(key, _LOOKED_AT)
+        return nearest(key, _CHECKED_SETTINGS)
     near = nearest(key, COMMANDS)
     same = near.replace("_", "") == key.replace("_", "")  # the name of the attribute, which counts too
     plural = near in (key.removesuffix("s"), key.rstrip("0123456789_"))
@@ -548,8 +553,8 @@ def _instead(setting: SubmitSetting, line: str) -> tuple[LineEdit, ...]:
 
 def _comment_in(jobs: QueueStatement, key: str) -> str:
     setting = jobs.settings.get(key)
-    found = _COMMENT.search(setting.value) if setting else None
-    return found[1] if found and '"' not in found[1] else ""
+    match = _COMMENT.search(setting.value) if setting else None
+    return match[1] if match and '"' not in match[1] else ""
 
 
 def _is_expression(text: str) -> bool:
@@ -561,7 +566,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _names(jobs: QueueStatement, key: str) -> set[str]:
-    """The attributes that an expression names, in small letters; none where it cannot be read."""
+    """Return the attributes in an expression, in lower case, empty if it is invalid."""
     try:
         text = jobs.value(key)
         return {name.lower() for name in parse_expression(text).names} if text else set()
@@ -574,22 +579,21 @@ def _my_names(jobs: QueueStatement) -> set[str]:
 
 
 def _used(jobs: QueueStatement, key: str) -> bool:
-    """Whether another command has it as a macro."""
+    """Whether another command uses this macro."""
     word = re.compile(rf"\$\({re.escape(key)}[:)]", re.IGNORECASE)
     others: tuple[SubmitSetting, ...] = tuple(jobs.settings.values())
-    return any(word.search(one.value) for one in others)
+    return any(word.search(setting.value) for setting in others)
 
 
-# --- What a site's own pages ask of a submit file, and what a facilitator there would say. Pure
-# How much it weighs is the site's: what one refuses is only unwise at another. `pools/sites.toml` has the
-# sources.
+# --- Site rules: what a site's documentation requires of a submit file. Pure
+# The severity depends on the site. Sources: `schedulers/sites.toml`.
 
 
 _TRUE = ("true", "t", "yes", "1")
 
 
 def site_findings(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
-    """All that this site has to say of one `queue`."""
+    """Yield the findings of the site's rules for one `queue`."""
     if jobs.asks_gpus:
         for command in site.commands:
             yield from _commanded(jobs, site, command)
@@ -616,7 +620,7 @@ def _commanded(jobs: QueueStatement, site: Site, command: SiteCommand) -> Iterat
 
 
 def _length(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
-    lengths = [one.line for one in site.lengths]
+    lengths = [row.line for row in site.lengths]
     if not lengths:
         return
     key = lengths[0].partition("=")[0].strip()
@@ -634,8 +638,8 @@ def _needed(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
     for need in site.needs:
         if need.key in jobs.settings or f"my.{need.key.replace('_', '')}" in jobs.settings:
             continue
-        tell = wrong if need.refused else advice
-        yield tell(jobs.line, "missing", f"{need.key} is missing: {need.why}", f"write {need.write}")
+        report = wrong if need.refused else advice
+        yield report(jobs.line, "missing", f"{need.key} is missing: {need.why}", f"write {need.write}")
 
 
 def _environment(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
@@ -656,9 +660,9 @@ def _retired(jobs: QueueStatement) -> Iterator[SubmitFinding]:
             if old.start not in setting.value:
                 continue
             edits = _renamed(setting, old.start, old.instead) if old.same else ()
-            tell = wrong if old.gone else advice
+            report = wrong if old.gone else advice
             text = f"'{old.start}': {old.why}"
-            yield tell(setting.line, "retired", text, f"write {old.instead}", edits=edits)
+            yield report(setting.line, "retired", text, f"write {old.instead}", edits=edits)
 
 
 def _renamed(setting: SubmitSetting, old: str, new: str) -> tuple[LineEdit, ...]:

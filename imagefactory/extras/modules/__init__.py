@@ -1,1 +1,1 @@
-"""An image as an environment module of a site."""
+"""Write an image as an environment module of a site."""

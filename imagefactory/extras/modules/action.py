@@ -1,4 +1,4 @@
-"""An image of the store as an environment module: a modulefile, and a wrapper for each program."""
+"""Write an image as an environment module: a modulefile, and a wrapper for each program."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from imagefactory.project import Project
 from imagefactory.scan.layers import bounded
 from imagefactory.trees import remove_tree
 
-# --- An image as a site's software module: a modulefile, and a wrapper for each of the image's programs.
-# Pure
-#     FOLDER/modulefiles/FAMILY/VERSION      Tcl, which Lmod and Environment Modules read alike
+# --- The files of a module. Pure
+#     FOLDER/modulefiles/FAMILY/VERSION      Tcl, for Lmod and Environment Modules
 #     FOLDER/images/TARGET-<12 digits>.sif
 #     FOLDER/wrappers/TARGET-<12 digits>/run, and bin/NAME, a link to it for each program
-# A wrapper starts the program of its own name in the image, which it finds from where it lies itself.
+# A wrapper runs the program of its own name in the image. It finds the image relative to itself.
 
 
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,100}")
 _SAFE = re.compile(r"[A-Za-z0-9/._+@:,=-]+")
 _ELF, _SCRIPT, _PYTHON = b"\x7fELF", b"#!", b"#!/opt/env/bin/python"
 HEAD = len(_PYTHON)
-"""How many bytes of a file tell whether it is a program."""
+"""The bytes at the start of a file that show whether it is a program."""
 
 
 def is_program(name: str, head: bytes, *, scripts: bool) -> bool:
-    """Whether a file of the environment's bin that begins so gets a wrapper.
+    """Whether a file in the environment's bin gets a wrapper, by its name and first bytes.
 
-    Python does, and what is a program; with `scripts` alone what Python runs: an environment of conda has
-    programs of the system too (`clear`, `xz`), and nobody wants those from there.
+    Python and programs do. With `scripts`, only Python and its scripts do: a conda environment also has
+    system programs (`clear`, `xz`), which users want from their system.
     """
     if not _PROGRAM.fullmatch(name):
         return False
@@ -55,7 +54,7 @@ def is_program(name: str, head: bytes, *, scripts: bool) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentModule:
-    """What a module is made of: `folder` is where it lies, `image` the name of the .sif there."""
+    """A module. `folder` is its directory, `image` the name of its .sif."""
 
     target: Target
     folder: Path
@@ -64,18 +63,18 @@ class EnvironmentModule:
 
     @property
     def modulefile(self) -> PurePosixPath:
-        """Its path below the folder."""
+        """The path of the modulefile below the directory."""
         family, _, version = reference(self.target).partition(":")
         return PurePosixPath("modulefiles", family, version)
 
     @property
     def wrappers(self) -> PurePosixPath:
-        """The folder of the wrappers, below the folder."""
+        """The path of the wrappers below the directory."""
         return PurePosixPath("wrappers", self.image.removesuffix(".sif"))
 
     @property
     def text(self) -> str:
-        """What a person reads."""
+        """The message for the user."""
         loaded = "/".join(self.modulefile.parts[1:])
         return (
             f"wrote {self.folder / self.modulefile}\n  image     {self.image}\n"
@@ -93,7 +92,7 @@ class EnvironmentModule:
 
 
 def format_modulefile(module: EnvironmentModule) -> str:
-    """Raises UsageError for a folder whose path Tcl could read as something else."""
+    """Return the modulefile. Raises UsageError for a directory with special characters of Tcl."""
     folder = str(module.folder)
     if not _SAFE.fullmatch(folder):
         raise UsageError(
@@ -122,35 +121,34 @@ def format_modulefile(module: EnvironmentModule) -> str:
 
 
 def format_wrapper(module: EnvironmentModule) -> str:
-    """The program that all names link to."""
+    """Return the script to which all program names link."""
     target = module.target
     gpu = "--rocm" if rocm_of(target.cuda) else "--nv"
     device = "/dev/kfd" if rocm_of(target.cuda) else "/dev/nvidiactl"
-    shown = f"gpu=\nif [ -e {device} ]; then gpu={gpu}; fi\n" if target.gpu else "gpu=\n"
+    gpu_line = f"gpu=\nif [ -e {device} ]; then gpu={gpu}; fi\n" if target.gpu else "gpu=\n"
     return (
         "#!/bin/sh\n"
         f"# Runs the program of this name in the image of {target.name}. Written by `imagefactory image "
         "export --format module`.\n"
         'here=$(dirname "$(readlink -f "$0")")\n'
         'command -v apptainer >/dev/null || { echo "${0##*/}: there is no apptainer here" >&2; exit 127; }\n'
-        f"{shown}"
+        f"{gpu_line}"
         "# shellcheck disable=SC2086 # no word or one\n"
         f'exec apptainer exec $gpu --env PYTHONNOUSERSITE=1 "$here/../../images/{module.image}" \\\n'
         f'    "{PREFIX}/bin/${{0##*/}}" "$@"\n'
     )
 
 
-# --- An image of the store as a module of a site's software
+# --- Write the files
 
 
 BIN = f"{PREFIX.removeprefix('/')}/bin/"
 
 
 def write_module(factory: Project, target: Target, folder: Path, progress: Progress) -> EnvironmentModule:
-    """Writes image, wrappers and modulefile, in this order: what a user finds is whole at any moment.
+    """Write image, wrappers and modulefile in this order, so that users never see an incomplete module.
 
-    Raises BuildError for an image that is not in the store, UsageError for a folder that cannot be written
-    or named.
+    Raises BuildError if the image is not in the store, UsageError for an invalid or unwritable directory.
     """
     folder = folder.absolute()
     image = stored_image(factory, target)
@@ -160,12 +158,12 @@ def write_module(factory: Project, target: Target, folder: Path, progress: Progr
         )
     try:
         (folder / "images").mkdir(parents=True, exist_ok=True)
-        sif, made = export_sif(factory, target, progress, output=folder / "images/.new.sif")
+        sif, new_sif = export_sif(factory, target, progress, output=folder / "images/.new.sif")
         with progress.stage(f"{target.name}: the image's programs"):
             programs = programs_of(factory, image, scripts=target.source == "conda", progress=progress)
         module = EnvironmentModule(target=target, folder=folder, image=sif.name, programs=programs)
         text = format_modulefile(module)
-        made.replace(folder / "images" / sif.name)
+        new_sif.replace(folder / "images" / sif.name)
         _write_wrappers(module)
         path = folder / module.modulefile
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +177,7 @@ def write_module(factory: Project, target: Target, folder: Path, progress: Progr
 
 
 def _write_wrappers(module: EnvironmentModule) -> None:
-    """Beside, and then in the place of those that are there."""
+    """Write new wrappers, then replace the old ones."""
     place = module.folder / module.wrappers
     fresh = place.with_name(f".{place.name}.new")
     if fresh.exists():
@@ -195,29 +193,31 @@ def _write_wrappers(module: EnvironmentModule) -> None:
 
 
 def programs_of(access: Access, image: Image, *, scripts: bool, progress: Progress) -> tuple[str, ...]:
-    """The names of programs in the environment's bin, by the image's layers; see `is_program`."""
-    found: set[str] = set()
-    with progress.task("read layers", total=sum(one.descriptor.size for one in image.layers)) as task:
+    """Return the programs in the environment's bin, from the image's layers; see `is_program`."""
+    programs: set[str] = set()
+    with progress.task(
+        "read layers", total=sum(image_layer.descriptor.size for image_layer in image.layers)
+    ) as task:
         for layer in image.layers:
             chunks: Iterator[bytes] = LayoutStore(access.layout).read("", layer.descriptor)
             try:
-                _add(found, bounded(plain_layer(layer.descriptor.media_type, chunks)), scripts=scripts)
+                _add(programs, bounded(plain_layer(layer.descriptor.media_type, chunks)), scripts=scripts)
             except CorruptDataError as error:
                 raise layer_error(layer.descriptor.digest, error) from error
             task.advance(layer.descriptor.size)
-    return tuple(sorted(found))
+    return tuple(sorted(programs))
 
 
-def _add(found: set[str], chunks: Iterator[bytes], *, scripts: bool) -> None:
+def _add(programs: set[str], chunks: Iterator[bytes], *, scripts: bool) -> None:
     stream = TarStream(chunks)
     for entry in entries(stream):
         name = entry.path.removeprefix(BIN)
         if entry.path.startswith(BIN) and "/" not in name and entry.kind != DIRECTORY:
             head = entry.read(HEAD) if entry.kind == FILE else b""
             if entry.kind == HIDDEN and name == OPAQUE:
-                found.clear()
+                programs.clear()
             elif entry.kind in (HIDDEN, REMOVED):
-                found.discard(name.removeprefix(WHITEOUT))
+                programs.discard(name.removeprefix(WHITEOUT))
             elif is_program(name, head, scripts=scripts):
-                found.add(name)
+                programs.add(name)
     stream.drain()

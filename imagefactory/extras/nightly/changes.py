@@ -1,9 +1,9 @@
-"""What a night changed: the plan before it, the plan after it, and what went wrong. Pure.
+"""The changes of a nightly run: the plan before it, the plan after it, and its failures. Pure.
 
-    make_plan() -> keep_plan() -> a file ... keep_plan() -> compare() -> NightlyReport
+    make_plan() -> save_plan() -> a file ... save_plan() -> compare() -> NightlyReport
 
-Nothing is remembered of the work itself: what was built and proven is what the second plan finds done, so a
-night that was killed and run again, or that others helped, is told as it is.
+The report compares the two plans and keeps no record of the work. So it is correct for a run that was killed
+and repeated, and for work that others did.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from imagefactory.versions import natural
 
 MOST = 1_000_000
 FEW = 3
-"""Targets that a row of several names."""
+"""The number of targets that a merged row names."""
 QUIET, OFF = 45, 60
-"""Days after a repository's last commit: it is said, and GitHub switches its schedules off."""
+"""Days after the last commit of a repository: a warning, and GitHub disables its schedules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCell:
-    """`gpu` tells its device, `proven` and `until` the newest proof; `refused` is what a verdict said against
-    it, beginning with its word, empty where none did."""
+    """A cell of a saved plan. `proven` and `until` are the period of its newest verdict.
+
+    `gpu` is its device. `refused` is the outcome and reason of a verdict against it, empty without one.
+    """
 
     gpu: str
     capability: str
@@ -52,7 +54,7 @@ class SavedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTarget:
-    """A planned target, in words. `image` is the digest of what is there."""
+    """A planned target. `image` is the digest of its current image."""
 
     name: str
     state: CellState
@@ -64,10 +66,9 @@ class SavedTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """A plan in a file, with what it was asked: the same is asked again to see what changed.
+    """A plan in a file, with its request, which is repeated to see what changed.
 
-    Where `devices` were listed, what is unchanged is proven. `waiting` are targets that are left for another
-    night.
+    If `devices` were listed, unchanged cells are verified. `waiting` are targets that wait for another run.
     """
 
     made: datetime
@@ -80,9 +81,9 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyRow:
-    """A line of the page: what, on which capabilities (joined), why, and what to do about it.
+    """A row of the report: what, on which capabilities (joined), why, and a hint.
 
-    `machines` are those of a pool on which it happened.
+    `machines` are the machines of a pool on which it happened.
     """
 
     what: str
@@ -98,7 +99,7 @@ Rows = Annotated[tuple[NightlyRow, ...], MaxRows(MOST)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyReport:
-    """A night. What is `broken` stays so until somebody does something; what is `due` waits for its turn.
+    """The report of a nightly run. `broken` rows need a person, `due` rows wait for their turn.
 
     `notes` are lines that a person should read; `place` is the registry.
     """
@@ -115,31 +116,31 @@ class NightlyReport:
 
     @property
     def code(self) -> int:
-        """The exit code: of what broke the earliest stage's, 0 where nothing did."""
+        """The exit code of the earliest broken stage, 0 if nothing is broken."""
         return min((row.code for row in self.broken), default=0)
 
 
 def is_news(night: NightlyReport, last: NightlyReport | None) -> bool:
-    """Whether somebody should hear of it: things were done, or what is broken is not what was."""
+    """Return whether to send a message: work was done, or the broken rows changed."""
     was = {(row.what, row.on, row.code) for row in last.broken} if last else set()
     is_ = {(row.what, row.on, row.code) for row in night.broken}
     return bool(night.built or night.proven) or was != is_
 
 
-def save_plan(plan: VerificationPlan, asked: SavedPlan) -> SavedPlan:
-    """A plan as it is kept; `asked` has no targets yet."""
+def save_plan(plan: VerificationPlan, request: SavedPlan) -> SavedPlan:
+    """Return the plan to save; `request` has no targets yet."""
     return replace(
-        asked,
+        request,
         targets=tuple(
             SavedTarget(
-                name=one.target.name,
-                state=one.state,
-                reason=as_single_line(one.reason),
-                hint=as_single_line(one.hint),
-                image=one.image,
-                cells=tuple(_save_cell(cell) for cell in one.cells),
+                name=row.target.name,
+                state=row.state,
+                reason=as_single_line(row.reason),
+                hint=as_single_line(row.hint),
+                image=row.image,
+                cells=tuple(_save_cell(cell) for cell in row.cells),
             )
-            for one in plan.targets
+            for row in plan.targets
         ),
     )
 
@@ -159,7 +160,7 @@ def _save_cell(cell: PlannedCell) -> SavedCell:
 
 
 def as_single_line(text: str) -> str:
-    """A message of several lines as one that may stand in a document."""
+    """Return a message as one printable line of limited length, for a document."""
     return printable_line(text)[:LONGEST_TEXT]
 
 
@@ -168,9 +169,9 @@ def as_single_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlySteps:
-    """What the two plans do not say: when it was, where, what steps said of their `failures`, and notes.
+    """The facts of a run that its two plans lack: times, registry, failures of steps, and notes.
 
-    `ages` are those of the signed catalog; None where there is none, then the plan's own devices tell them.
+    `ages` are those of the signed catalog. None: the report takes them from the plan.
     """
 
     started: datetime
@@ -181,51 +182,55 @@ class NightlySteps:
     ages: VerdictAges | None = None
 
 
-def compare(before: SavedPlan, after: SavedPlan, told: NightlySteps) -> NightlyReport:
-    """What came to be between two plans, and what is still to be done.
+def compare(before: SavedPlan, after: SavedPlan, steps: NightlySteps) -> NightlyReport:
+    """Return what changed between two plans, and what is still due.
 
-    A failure of a step tells why; a target or GPU that one speaks of is not told of twice, nor a cause.
+    A failure of a step states the reason, so its target or GPU gets no other row. Each cause gets one row.
     """
-    was = {target.name: target for target in before.targets}
-    told_of = {(row.what, row.on) for row in told.failures} | {
-        (row.what, "") for row in told.failures if not row.on
+    targets_before = {target.name: target for target in before.targets}
+    reported = {(row.what, row.on) for row in steps.failures} | {
+        (row.what, "") for row in steps.failures if not row.on
     }
     built, proven, due = [], [], []
-    broken = [*told.failures]
+    broken = [*steps.failures]
     for target in after.targets:
-        old = was.get(target.name)
+        old = targets_before.get(target.name)
         if target.image and target.image != (old.image if old else ""):
             built.append(NightlyRow(what=target.name, why=target.image))
-        held = {cell.gpu for cell in old.cells if before.devices and _saved_verdicts(cell)} if old else set()
+        verified = (
+            {cell.gpu for cell in old.cells if before.devices and _saved_verdicts(cell)} if old else set()
+        )
         same = old is not None and old.image == target.image
         new = [
-            c for c in target.cells if after.devices and _saved_verdicts(c) and not (same and c.gpu in held)
+            c
+            for c in target.cells
+            if after.devices and _saved_verdicts(c) and not (same and c.gpu in verified)
         ]
         if new:
             proven.append(NightlyRow(what=target.name, on=_capabilities(new)))
-        broken += [row for row in _broken(target, old) if (row.what, row.on) not in told_of]
-        due += [row for row in _due(target) if (row.what, "") not in told_of]
-    proofs = (
+        broken += [row for row in _broken(target, old) if (row.what, row.on) not in reported]
+        due += [row for row in _due(target) if (row.what, "") not in reported]
+    periods = (
         (cell.proven, cell.until)
         for target in after.targets
         for cell in target.cells
         if cell.proven and cell.until
     )
     return NightlyReport(
-        started=told.started,
-        ended=told.ended,
-        place=told.place,
+        started=steps.started,
+        ended=steps.ended,
+        place=steps.place,
         built=tuple(built),
         proven=tuple(proven),
         broken=by_cause(broken),
         due=tuple(due),
-        ages=told.ages or verdict_ages(proofs, told.ended),
-        notes=told.notes,
+        ages=steps.ages or verdict_ages(periods, steps.ended),
+        notes=steps.notes,
     )
 
 
 def by_cause(rows: Iterable[NightlyRow]) -> tuple[NightlyRow, ...]:
-    """Rows with one reason as one row, in the place of the first: what and where it was is of all of them."""
+    """Merge rows with the same reason into the first of them, with the targets and places of all."""
     alike: dict[tuple[str, int], list[NightlyRow]] = {}
     for row in rows:
         alike.setdefault((row.why, row.code), []).append(row)
@@ -234,7 +239,7 @@ def by_cause(rows: Iterable[NightlyRow]) -> tuple[NightlyRow, ...]:
 
 def _unite(rows: list[NightlyRow]) -> NightlyRow:
     names = list(dict.fromkeys(row.what for row in rows))
-    places = dict.fromkeys(one for row in rows for one in row.on.split(", ") if one)
+    places = dict.fromkeys(place for row in rows for place in row.on.split(", ") if place)
     hints = dict.fromkeys(row.hint for row in rows if row.hint)
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return replace(
@@ -257,7 +262,7 @@ def _capabilities(cells: Iterable[SavedCell]) -> str:
 
 
 def _broken(target: SavedTarget, old: SavedTarget | None) -> Iterator[NightlyRow]:
-    """Nothing to build from; or a verdict that says no where the recipe asks for yes, or that is new."""
+    """Yield a target without a lock, and failed verdicts that are new or of a required capability."""
     if target.state is CellState.BLOCKED:
         yield NightlyRow(what=target.name, why=target.reason, hint=target.hint, code=EXIT_LOCK)
     known = {(cell.gpu, cell.refused) for cell in old.cells} if old else set()
@@ -282,43 +287,43 @@ def _due(target: SavedTarget) -> Iterator[NightlyRow]:
 
 
 def unbuilt(before: SavedPlan, after: SavedPlan) -> tuple[NightlyRow, ...]:
-    """What was to be built and still is, where nobody saw the steps: their logs say why."""
-    was = {target.name for target in before.targets if target.state is CellState.BUILD}
-    was -= set(before.waiting)
-    why = "it was to be built, and still is"
-    hint = "the night's run has a job of that name, whose log says why"
+    """Return targets that are still not built, for a run whose steps were not observed."""
+    to_build = {target.name for target in before.targets if target.state is CellState.BUILD}
+    to_build -= set(before.waiting)
+    why = "it was due to be built, and is not built"
+    hint = "see the log of the job with this name in the nightly run"
     return tuple(
         NightlyRow(what=target.name, why=why, hint=hint, code=EXIT_BUILD)
         for target in after.targets
-        if target.name in was and target.state is CellState.BUILD
+        if target.name in to_build and target.state is CellState.BUILD
     )
 
 
 def dormant(last_commit: datetime, now: datetime) -> str:
-    """What to do before GitHub switches the nights off, empty where there is time."""
+    """Return a warning before GitHub disables the schedule, empty if there is time."""
     days = (now - last_commit).days
     if days <= QUIET:
         return ""
-    left = max(OFF - days, 0)
+    days_left = max(OFF - days, 0)
     return (
-        f"the last commit is {days} days old: GitHub switches schedules off after {OFF} days, in {left}; "
-        "merge a pull request of relock.yml, or push any commit (switched off, Actions enables it again)"
+        f"the last commit is {days} days old: GitHub disables schedules after {OFF} days, "
+        f"in {days_left}; "
+        "merge a pull request of relock.yml, or push any commit (a disabled one is enabled under Actions)"
     )
 
 
-# --- What of a plan one night takes, where it has more jobs than a night can hold. Pure
+# --- The selection of jobs for one run, if the plan has more than a run can do. Pure
 
 
 _DUE = (CellState.BUILD, CellState.VERIFY)
 _Job = tuple[PlannedTarget, PlannedCell | None]
-"""A cell to build or to verify, None for a whole target: one for CPUs, or where no GPU is listed."""
+"""A cell to build or to verify. None: the whole target, if it is for CPUs or no GPU is listed."""
 
 
 def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:
-    """A plan with one cell for each target and row: that of the oldest driver which is not pruned.
+    """Return the plan with one cell for each target and row: that of the oldest driver that is not pruned.
 
-    Its verdict holds for newer ones. Where all are pruned the newest's stays, and what a verdict says against
-    the image always does.
+    Its verdict is valid for newer drivers. If all are pruned, the newest stays. Failed cells always stay.
     """
 
     def narrowed(cells: Sequence[PlannedCell]) -> Iterator[PlannedCell]:
@@ -331,7 +336,7 @@ def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:
             chosen = next((cell for cell in alike if cell.state is not CellState.PRUNED), alike[-1])
             yield from (cell for cell in alike if cell is chosen or _is_rejected(cell))
 
-    targets = tuple(replace(one, cells=tuple(narrowed(one.cells))) for one in plan.targets)
+    targets = tuple(replace(target, cells=tuple(narrowed(target.cells))) for target in plan.targets)
     return replace(plan, targets=targets)
 
 
@@ -342,14 +347,14 @@ def _is_rejected(cell: PlannedCell) -> bool:
 
 
 def cells_for_night(
-    plan: VerificationPlan, most: int, day: date, *, kits: bool = False
+    plan: VerificationPlan, limit: int, day: date, *, kits: bool = False
 ) -> tuple[VerificationPlan, int]:
-    """The plan with at most `most` of its jobs, and how many wait for another night.
+    """Return the plan with at most `limit` of its jobs, and the number of jobs that wait for another run.
 
-    With `kits` what no kit starts is built alone, and on no GPU a job.
+    With `kits`, targets that a kit cannot start are only built, not verified on a GPU.
 
-    A proof that has lapsed comes first, the oldest before all: somebody counts on it. What was never proven
-    follows, in an order that changes each day, so that nothing waits for ever behind a runner that is away.
+    Expired verdicts come first, the oldest before all: users rely on them. Cells that were never verified
+    follow in an order that changes each day, so that an absent runner does not block the others forever.
     """
     jobs: list[_Job] = []
     for target in plan.targets:
@@ -358,20 +363,20 @@ def cells_for_night(
         jobs += [(target, cell) for cell in cells if cell.state in _DUE]
         if not cells and target.state in (_DUE if startable else (CellState.BUILD,)):
             jobs.append((target, None))
-    if len(jobs) <= most:
+    if len(jobs) <= limit:
         return plan, 0
 
     def turn(job: _Job) -> tuple[object, ...]:
         target, cell = job
-        told = f"{day} {target.target.name} {cell.device if cell else ''}"
-        return turn_of(cell.proven if cell else None, told)
+        seed = f"{day} {target.target.name} {cell.device if cell else ''}"
+        return turn_of(cell.proven if cell else None, seed)
 
-    kept: dict[str, list[PlannedCell]] = {}
-    for target, cell in sorted(jobs, key=turn)[:most]:
-        kept.setdefault(target.target.name, []).extend([cell] if cell else target.cells)
+    selected: dict[str, list[PlannedCell]] = {}
+    for target, cell in sorted(jobs, key=turn)[:limit]:
+        selected.setdefault(target.target.name, []).extend([cell] if cell else target.cells)
     targets = tuple(
-        replace(target, cells=tuple(cell for cell in target.cells if cell in kept[target.target.name]))
+        replace(target, cells=tuple(cell for cell in target.cells if cell in selected[target.target.name]))
         for target in plan.targets
-        if target.target.name in kept
+        if target.target.name in selected
     )
-    return replace(plan, targets=targets), len(jobs) - most
+    return replace(plan, targets=targets), len(jobs) - limit

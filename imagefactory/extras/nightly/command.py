@@ -1,4 +1,4 @@
-"""The night command, which builds, verifies and publishes what is due."""
+"""The commands `site nightly`, `recipe outdated` and `recipe update`."""
 
 from __future__ import annotations
 
@@ -51,52 +51,51 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     "--scheduler",
     "pool",
     type=click.Choice(tuple(POOLS)),
-    help="Verify on this pool.  [default: on this machine's GPU, where it has one]",
+    help="Verify on this pool.  [default: on the GPU of this machine, if it has one]",
 )
 @click.option(
     "--wait-limit",
     "wait",
     type=DurationType(),
     metavar="TIME",
-    help="How long the pool is waited for; what comes later, the next night collects.  [default: 6h]",
+    help="How long to wait for the pool. The next run collects later results.  [default: 6h]",
 )
 @click.option(
-    "--html", type=_DIRECTORY, metavar="DIR", help="Write the site of `report` there, with the night."
+    "--html", type=_DIRECTORY, metavar="DIR", help="Write the site of `report`, with this run, into DIR."
 )
 @click.option(
     "--mail",
     metavar="COMMAND",
-    help="Run it, the summary on its stdin, when something was done or what is broken changed: "
-    "'mail -s night me'.",
+    help="Pipe the summary to this command if work was done or the broken rows changed: 'mail -s night me'.",
 )
 @click.option(
     "--metrics",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.prom",
-    help="Write the night's numbers for Prometheus's textfile collector.",
+    help="Write metrics for the textfile collector of Prometheus.",
 )
 @click.option(
     "--webhook",
     metavar="URL|FILE",
-    help="Post the night as JSON, as --json prints it. A FILE holds the address, if that is a secret.",
+    help="Post the report as JSON, as --json prints it. If the address is secret, pass a FILE with it.",
 )
 @click.option(
     "--install",
     type=_DIRECTORY,
     metavar="DIR",
-    help="Write a service and a timer for systemd that do this each night; enable nothing.",
+    help="Write a systemd service and timer that run this each night; enable nothing.",
 )
 @click.option(
     "--kept",
     "plan",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Do nothing: tell what changed since the plan that `plan --keep FILE` kept.",
+    help="Only report what changed since the plan that `plan --keep FILE` wrote.",
 )
 @click.option(
     "--github",
     is_flag=True,
-    help="Of --kept: print the text of an issue in Markdown, nothing where nothing is broken.",
+    help="With --kept: print the text of an issue in Markdown, nothing if nothing is broken.",
 )
 @json_option
 @click.pass_obj
@@ -123,12 +122,12 @@ def nightly(
     imagefactory site nightly --scheduler htcondor --install ~/.config/systemd/user
     17 2 * * *  cd /home/me/factory && imagefactory site nightly -q --scheduler htcondor
 
-    What the registry lacks is built and pushed, what is not proven is verified, tags follow, and the
-    catalogue is signed anew whatever else failed. Then it tells what was built and proven, what is broken
-    and what is due. One night at a time; one that was killed is run again and goes on. All that was said is
-    kept in <store>/nights, of the last 60.
+    It builds and pushes the images that the registry lacks, verifies cells without a verdict, moves tags,
+    and signs the catalog, even if a step failed. Then it reports what was built and verified, what is broken
+    and what is due. Only one run is in progress at a time; after a killed run the next one continues. The
+    logs of the last 60 runs are in <store>/nights.
 
-    Exit code 0 where nothing is broken, else the earliest failed stage's.
+    Exit code 0 if nothing is broken, else that of the earliest failed stage.
     """
     from imagefactory.actions.sweep import format_id
     from imagefactory.extras.nightly.changes import is_news
@@ -172,20 +171,20 @@ def nightly(
     if plan:
         return _changed(call, plan, github=github, as_json=as_json)
     settings = call.settings
-    ask = NightlyRequest(names=names, pool=pool or "", html=html)
-    ask = replace(ask, wait=wait) if wait else ask
+    request = NightlyRequest(names=names, pool=pool or "", html=html)
+    request = replace(request, wait=wait) if wait else request
     hook = _webhook(call, webhook)
     with _with_progress_log(mail, hook), nightly_lock(settings):
-        factory, last = call.sound_factory, last_nightly(settings)
+        project, last = call.sound_factory, last_nightly(settings)
         folder = create_nightly(settings, format_id(datetime.now(UTC), os.urandom(2)))
-        bench = NightlyDependencies(
+        dependencies = NightlyDependencies(
             clock=lambda: datetime.now(UTC),
             pause=time.sleep,
             pools=find_pool,
             evidence=LocalEvidence(),
             run=_runner(settings.root_path, folder / LOG),
         )
-        report = run_nightly(factory, ask, bench, folder, call.progress)
+        report = run_nightly(project, request, dependencies, folder, call.progress)
     log = f"log: {folder / LOG}"
     if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
         _mail(mail, f"{format_nightly(report)}\n\n{log}\n")
@@ -233,7 +232,7 @@ def _write_metrics(call: CommandContext, path: Path, report: NightlyReport) -> N
 
 @contextmanager
 def _with_progress_log(mail: str | None, hook: Hook) -> Iterator[None]:
-    """Report by mail and webhook a night that could not start: another is running, the disk is full."""
+    """Report a run that could not start by mail and webhook: another is in progress, the disk is full."""
     try:
         yield
     except (ImagefactoryError, OSError) as error:
@@ -243,7 +242,7 @@ def _with_progress_log(mail: str | None, hook: Hook) -> Iterator[None]:
         )
         if mail:
             hint = f"\nhint: {error.hint}" if isinstance(error, ImagefactoryError) else ""
-            _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
+            _mail(mail, f"there was no nightly run on {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
         raise
 
 
@@ -314,7 +313,7 @@ def _install(
     for name in files:
         print_result(f"wrote {folder / name}")
     return print_result(
-        "\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling())))
+        "\n".join(("nothing runs yet; enable it with:", *(f"  {line}" for line in enabling())))
     )
 
 
@@ -340,14 +339,14 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
     )
     from imagefactory.extras.nightly.view import format_issue, format_nightly
 
-    factory, now = call.factory, datetime.now(UTC)
-    before, commit = read_saved_plan(plan), last_commit(factory.settings.root_path)
+    project, now = call.factory, datetime.now(UTC)
+    before, commit = read_saved_plan(plan), last_commit(project.settings.root_path)
     note = dormant(commit, now) if commit and github else ""
     context = NightlySteps(
         started=before.made, ended=now, place=before.registry, notes=(note,) if note else ()
     )
-    report = nightly_since(factory, before, context)
-    folder = create_nightly(factory.settings, format_id(now, os.urandom(2)))
+    report = nightly_since(project, before, context)
+    folder = create_nightly(project.settings, format_id(now, os.urandom(2)))
     write_nightly(folder / NIGHTLY_FILE, report)
     if as_json:
         print_json("night", nightly_json(report, folder))
@@ -405,11 +404,11 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
     plain = not (github or as_json)
     seen, rows = [], []
-    factory, now = call.sound_factory, datetime.now(UTC)
-    with exit_with_first_failure(factory) as failures:
-        for unit in find_units(factory, names):
+    project, now = call.sound_factory, datetime.now(UTC)
+    with exit_with_first_failure(project) as failures:
+        for unit in find_units(project, names):
             with failures.of(unit.name):
-                news = watch_unit(factory, unit, now, call.progress)
+                news = watch_unit(project, unit, now, call.progress)
                 seen.append(news)
                 for fault in news.faults:
                     failures.add(fault)
@@ -451,14 +450,14 @@ def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
     from imagefactory.project import require_own_project
 
     require_own_project(call.settings, "recipe update")
-    factory, now = call.sound_factory, datetime.now(UTC)
-    root, rows = factory.settings.root_path, []
-    with exit_with_first_failure(factory) as failures:
-        units = find_units(factory, names)
+    project, now = call.sound_factory, datetime.now(UTC)
+    root, rows = project.settings.root_path, []
+    with exit_with_first_failure(project) as failures:
+        units = find_units(project, names)
         for unit in units:
             with failures.of(unit.name):
-                news = watch_unit(factory, unit, now, call.progress)
-                written = write_news(factory, news, call.progress)
+                news = watch_unit(project, unit, now, call.progress)
+                written = write_news(project, news, call.progress)
                 for fault in (*news.faults, *written.faults):
                     failures.add(fault)
                 message = commit_message(news, written.rows, written.notes)

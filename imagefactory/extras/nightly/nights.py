@@ -1,10 +1,10 @@
-"""The nights of a store: one folder each, what the last one said, and the old ones dropped.
+"""The nightly runs of a store: a directory for each, the last report, and the removal of old runs.
 
-<store>/nights/ID/before.json    the plan that it began with
-                  log.txt        each command that it ran, and all that it said
-                  night.json     what it changed; missing where it was killed
-                  sweep          the folder of its sweep, where it made one
-<store>/nights/.reserve          room on the disk, given back for the end of a night
+<store>/nights/ID/before.json    the plan at its start
+                  log.txt        each command that it ran, with its output
+                  night.json     what it changed; missing if the run was killed
+                  sweep          the directory of its sweep, if it started one
+<store>/nights/.reserve          disk space that is freed for the end of a run
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from imagefactory.settings.load import Settings
 from imagefactory.verify.report import Evidence
 
 MAX_RUNS = 60
-"""Nights that are kept; older ones are dropped, and their sweeps with them."""
+"""The number of stored runs. Older ones are removed with their sweeps."""
 RESERVE = 4 << 20
-"""Bytes of the disk that are kept for a night's log, summary and mail."""
+"""Bytes of the disk that are reserved for the log, summary and mail of a run."""
 PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
 BEFORE, LOG, NIGHTLY_FILE, SWEPT = "before.json", "log.txt", "night.json", "sweep"
 RESERVED = ".reserve"
@@ -72,9 +72,9 @@ def nightly_directory(settings: Settings) -> Path:
 
 @contextmanager
 def nightly_lock(settings: Settings) -> Iterator[None]:
-    """One night at a time; the system itself lets go of the lock of one that was killed.
+    """Lock the store for one nightly run. The system releases the lock of a killed run.
 
-    Raises UsageError where another is at work.
+    Raises UsageError if another run is in progress.
     """
     Layout(settings.store_path).make()
     lock = nightly_directory(settings) / ".lock"
@@ -88,9 +88,9 @@ def nightly_lock(settings: Settings) -> Iterator[None]:
 
 
 def create_nightly(settings: Settings, name: str) -> Path:
-    """Make the folder of a night that begins; what is older than the last KEPT goes.
+    """Create the directory of a new run, and remove all but the last MAX_RUNS.
 
-    Without room for it, it is a temporary folder elsewhere. Raises StoreError where there is none either.
+    On a full disk it is a temporary directory elsewhere. Raises StoreError if that is full too.
     """
     Layout(settings.store_path).make()
     folders = _nightly_runs(settings)
@@ -107,12 +107,12 @@ def create_nightly(settings: Settings, name: str) -> Path:
 
 
 def allocate_reserve(settings: Settings) -> None:
-    """Take RESERVE bytes of the disk for the end of a night, unless less would be free then."""
+    """Reserve RESERVE bytes of the disk for the end of a run, unless less would stay free."""
     path = nightly_directory(settings) / RESERVED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not (path.exists() and path.stat().st_size == RESERVE):
-            path.write_bytes(os.urandom(RESERVE))  # a file system may pack or leave out zeros
+            path.write_bytes(os.urandom(RESERVE))  # a file system may compress or skip zeros
         if shutil.disk_usage(path.parent).free < RESERVE:
             release_reserve(settings)
     except OSError:
@@ -124,7 +124,7 @@ def has_reserve(settings: Settings) -> bool:
 
 
 def release_reserve(settings: Settings) -> None:
-    """Give it back: what is written next has room, on a disk that was filled meanwhile."""
+    """Free the reserve, so that the next files fit on a full disk."""
     with suppress(OSError):
         (nightly_directory(settings) / RESERVED).unlink()
 
@@ -134,7 +134,7 @@ def _nightly_runs(settings: Settings) -> list[Path]:
 
 
 def _drop(settings: Settings, folder: Path) -> None:
-    """With the sweep that it made. What cannot be removed stays, and is tried again the next night."""
+    """Remove a run with its sweep. The next run tries again to remove what remains."""
     with suppress(OSError):
         name = (folder / SWEPT).read_text("utf-8").strip() if (folder / SWEPT).is_file() else ""
         sweep = settings.store_path / "sweeps" / Path(name).name
@@ -144,7 +144,7 @@ def _drop(settings: Settings, folder: Path) -> None:
 
 
 def last_nightly(settings: Settings) -> NightlyReport | None:
-    """What the last night said that came to its end; None where none did, or that cannot be read."""
+    """Return the report of the last finished run; None if there is none, or it is unreadable."""
     for folder in reversed(_nightly_runs(settings)):
         if (folder / NIGHTLY_FILE).is_file():
             try:
@@ -155,7 +155,7 @@ def last_nightly(settings: Settings) -> NightlyReport | None:
 
 
 def killed_before(settings: Settings) -> SavedPlan | None:
-    """The plan that a night began with which was killed, where it was the last: its work is told too."""
+    """Return the plan of the last run if it was killed: the next report includes its work."""
     for folder in reversed(_nightly_runs(settings)):
         if (folder / NIGHTLY_FILE).is_file():
             return None
@@ -165,18 +165,18 @@ def killed_before(settings: Settings) -> SavedPlan | None:
     return None
 
 
-def keep_plan(
+def write_plan(
     path: Path,
     plan: VerificationPlan,
     *,
-    made: datetime,
+    created: datetime,
     registry: str,
     names: tuple[str, ...],
     devices: tuple[PlanGpu, ...],
     waiting: tuple[str, ...],
 ) -> None:
     """Write a plan with its request to a file: see SavedPlan."""
-    request = SavedPlan(made=made, registry=registry, names=names, devices=devices, waiting=waiting)
+    request = SavedPlan(made=created, registry=registry, names=names, devices=devices, waiting=waiting)
     write_saved_plan(path, save_plan(plan, request))
 
 
@@ -185,7 +185,7 @@ def write_saved_plan(path: Path, plan: SavedPlan) -> None:
 
 
 def read_saved_plan(path: Path) -> SavedPlan:
-    """Raises UsageError for a file that is none, StatementError for one that was changed."""
+    """Read a saved plan. Raises UsageError for another file, StatementError for invalid fields."""
     plan = _read(path, PLAN_FORMAT, SavedPlan, "plan --keep FILE")
     assert isinstance(plan, SavedPlan)
     return plan
@@ -219,18 +219,18 @@ def _read(path: Path, form: str, kind: Any, maker: str) -> object:
     return parse_value(row, kind, str(path))
 
 
-# --- The steps of a night: this program's own commands, each in a process of its own, and what went wrong
+# --- The steps of a run: commands of imagefactory, each in its own process, and their failures
 
 
 class CommandRunner(Protocol):
-    """Runs this program with `words`, tells the log, and gives its exit code and what it printed."""
+    """Run imagefactory with `words`, append to the log, and return its exit code and output."""
 
     def __call__(self, words: Sequence[str]) -> tuple[int, str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyDependencies:
-    """What a night takes from this process."""
+    """What a run uses from this process."""
 
     clock: Callable[[], datetime]
     pause: Callable[[float], None]
@@ -241,30 +241,32 @@ class NightlyDependencies:
 
 @dataclass(kw_only=True)
 class StepRunner:
-    """Runs steps and remembers their `failures`, each once, and `notes`. `faults` are those of recipes."""
+    """Run steps, and collect `notes` and their `failures`, each once. `faults` are those of recipes."""
 
-    bench: NightlyDependencies
+    dependencies: NightlyDependencies
     progress: Progress
     faults: tuple[str, ...]
     failures: list[NightlyRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
-        """Runs a command of this program, and tells its errors but for those of the code that is `expected`
-        (with `of`, of that name alone). Gives its exit code and its JSON."""
+        """Run a command of imagefactory, report its errors, and return its exit code and JSON.
+
+        Errors with the `expected` code are not reported; with `of`, only those of that name.
+        """
         command = command_of(words)
         with self.progress.stage(command if " " in command or what == command else f"{command} {what}"):
             try:
-                code, said = self.bench.run((*words, "--json"))
+                code, output = self.dependencies.run((*words, "--json"))
             except (ImagefactoryError, OSError) as error:
                 self.fail(what, error)
                 return EXIT_BUILD, {}
-        told = _document(said)
-        errors = [row for row in told.get("errors", ()) if isinstance(row, dict)]
+        document = _document(output)
+        errors = [row for row in document.get("errors", ()) if isinstance(row, dict)]
         for row in errors:
             name, own = str(row.get("target") or what), int(row.get("exit_code", 1))
-            told_already = own == EXIT_USAGE and row.get("message") == "\n".join(self.faults)
-            if not told_already and (own != expected or of not in ("", name)):
+            reported = own == EXIT_USAGE and row.get("message") == "\n".join(self.faults)
+            if not reported and (own != expected or of not in ("", name)):
                 why, hint = (
                     as_single_line(str(row.get("message", ""))),
                     as_single_line(str(row.get("hint", ""))),
@@ -273,11 +275,11 @@ class StepRunner:
         if code != 0 and not errors:
             why = f"`imagefactory {command}` ended with exit code {code}"
             self.tell(NightlyRow(what=what, why=why, hint="see the log", code=max(code, 1)))
-        return code, told
+        return code, document
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """What goes wrong here is told, and ends nothing else."""
+        """Report an error of this block, and continue after it."""
         try:
             yield
         except (ImagefactoryError, OSError) as error:
@@ -291,7 +293,7 @@ class StepRunner:
         self.tell(NightlyRow(what=what, why=as_single_line(why), hint=as_single_line(hint), code=code))
 
     def tell(self, *rows: NightlyRow) -> None:
-        """Each once: a sweep is collected several times."""
+        """Add each failure once: a sweep is collected several times."""
         self.failures += [row for row in rows if row not in self.failures]
 
 
@@ -300,35 +302,35 @@ def command_of(words: Sequence[str]) -> str:
     return " ".join(words[: 2 if words[0] in ("image", "site", "sweep", "verdict") else 1])
 
 
-def _document(said: str) -> Mapping[str, Any]:
+def _document(output: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(said)
+        value = json.loads(output)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-# --- One JSON document to an address that the user names, as a chat or a monitor takes it
+# --- Post one JSON document to the webhook of a chat or a monitor
 
 
 LARGEST = 4096
 _WEBHOOK = "pass https://..., or the path of a file that holds the address"
 
 
-def read_address(given: str) -> str:
-    """Return the address, or the first line of the file that holds it: it may be a secret.
+def read_address(address: str) -> str:
+    """Return the address, or the content of the file that holds it: it may be a secret.
 
-    Raises UsageError for what is no https:// address, or http:// of this machine. No message repeats it.
+    Raises UsageError unless it is https://, or http:// of this machine. No message repeats it.
     """
-    text = given
-    if "://" not in given:
+    text = address
+    if "://" not in address:
         try:
-            with Path(given).expanduser().open(encoding="utf-8") as file:
+            with Path(address).expanduser().open(encoding="utf-8") as file:
                 text = file.read(LARGEST).strip()
         except OSError as error:
-            raise UsageError(*os_problem("read", given, error), hint=_WEBHOOK) from error
+            raise UsageError(*os_problem("read", address, error), hint=_WEBHOOK) from error
         except UnicodeDecodeError as error:
-            raise UsageError("webhook-not-utf8", f"{given} is not UTF-8", hint=_WEBHOOK) from error
+            raise UsageError("webhook-not-utf8", f"{address} is not UTF-8", hint=_WEBHOOK) from error
     try:
         parts = urlsplit(text)
         check_address(text)
@@ -346,7 +348,7 @@ def read_address(given: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Webhook:
-    """How the address is reached: by the environment's proxy, and with the user's netrc."""
+    """The connection to the webhook: the proxy of the environment, and the netrc of the user."""
 
     certificates: str
     proxy: str = ""
@@ -356,14 +358,14 @@ class _Webhook:
 
 
 def post_json(
-    access: Access, url: str, value: Mapping[str, object], patience: RetryPolicy | None = None
+    access: Access, url: str, value: Mapping[str, object], retry_policy: RetryPolicy | None = None
 ) -> None:
-    """Send the document, trying again what may pass. Raises CheckFailedError where nobody took it."""
+    """Post the document, with retries. Raises CheckFailedError if it is not accepted."""
     hook = _Webhook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
     headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
     try:
-        with HttpSession(hook, patience=patience or RetryPolicy(attempts=3)) as web:
+        with HttpSession(hook, retry_policy=retry_policy or RetryPolicy(attempts=3)) as web:
             web.request(url, lambda _: None, method="POST", headers=headers, data=data)
     except HttpError as error:
         raise CheckFailedError(
@@ -374,7 +376,7 @@ def post_json(
 
 
 def _without(url: str, text: str) -> str:
-    """A reason without the path and query of the address, which may be a secret."""
+    """Return the text without the path and query of the address, which may be a secret."""
     parts = urlsplit(url)
     for secret in (url, parts.path.strip("/"), parts.query):
         text = text.replace(secret, "...") if secret else text

@@ -51,14 +51,13 @@ from imagefactory.trust.judgement import ending
 from imagefactory.versions import natural, nearest
 from imagefactory.views.text import wrap
 
-# --- The stage from what the catalogue has to what the world has beyond it; nothing is changed unless asked
-# What a re-solve would give is found in a copy of the locks, so that a call that is cut short leaves the
-# factory as it was.
+# --- The search for news; it changes nothing
+# Locks are solved again in a copy, so that an interrupted call does not change the project.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateUnit:
-    """What moves together: a family with all that is built on it, or a base (`base:debian-12`)."""
+    """Targets that update together: a family with all targets built on it, or a base (`base:debian-12`)."""
 
     name: str
     targets: tuple[Target, ...] = ()
@@ -67,17 +66,19 @@ class UpdateUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRelease:
-    """A series that no row has, its CUDA where no table knows it, and the command that writes its row: empty
-    where only a person can."""
+    """A framework series that no row has, with the command that writes its row.
 
-    found: FrameworkSeries
+    `cuda` is set if no table knows it. `command` is empty if only a person can write the row.
+    """
+
+    offer: FrameworkSeries
     command: str
     cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewCuda:
-    """A CUDA for which the newest series of the rows has builds, and no row has it."""
+    """A CUDA with builds of the newest series in the rows, which no row has."""
 
     series: str
     cuda: str
@@ -86,7 +87,7 @@ class NewCuda:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPython:
-    """The newest release has wheels for `python`, which no row uses; `base` carries it, empty for none."""
+    """A Python with wheels of the newest release, which no row uses; `base` has it, empty for none."""
 
     release: str
     python: str
@@ -95,7 +96,7 @@ class NewPython:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLock:
-    """A lock that a re-solve changes: of a target, or of a base."""
+    """The lock of a target or a base that changes when it is solved again."""
 
     name: str
     moves: tuple[VersionChange, ...]
@@ -105,7 +106,7 @@ class NewLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiringVerdict:
-    """No verdict of an image in the store holds longer than `day` for this capability."""
+    """The last day on which a verdict of an image in the store is valid for this capability."""
 
     target: str
     capability: str
@@ -114,9 +115,9 @@ class ExpiringVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitNews:
-    """What the world has of a unit that the catalogue has not.
+    """What is newer than the recipes and locks of a unit.
 
-    `faults` are those of single targets: nothing is known of them.
+    `faults` are the errors of single targets, of which nothing is known.
     """
 
     unit: UpdateUnit
@@ -131,17 +132,17 @@ class UnitNews:
         return bool(self.releases or self.cudas or self.python or self.locks or self.expiring)
 
 
-def find_units(factory: Project, names: Sequence[str]) -> tuple[UpdateUnit, ...]:
-    """The units of these families and bases, all of both without names. Raises NothingSelectedError."""
+def find_units(project: Project, names: Sequence[str]) -> tuple[UpdateUnit, ...]:
+    """Return the units of these families and bases, or all. Raises NothingSelectedError."""
     families: dict[str, list[Target]] = {}
-    roots = {target.family: _lowest(factory, target).family for target in factory.targets}
-    for target in parents_first(factory, factory.targets):
+    roots = {target.family: _lowest(project, target).family for target in project.targets}
+    for target in parents_first(project, project.targets):
         families.setdefault(roots[target.family], []).append(target)
     units = [UpdateUnit(name=name, targets=tuple(targets)) for name, targets in families.items()]
-    units += [UpdateUnit(name=f"base:{base.name}", base=base) for base in factory.bases if not base.image]
+    units += [UpdateUnit(name=f"base:{base.name}", base=base) for base in project.bases if not base.image]
     known = {unit.name: unit for unit in units}
-    wanted = [roots.get(name, name) for name in names]
-    for name in wanted:
+    selected = [roots.get(name, name) for name in names]
+    for name in selected:
         if name not in known:
             near = nearest(name, [*known, *roots])
             raise NothingSelectedError(
@@ -149,27 +150,29 @@ def find_units(factory: Project, names: Sequence[str]) -> tuple[UpdateUnit, ...]
                 f"no family or base '{name}'",
                 hint=f"did you mean '{near}'?" if near else f"known: {', '.join(known)}",
             )
-    return tuple(known[name] for name in dict.fromkeys(wanted)) if names else tuple(units)
+    return tuple(known[name] for name in dict.fromkeys(selected)) if names else tuple(units)
 
 
-def _lowest(factory: Project, target: Target) -> Target:
-    below = factory.target_below(target)
-    return _lowest(factory, below) if below else target
+def _lowest(project: Project, target: Target) -> Target:
+    below = project.target_below(target)
+    return _lowest(project, below) if below else target
 
 
-def watch_unit(factory: Project, unit: UpdateUnit, now: datetime, progress: Progress) -> UnitNews:
-    """All that is new of a unit. Raises as `lock_base` does, and StoreError for a damaged store."""
+def watch_unit(project: Project, unit: UpdateUnit, now: datetime, progress: Progress) -> UnitNews:
+    """Return the news of a unit. Raises as `lock_base`, and StoreError for a damaged store."""
     if unit.base:
-        return UnitNews(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
-    own = tuple(one for one in unit.targets if one.gpu and not one.on and not rocm_of(one.cuda))
-    world = UnitNews(unit=unit)
-    locks, faults = _lock_news(factory, unit, progress)
+        return UnitNews(unit=unit, locks=_base_news(project, unit, unit.base, progress))
+    own = tuple(
+        target for target in unit.targets if target.gpu and not target.on and not rocm_of(target.cuda)
+    )
+    news = UnitNews(unit=unit)
+    locks, faults = _lock_news(project, unit, progress)
     try:
-        if own:  # of builds for CPUs alone or AMD's GPUs nothing but their locks is watched
-            world = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(factory, unit, own)
+        if own:  # for CPUs only and AMD GPUs, only the locks are checked
+            news = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(project, unit, own)
     except LockError as error:
         faults = (*faults, error)
-    return replace(world, locks=locks, expiring=_expiring(factory, unit.targets, now), faults=faults)
+    return replace(news, locks=locks, expiring=_expiring(project, unit.targets, now), faults=faults)
 
 
 # --- the index and the channels -------------------------------------------------------------------
@@ -179,24 +182,24 @@ def _newest(targets: tuple[Target, ...]) -> Target:
     return max(targets, key=lambda target: (natural(target.version), natural(target.cuda)))
 
 
-def _of_the_channels(factory: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
-    """What the newest row's channels have of its framework. Raises LockError where one cannot be read."""
+def _of_the_channels(project: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
+    """Return the news from the channels of the newest row. Raises LockError for an unreadable channel."""
     newest = _newest(targets)
-    builds, pythons = conda_locker(factory).builds(newest), {target.python for target in targets}
-    every = {build.python for build in builds if build.python}
-    found = series_after(offered_to(builds, pythons), {target.version for target in targets})
+    builds, pythons = conda_locker(project).builds(newest), {target.python for target in targets}
+    all_pythons = {build.python for build in builds if build.python}
+    offer = series_after(offered_to(builds, pythons), {target.version for target in targets})
     return UnitNews(
         unit=unit,
-        releases=tuple(NewRelease(found=one, command="") for one in found),
+        releases=tuple(NewRelease(offer=row, command="") for row in offer),
         cudas=_new_cudas(targets, cudas_of(builds, newest.version, pythons)),
-        python=_new_python(factory, pythons, *python_after(offered_to(builds, every))),
+        python=_new_python(project, pythons, *python_after(offered_to(builds, all_pythons))),
     )
 
 
 def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[NewCuda, ...]:
-    """Those of the newest series that no row of it has; a row of `12` has every minor version of it."""
+    """Return the CUDAs that no row of the newest series has; a row of `12` has every minor version."""
     newest = _newest(targets)
-    held = [target.cuda for target in targets if target.version == newest.version]
+    row_cudas = [target.cuda for target in targets if target.version == newest.version]
     return tuple(
         NewCuda(
             series=newest.version,
@@ -206,35 +209,35 @@ def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[New
             else "",
         )
         for cuda in sorted(cudas, key=natural)
-        if not any(covers(one, cuda) or covers(cuda, one) for one in held)
+        if not any(covers(own, cuda) or covers(cuda, own) for own in row_cudas)
     )
 
 
-def _new_python(factory: Project, pythons: Collection[str], release: str, python: str) -> NewPython | None:
+def _new_python(project: Project, pythons: Collection[str], release: str, python: str) -> NewPython | None:
     if not python or Version(python) <= max(map(Version, pythons)):
         return None
-    base = next((one.name for one in factory.bases if one.python == python), "")
+    base = next((row.name for row in project.bases if row.python == python), "")
     return NewPython(release=release, python=python, base=base)
 
 
-def _of_the_index(factory: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
-    """What the framework's project page has. Raises LockError where it cannot be read, or without a lock."""
+def _of_the_index(project: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
+    """Return the news from the project page. Raises LockError if it is unreadable, or without a lock."""
     newest = _newest(targets)
-    lock = read_target_lock(factory, newest)
+    lock = read_target_lock(project, newest)
     name = canonicalize_name(newest.framework)
-    wheel = next((one for one in lock.wheels if one.name == name), None) if lock else None
+    wheel = next((package for package in lock.wheels if package.name == name), None) if lock else None
     if lock is None or wheel is None:
         raise LockError(
             "lock-missing",
             f"{newest.name} has no lock to start from",
             hint=f"run imagefactory lock {newest.name}",
         )
-    locker = uv_locker(package_index(factory))
+    locker = uv_locker(package_index(project))
     files = locker.listed([wheel], lock).get(wheel, ())
     pythons = {target.python for target in targets}
-    found = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
-    releases = tuple(_addable(factory, locker, newest, lock, one) for one in found)
-    known = {one.cuda for one in offered(newest.framework, newest.version)}
+    offer = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
+    releases = tuple(_addable(project, locker, newest, lock, row) for row in offer)
+    known = {build.cuda for build in offered(newest.framework, newest.version)}
     return UnitNews(
         unit=unit,
         releases=releases,
@@ -242,12 +245,12 @@ def _of_the_index(factory: Project, unit: UpdateUnit, targets: tuple[Target, ...
             targets,
             known | cuda_extras(_metadata(locker, lock, wheel.version, newest).get("provides_extra", [])),
         ),
-        python=_new_python(factory, pythons, *newest_python(name, files, lock.platform)),
+        python=_new_python(project, pythons, *newest_python(name, files, lock.platform)),
     )
 
 
 def _metadata(locker: UvLocker, lock: Lock, release: str, newest: Target) -> RawMetadata:
-    """What a release says of itself; nothing where the index has no metadata beside its wheels (PEP 658)."""
+    """Return the metadata of a release, empty if the index does not serve it (PEP 658)."""
     try:
         return parse_email(locker.metadata(f"{newest.framework}=={release}", lock))[0]
     except LockError:
@@ -255,71 +258,71 @@ def _metadata(locker: UvLocker, lock: Lock, release: str, newest: Target) -> Raw
 
 
 def _addable(
-    factory: Project, locker: UvLocker, newest: Target, lock: Lock, one: FrameworkSeries
+    project: Project, locker: UvLocker, newest: Target, lock: Lock, row: FrameworkSeries
 ) -> NewRelease:
-    """With the call of `add`: with the CUDA that a series' wheels pin, else that of the newest row."""
-    command, cuda = f"imagefactory recipe add-version {newest.family} {one.series}", ""
+    """Return a release with its command: with the CUDA that its wheels pin, else that of the newest row."""
+    command, cuda = f"imagefactory recipe add-version {newest.family} {row.series}", ""
     try:
-        plan_addition(factory, newest.family, one.series, "")
-    except UsageError:  # what it comes with is not known here yet
-        needs = _metadata(locker, lock, one.release, newest).get("requires_dist", [])
+        plan_addition(project, newest.family, row.series, "")
+    except UsageError:  # no table has the CUDA of this series
+        needs = _metadata(locker, lock, row.release, newest).get("requires_dist", [])
         cuda = cuda_of(needs) or newest.cuda
         cuda = cuda if "." in newest.cuda else cuda.partition(".")[0]
         command = f"{command} --cuda {cuda}"
-    return NewRelease(found=one, command=command, cuda=cuda)
+    return NewRelease(offer=row, command=command, cuda=cuda)
 
 
 # --- locks ----------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _copied(factory: Project) -> Iterator[Project]:
-    """The factory with a copy of its locks and wheels, to solve in; the cache is the same."""
+def _copied(project: Project) -> Iterator[Project]:
+    """Yield the project with a copy of its locks and wheels, and the same cache."""
     with tempfile.TemporaryDirectory(prefix="imagefactory-watch-") as folder:
-        if factory.lock_folder.is_dir():
-            shutil.copytree(factory.lock_folder, Path(folder) / "lockfiles")
-        for path in {one for target in factory.targets for one in from_files(target.origins).values()}:
-            wheel, copy = factory.settings.root_path / path, Path(folder) / path
+        if project.lock_folder.is_dir():
+            shutil.copytree(project.lock_folder, Path(folder) / "lockfiles")
+        for path in {file for target in project.targets for file in from_files(target.origins).values()}:
+            wheel, copy = project.settings.root_path / path, Path(folder) / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             if wheel.is_file():
                 shutil.copy2(wheel, copy)
-        root = SettingValue(value=folder, origin=factory.settings.root.origin)
-        yield replace(factory, settings=replace(factory.settings, root=root))
+        root = SettingValue(value=folder, origin=project.settings.root.origin)
+        yield replace(project, settings=replace(project.settings, root=root))
 
 
 def _lock_news(
-    factory: Project, unit: UpdateUnit, progress: Progress
+    project: Project, unit: UpdateUnit, progress: Progress
 ) -> tuple[tuple[NewLock, ...], tuple[ImagefactoryError, ...]]:
-    """The locks that a re-solve changes, those that others are built on first; and the faults of the others.
+    """Return the locks that change, parents first, and the errors of the others.
 
-    Where a target cannot follow the one that it is built on, neither moves.
+    If a target cannot follow its parent, neither changes.
     """
-    found: list[NewLock] = []
+    offer: list[NewLock] = []
     faults: list[ImagefactoryError] = []
     stuck: set[str] = set()
-    with _copied(factory) as copy, progress.task(unit.name, total=len(unit.targets), unit="locks") as task:
+    with _copied(project) as copy, progress.task(unit.name, total=len(unit.targets), unit="locks") as task:
         for target in unit.targets:
             try:
                 if lock_state(copy, target) != Outcome.UNSOLVABLE:
-                    found += _resolved(copy, target, progress)
+                    offer += _resolved(copy, target, progress)
             except (LockError, ToolError) as error:
                 faults.append(error)
-                stuck |= {_lowest(factory, target).name} if target.on else set()
+                stuck |= {_lowest(project, target).name} if target.on else set()
             task.advance(1)
-    moving = (one for one in found if one.target and _lowest(factory, one.target).name not in stuck)
+    moving = (lock for lock in offer if lock.target and _lowest(project, lock.target).name not in stuck)
     return tuple(moving), tuple(faults)
 
 
 def _resolved(copy: Project, target: Target, progress: Progress) -> Iterator[NewLock]:
-    done = lock_target(copy, target, LockOptions(update_all=True), progress)
-    if done.before != done.after:
-        moves = lock_moves(done.before, done.after)
-        yield NewLock(name=target.name, moves=moves, target=target, lock=done.after)
+    result = lock_target(copy, target, LockOptions(update_all=True), progress)
+    if result.before != result.after:
+        moves = lock_moves(result.before, result.after)
+        yield NewLock(name=target.name, moves=moves, target=target, lock=result.after)
 
 
-def _base_news(factory: Project, unit: UpdateUnit, base: BaseSpec, progress: Progress) -> tuple[NewLock, ...]:
-    before = read_base_lock(factory.base_lock_path(base))
-    with _copied(factory) as copy:
+def _base_news(project: Project, unit: UpdateUnit, base: BaseSpec, progress: Progress) -> tuple[NewLock, ...]:
+    before = read_base_lock(project.base_lock_path(base))
+    with _copied(project) as copy:
         if not lock_base(copy, base, progress, update=True):
             return ()
         after = read_base_lock(copy.base_lock_path(base))
@@ -331,31 +334,31 @@ def _base_news(factory: Project, unit: UpdateUnit, base: BaseSpec, progress: Pro
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def _expiring(factory: Project, targets: Sequence[Target], now: datetime) -> tuple[ExpiringVerdict, ...]:
-    """What is proven now and not after `SOON`, by target and capability."""
-    judge, found = VerdictReader(factory, now), []
+def _expiring(project: Project, targets: Sequence[Target], now: datetime) -> tuple[ExpiringVerdict, ...]:
+    """Return the verdicts that expire within `SOON`, by target and capability."""
+    reader, offer = VerdictReader(project, now), []
     for target in targets:
-        image = stored_image(factory, target)
-        judged = judge.stored(image) if image else ()
-        found += [
+        image = stored_image(project, target)
+        judged = reader.stored(image) if image else ()
+        offer += [
             ExpiringVerdict(target=target.name, capability=capability, day=end.date())
-            for capability, end in ending(judged, judge.court.trust, now + SOON)
+            for capability, end in ending(judged, reader.court.trust, now + SOON)
         ]
-    return tuple(found)
+    return tuple(offer)
 
 
-# --- What is new, as a person reads it, as JSON, as a commit message and as a workflow takes it. Pure
+# --- News as text, as JSON, as a commit message and for a workflow. Pure
 
 
 _MAX_SHOWN = 12
-"""Packages of one lock that the text names; JSON and messages name all."""
+"""The most packages of one lock in the text; JSON and commit messages have all."""
 _COLUMN = 9
 WIDTH = 72
-"""Of a commit message."""
+"""Columns of a commit message."""
 
 
 def format_news(news: UnitNews, width: int | None = None) -> str:
-    """The unit's name, and a line or more for each thing that is new."""
+    """Return the name of the unit, and lines for each news."""
     nothing = "nothing new in what could be solved" if news.faults else "nothing new"
     lines = [news.unit.name if news else f"{news.unit.name}: {nothing}"]
     for kind, first, more in _rows(news):
@@ -369,11 +372,11 @@ def format_news(news: UnitNews, width: int | None = None) -> str:
 
 
 def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
-    """(kind, what is so, lines below it)."""
+    """Yield (type, summary, further lines) of each news."""
     for release in news.releases:
-        yield "release", _release(news, release.found.series), [_to_have(news, release.command)]
-    for one in news.cudas:
-        yield "cuda", _cuda(news, one), [_to_have(news, one.command)]
+        yield "release", _release(news, release.offer.series), [_to_have(news, release.command)]
+    for row in news.cudas:
+        yield "cuda", _cuda(news, row), [_to_have(news, row.command)]
     if news.python:
         yield "python", _python(news), []
     for moves, names in _grouped(news).items():
@@ -383,15 +386,15 @@ def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
         )
         yield kind, what, [*map(str, moves[:_MAX_SHOWN]), *more]
     for verdict in news.expiring:
-        text = f"{verdict.target} on {verdict.capability} holds until {verdict.day} only"
-        yield "verdict", text, [f"to prove it again: imagefactory verify {verdict.target}"]
+        text = f"{verdict.target} on {verdict.capability} is valid only until {verdict.day}"
+        yield "verdict", text, [f"to verify it again: imagefactory verify {verdict.target}"]
 
 
 def _grouped(news: UnitNews) -> dict[tuple[VersionChange, ...], list[str]]:
-    """The locks in which the same moves happen, by these."""
+    """Return the names of locks by their version changes."""
     groups: dict[tuple[VersionChange, ...], list[str]] = {}
-    for one in news.locks:
-        groups.setdefault(one.moves, []).append(one.name)
+    for lock in news.locks:
+        groups.setdefault(lock.moves, []).append(lock.name)
     return groups
 
 
@@ -405,61 +408,61 @@ def _locks(names: Sequence[str]) -> str:
 
 def _count(moves: Sequence[VersionChange]) -> str:
     if not moves:
-        return "the same packages, written anew"
+        return "the same packages, locked again"
     return f"{len(moves)} package{'s move' if len(moves) > 1 else ' moves'}"
 
 
 def _release(news: UnitNews, series: str) -> str:
-    one = next(release.found for release in news.releases if release.found.series == series)
+    row = next(release.offer for release in news.releases if release.offer.series == series)
     framework = news.unit.targets[0].framework
-    newest = f", now {one.release}" if one.release != one.series else ""
-    since = f", since {one.begun}" if one.begun else ""
-    return f"{framework} {one.series}{since}{newest}, for Python {' and '.join(one.pythons)}"
+    newest = f", now {row.release}" if row.release != row.series else ""
+    since = f", since {row.begun}" if row.begun else ""
+    return f"{framework} {row.series}{since}{newest}, for Python {' and '.join(row.pythons)}"
 
 
 def _to_have(news: UnitNews, command: str) -> str:
     return f"to have it: {command or f'a row in recipes/{news.unit.name}.yaml'}"
 
 
-def _cuda(news: UnitNews, one: NewCuda) -> str:
+def _cuda(news: UnitNews, row: NewCuda) -> str:
     framework = news.unit.targets[0].framework
-    return f"{framework} {one.series} has builds for CUDA {one.cuda}, which no row has"
+    return f"{framework} {row.series} has builds for CUDA {row.cuda}, which no row has"
 
 
 def _python(news: UnitNews) -> str:
-    found = news.python
-    if found is None:
+    offer = news.python
+    if offer is None:
         return ""
     framework, source = news.unit.targets[0].framework, news.unit.targets[0].source
     what = "wheels" if source == "pypi" else "builds"
-    told = f"{framework} {found.release} has {what} for Python {found.python}, which no row uses"
+    text = f"{framework} {offer.release} has {what} for Python {offer.python}, which no row uses"
     if source != "pypi":  # Python is one of the packages
-        return told
-    return f"{told}; {f'{found.base} carries it' if found.base else 'no base carries it yet'}"
+        return text
+    return f"{text}; {f'{offer.base} carries it' if offer.base else 'no base carries it yet'}"
 
 
 def commit_message(news: UnitNews, rows: Sequence[NewRelease] = (), notes: Sequence[str] = ()) -> str:
-    """Subject, empty line, why; empty where no lock changes and no release got one of the `rows`.
+    """Return a commit message, empty if no lock changes and no release got one of the `rows`.
 
     `notes` are what a person must check in those rows.
     """
-    added = [_release(news, one.found.series) for one in rows]
+    added = [_release(news, row.offer.series) for row in rows]
     if not news.locks and not added:
         return ""
     name = f"the base {news.unit.base.name}" if news.unit.base else news.unit.name
-    subject = f"Add {_list([one.found.series for one in rows])} to {name}" if added else ""
-    locked = f"Lock {name} anew: {_what(news)}" if news.locks else ""
+    subject = f"Add {_list([row.offer.series for row in rows])} to {name}" if added else ""
+    locked = f"Re-lock {name}: {_what(news)}" if news.locks else ""
     if added and locked:
-        subject, locked = f"{subject}, and lock it anew", ""
+        subject, locked = f"{subject}, and re-lock it", ""
     lines = [subject or locked]
     if added:
         lines += ["", *wrap("A row, its locks and definitions for each series released since:", WIDTH)]
-        lines += [f"  {one}" for one in added]
+        lines += [f"  {row}" for row in added]
         lines += [line for note in notes for line in ("", *wrap(note, WIDTH))]
     if news.locks:
         lines += ["", *_relocked(news)]
-    missing = [(_release(news, one.found.series), one.command) for one in news.releases if one not in rows]
-    missing += [(_cuda(news, one), one.command) for one in news.cudas]
+    missing = [(_release(news, row.offer.series), row.command) for row in news.releases if row not in rows]
+    missing += [(_cuda(news, row), row.command) for row in news.cudas]
     if missing:
         lines += ["", "Not in here, each a row of its own:"]
         for what, command in missing:
@@ -475,12 +478,12 @@ def _relocked(news: UnitNews) -> Iterable[str]:
     yield from wrap(why, WIDTH)
     for moves, names in _grouped(news).items():
         yield from ("", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves))
-        yield from () if moves else ("  the same packages, written anew",)
+        yield from () if moves else ("  the same packages, locked again",)
 
 
 def _what(news: UnitNews) -> str:
-    """Whose move the subject names: the one package's, else how many."""
-    names = sorted({move.name for one in news.locks for move in one.moves})
+    """Return the changed package for the subject, or the number of packages."""
+    names = sorted({move.name for lock in news.locks for move in lock.moves})
     if not names:
         return "the same packages"
     return names[0] if len(names) == 1 else f"{len(names)} packages move"
@@ -491,43 +494,43 @@ def news_json(news: UnitNews) -> dict[str, object]:
         "name": news.unit.name,
         "releases": [
             {
-                "series": one.found.series,
-                "release": one.found.release,
-                "since": str(one.found.begun or ""),
-                "pythons": one.found.pythons,
-                "command": one.command,
+                "series": row.offer.series,
+                "release": row.offer.release,
+                "since": str(row.offer.begun or ""),
+                "pythons": row.offer.pythons,
+                "command": row.command,
             }
-            for one in news.releases
+            for row in news.releases
         ],
         "cudas": news.cudas,
         "python": news.python,
-        "locks": [{"name": one.name, "moves": [fields_of(move) for move in one.moves]} for one in news.locks],
+        "locks": [{"name": row.name, "moves": [fields_of(move) for move in row.moves]} for row in news.locks],
         "expiring": [
-            {"target": one.target, "capability": one.capability, "until": str(one.day)}
-            for one in news.expiring
+            {"target": row.target, "capability": row.capability, "until": str(row.day)}
+            for row in news.expiring
         ],
         "message": commit_message(news),
     }
 
 
-def github_lines(every: Iterable[UnitNews]) -> str:
-    """`families={"include":[...]}`: a job for each unit in which a lock or a row changes, with its branch."""
+def github_lines(units: Iterable[UnitNews]) -> str:
+    """Return `families={"include":[...]}`: a job and branch for each unit whose locks or rows change."""
     jobs = [
         {"family": news.unit.name, "branch": f"relock/{news.unit.name.replace(':', '-')}"}
-        for news in every
-        if news.locks or any(one.command for one in news.releases)
+        for news in units
+        if news.locks or any(release.command for release in news.releases)
     ]
     return "families=" + json.dumps({"include": jobs}, separators=(",", ":"))
 
 
-# --- The stage from what is new to a change that can be committed: rows, locks and definitions
+# --- The change that can be committed: rows, locks and definitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchChanges:
-    """What was written: files and folders, and the releases that have rows now.
+    """The written files and directories, and the releases that have rows now.
 
-    `faults` are of releases that cannot be locked, whose rows were taken out again. `notes` are what a
+    `faults` are errors of releases that cannot be locked, whose rows were removed again. `notes` are what a
     person must check in the new rows.
     """
 
@@ -537,21 +540,21 @@ class WatchChanges:
     faults: tuple[ImagefactoryError, ...] = ()
 
 
-def write_news(factory: Project, news: UnitNews, progress: Progress) -> WatchChanges:
-    """Writes the changed locks of a unit and the definitions that follow from them, and for each release of a
-    family of PyPI a row, its locks and definitions.
+def write_news(project: Project, news: UnitNews, progress: Progress) -> WatchChanges:
+    """Write the changed locks of a unit with their definitions, and for each PyPI release a row, its locks
+    and definitions.
 
-    Raises LockError or UsageError for what cannot be written.
+    Raises LockError or UsageError if something cannot be written.
     """
-    paths, rows, faults = list(_written_locks(factory, news)), [], []
+    paths, rows, faults = list(_written_locks(project, news)), [], []
     notes = list[str]()
     for release in news.releases:
         if release.command:
             try:
-                added = plan_addition(factory, news.unit.name, release.found.series, release.cuda)
-                paths += _row(factory, added, progress)
+                added = plan_addition(project, news.unit.name, release.offer.series, release.cuda)
+                paths += _row(project, added, progress)
                 rows.append(release)
-                notes += (f"{release.found.series}: {line}" for line in added.addition.notes)
+                notes += (f"{release.offer.series}: {line}" for line in added.addition.notes)
             except ImagefactoryError as error:
                 faults.append(error)
     return WatchChanges(
@@ -559,30 +562,33 @@ def write_news(factory: Project, news: UnitNews, progress: Progress) -> WatchCha
     )
 
 
-def _written_locks(factory: Project, news: UnitNews) -> tuple[Path, ...]:
+def _written_locks(project: Project, news: UnitNews) -> tuple[Path, ...]:
     written = []
-    for one in news.locks:
-        if isinstance(one.lock, BaseLock) and news.unit.base:
-            path = factory.base_lock_path(news.unit.base)
-            write_base_lock(path, one.lock)
+    for row in news.locks:
+        if isinstance(row.lock, BaseLock) and news.unit.base:
+            path = project.base_lock_path(news.unit.base)
+            write_base_lock(path, row.lock)
             written.append(path)
-        elif isinstance(one.lock, Lock):
-            write_lock(factory.lock_folder, one.lock)
-    for target in (one.target for one in news.locks):
+        elif isinstance(row.lock, Lock):
+            write_lock(project.lock_folder, row.lock)
+    for target in (row.target for row in news.locks):
         if target:
-            write_definition(factory, target)
-            written.append(factory.definition_folder(target))
+            write_definition(project, target)
+            written.append(project.definition_folder(target))
     return tuple(written)
 
 
-def _row(factory: Project, added: RowAddition, progress: Progress) -> tuple[Path, ...]:
-    """Writes the row of a release, all of it or nothing. Raises as `make_addition` does."""
-    text, strange = added.path.read_text(encoding="utf-8"), set(orphans(factory))
+def _row(project: Project, added: RowAddition, progress: Progress) -> tuple[Path, ...]:
+    """Write the row of a release completely or not at all. Raises as `make_addition`."""
+    text, strange = added.path.read_text(encoding="utf-8"), set(orphans(project))
     try:
-        made = set(make_addition(factory, added, progress, lambda _: None))
+        names = set(make_addition(project, added, progress, lambda _: None))
     except ImagefactoryError:
         replace_text(added.path, text)
-        for path in set(orphans(factory)) - strange:
+        for path in set(orphans(project)) - strange:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
-    return (added.path, *(factory.definition_folder(one) for one in added.targets if one.name in made))
+    return (
+        added.path,
+        *(project.definition_folder(target) for target in added.targets if target.name in names),
+    )

@@ -1,4 +1,4 @@
-"""What starts a nightly run: systemd units of a user, and the lines of `doctor --for site` about it."""
+"""The systemd units that start a nightly run, and the checks of `doctor --for site` about it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WorkingDirectory={root}
 {environment}ExecStart={command}
 """
 _TIMER = f"""\
-# Written by `imagefactory site nightly --install`. A night that the machine slept through is made up for.
+# Written by `imagefactory site nightly --install`. A run that the machine missed starts later.
 [Unit]
 Description=imagefactory: every night
 
@@ -51,10 +51,10 @@ WantedBy=timers.target
 
 
 def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The files by their names. The service gets this shell's PATH and settings, also those of the pool's own
-    commands, but no secret.
+    """Return the unit files by name.
 
-    Raises UsageError for a folder that a line of such a file cannot name.
+    The service gets the PATH and settings of this shell, with those of the pool, but no secret. Raises
+    UsageError for a directory that a unit file cannot name.
     """
     if not root.isprintable() or root != root.strip() or root.endswith("\\"):
         raise UsageError(
@@ -62,13 +62,13 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
             f"systemd units cannot name the directory {root!r}",
             hint="rename it: no control characters, no space at either end, no backslash at the end",
         )
-    kept = {
+    variables = {
         name: text
         for name, text in sorted(environ.items())
         if name in POOL_VARIABLES or (name.startswith(PREFIXES) and name != NONCE_STORE_KEY)
     }
-    lines = "".join(f"Environment={_quoted(f'{name}={text}')}\n" for name, text in kept.items())
-    # A `$` begins a variable on ExecStart= alone.
+    lines = "".join(f"Environment={_quoted(f'{name}={text}')}\n" for name, text in variables.items())
+    # `$` begins a variable only in ExecStart=.
     words = " ".join(_quoted(word).replace("$", "$$") for word in command)
     folder = root.replace("%", "%%")
     service = _SERVICE.format(root=folder, environment=lines, command=words)
@@ -76,11 +76,14 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _quoted(word: str) -> str:
-    """A word as systemd.syntax(7) and systemd.service(5) read it; `%` begins a specifier there.
+    """Quote a word for systemd.syntax(7) and systemd.service(5), where `%` begins a specifier.
 
-    What is not printable, of which several characters end a line, is written by its bytes.
+    Characters that are not printable are written as bytes: several of them end a line.
     """
-    plain = "".join(_ESCAPED.get(one) or (one if one.isprintable() else _bytes_of(one)) for one in word)
+    plain = "".join(
+        _ESCAPED.get(character) or (character if character.isprintable() else _bytes_of(character))
+        for character in word
+    )
     return f'"{plain}"' if plain != word or not word or set(word) & set(" '*?;") else plain
 
 
@@ -92,11 +95,11 @@ def _bytes_of(character: str) -> str:
 
 
 def enabling() -> tuple[str, str]:
-    """What a person types: the timer now and at each start; and nights while he is logged out."""
+    """Return the commands that enable the timer, and runs while the user is logged out."""
     return f"systemctl --user enable --now {NAME}.timer", "loginctl enable-linger"
 
 
-# --- What of a nightly run is set up. `doctor --for site` loads this by name
+# --- The checks of the nightly run. `doctor --for site` loads this by name
 
 
 NIGHTLY_OVERDUE = timedelta(days=2)
@@ -106,9 +109,9 @@ CRON_SECONDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyEntry:
-    """What starts the nightly run. `words` are those of its command, none where a CI service runs it.
+    """What starts the nightly run. `words` are those of its command, none if a CI service runs it.
 
-    `lacking` says why it will not start, `remedy` what mends that; both are empty where it will.
+    `lacking` is why it will not start, and `remedy` the fix. Both are empty if it will start.
     """
 
     where: str
@@ -118,12 +121,14 @@ class NightlyEntry:
     remedy: str = ""
 
 
-def examine_nightly(access: Access, made: datetime | None, now: datetime, root: Path) -> Iterator[Diagnosis]:
+def examine_nightly(
+    access: Access, published: datetime | None, now: datetime, root: Path
+) -> Iterator[Diagnosis]:
     """Return what starts the nightly run, and how the last one ended.
 
-    `made` is the time of the published catalog; files of this machine are read below `root`.
+    `published` is the time of the published catalog. Files of this machine are read below `root`.
     """
-    yield from _NightlyCheck(access=access, now=now, root=root).nightly(made)
+    yield from _NightlyCheck(access=access, now=now, root=root).nightly(published)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,51 +141,53 @@ class _NightlyCheck:
     def settings(self) -> Settings:
         return self.access.settings
 
-    def nightly(self, made: datetime | None) -> Iterator[Diagnosis]:
-        found = tuple(self._callers())
-        if not found:
+    def nightly(self, published: datetime | None) -> Iterator[Diagnosis]:
+        entries = tuple(self._callers())
+        if not entries:
             yield missing("nightly run", "nothing starts one for this project", self._install())
-        for one in found:
-            if one.lacking:
-                yield broken("nightly run", f"{one.where}: {one.lacking}", one.remedy)
+        for entry in entries:
+            if entry.lacking:
+                yield broken("nightly run", f"{entry.where}: {entry.lacking}", entry.remedy)
             else:
-                yield good("nightly run", one.where)
-        yield self._last_night(made, ci=any(one.ci for one in found))
-        if found and not any(one.ci for one in found):
-            yield self._messages(found)
+                yield good("nightly run", entry.where)
+        yield self._last_night(published, ci=any(entry.ci for entry in entries))
+        if entries and not any(entry.ci for entry in entries):
+            yield self._messages(entries)
         if has_reserve(self.settings):
             yield good("disk reserve", f"in {nightly_directory(self.settings)}")
-        elif not any(one.ci for one in found):
-            said = "no room on the disk is kept for the end of a night: the first night takes it"
-            yield warn("disk reserve", said, self._night())
+        elif not any(entry.ci for entry in entries):
+            detail = "no disk space is reserved for the end of a run: the first run reserves it"
+            yield warn("disk reserve", detail, self._night())
 
-    def _last_night(self, made: datetime | None, *, ci: bool) -> Diagnosis:
+    def _last_night(self, published: datetime | None, *, ci: bool) -> Diagnosis:
         night, folder = last_nightly(self.settings), nightly_directory(self.settings)
         if night is None and ci:
-            if made is None:
-                return missing("last night", "it signed no catalogue yet", "start the workflow once")
-            said = f"the catalogue of {made:%Y-%m-%d %H:%M} UTC is the last trace of one"
-            if self.now - made > NIGHTLY_OVERDUE:
-                return warn("last night", said, "look at the workflow's runs")
-            return good("last night", said)
+            if published is None:
+                return missing("last night", "no catalogue was signed yet", "start the workflow once")
+            detail = f"the last one published the catalogue of {published:%Y-%m-%d %H:%M} UTC"
+            if self.now - published > NIGHTLY_OVERDUE:
+                return warn("last night", detail, "see the runs of the workflow")
+            return good("last night", detail)
         if night is None:
-            return missing("last night", f"none came to its end in {folder}", self._night())
+            return missing("last night", f"no finished run in {folder}", self._night())
         age = self.now - night.ended
         hours = int(age.total_seconds() // 3600)
-        said = f"ended {f'{hours} hours' if age < NIGHTLY_OVERDUE else f'{age.days} days'} ago"
+        detail = f"ended {f'{hours} hours' if age < NIGHTLY_OVERDUE else f'{age.days} days'} ago"
         if night.code:
             first = next(row for row in night.broken if row.code == night.code)
-            said += f", with exit code {night.code}: {first.what}: {first.why}"
-            return warn("last night", said, f"read the newest {LOG} in {folder}")
-        return warn("last night", said, self._night()) if age > NIGHTLY_OVERDUE else good("last night", said)
+            detail += f", with exit code {night.code}: {first.what}: {first.why}"
+            return warn("last night", detail, f"read the newest {LOG} in {folder}")
+        return (
+            warn("last night", detail, self._night()) if age > NIGHTLY_OVERDUE else good("last night", detail)
+        )
 
-    def _messages(self, found: tuple[NightlyEntry, ...]) -> Diagnosis:
+    def _messages(self, entries: tuple[NightlyEntry, ...]) -> Diagnosis:
         options = ("--mail", "--webhook", "--metrics", "--html")
-        used = [name for name in options if any(name in one.words for one in found)]
+        used = [name for name in options if any(name in entry.words for entry in entries)]
         if {"--mail", "--webhook", "--metrics"} & set(used):
             return good("messages", ", ".join(used))
-        said = "a night that fails tells nobody: no --mail, --webhook or --metrics"
-        return warn("messages", said, self._install())
+        detail = "a failed run sends no message: no --mail, --webhook or --metrics"
+        return warn("messages", detail, self._install())
 
     def _install(self) -> str:
         return (
@@ -211,17 +218,17 @@ class _NightlyCheck:
             if f"WorkingDirectory={root}" not in lines or not (folder / f"{NAME}.timer").is_file():
                 continue
             command = next((line for line in lines if line.startswith("ExecStart=")), "")
-            one = NightlyEntry(
+            entry = NightlyEntry(
                 where=str(folder / f"{NAME}.timer"), words=_command_words(command.partition("=")[2])
             )
             enable, linger = enabling()
             wants = folder / "timers.target.wants" / f"{NAME}.timer"
             if not (wants.is_symlink() or wants.exists()):
-                yield _halted(one, "the timer is not enabled", enable)
+                yield _halted(entry, "the timer is not enabled", enable)
             elif folder == home / "systemd/user" and not self._lingers():
-                yield _halted(one, "it runs only while you are logged in", linger)
+                yield _halted(entry, "it runs only while you are logged in", linger)
             else:
-                yield one
+                yield entry
 
     def _lingers(self) -> bool:
         try:
@@ -244,8 +251,8 @@ class _NightlyCheck:
                     yield NightlyEntry(where=f"cron: {where}", words=_command_words(line))
 
 
-def _halted(one: NightlyEntry, lacking: str, remedy: str) -> NightlyEntry:
-    return NightlyEntry(where=one.where, words=one.words, lacking=lacking, remedy=remedy)
+def _halted(entry: NightlyEntry, lacking: str, remedy: str) -> NightlyEntry:
+    return NightlyEntry(where=entry.where, words=entry.words, lacking=lacking, remedy=remedy)
 
 
 def _command_words(text: str) -> tuple[str, ...]:
@@ -260,7 +267,7 @@ def _crontab(environ: Mapping[str, str]) -> str:
     if program is None:
         return ""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             (program, "-l"),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
@@ -270,4 +277,4 @@ def _crontab(environ: Mapping[str, str]) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+    return process.stdout.decode("utf-8", "replace") if process.returncode == 0 else ""

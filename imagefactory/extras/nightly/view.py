@@ -1,4 +1,4 @@
-"""A night as a person reads it: in a mail, in the issue of a repository. Pure."""
+"""The report of a nightly run as text: for a terminal, a mail or an issue. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from imagefactory.views.verdicts import format_ages
 
 WIDTH = 80
 MOST = 60
-"""Rows of one kind in a mail or an issue; the page has all."""
+"""The most rows of one section in a mail or an issue; the page has all."""
 SECTIONS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
-"""The parts of a page, what needs somebody first."""
+"""The sections of a page; rows that need a person come first."""
 
 
 def headline(night: NightlyReport) -> str:
-    """`2 built, 5 verified, 1 broken, 3 due`."""
+    """Return `2 built, 5 verified, 1 broken, 3 due`."""
     titles = dict(SECTIONS)
     kinds = ("built", "proven", "broken", "due")
     return ", ".join(f"{len(rows_of(night, kind))} {titles[kind].lower()}" for kind in kinds)
@@ -35,17 +35,17 @@ def rows_of(night: NightlyReport, kind: str) -> Sequence[NightlyRow]:
 
 
 def title_of(row: NightlyRow) -> str:
-    """`pytorch-2.3-cu121 on 8.0, 9.0`."""
+    """Return `pytorch-2.3-cu121 on 8.0, 9.0`."""
     return f"{row.what} on {row.on}" if row.on else row.what
 
 
 def cause_text(row: NightlyRow) -> str:
-    """`no-gpu: cuInit says 100 (gpu07, gpu08)`."""
+    """Return `no-gpu: cuInit says 100 (gpu07, gpu08)`."""
     return f"{row.why} ({', '.join(row.machines)})" if row.machines else row.why
 
 
 def format_took(start: datetime, end: datetime) -> str:
-    """`3 h 12 min`."""
+    """Return `3 h 12 min`."""
     minutes = round((end - start).total_seconds() / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
@@ -69,7 +69,7 @@ def page_values(night: NightlyReport) -> dict[str, Any]:
 
 
 def format_nightly(night: NightlyReport, width: int | None = WIDTH) -> str:
-    """The whole night in lines of `width` columns."""
+    """Return the report in lines of `width` columns."""
     lines = [
         f"night of {night.started:%Y-%m-%d %H:%M} UTC, {format_took(night.started, night.ended)}: "
         f"{headline(night)}",
@@ -99,7 +99,7 @@ def _lines(rows: Sequence[NightlyRow], kind: str, width: int) -> Iterator[str]:
 
 
 def format_issue(night: NightlyReport) -> str:
-    """The text of the one issue, in Markdown: empty where nothing is broken and nothing is to be read."""
+    """Return the text of the issue in Markdown, empty if nothing is broken and there are no notes."""
     if not night.broken and not night.notes:
         return ""
     lines = [
@@ -118,13 +118,13 @@ def format_issue(night: NightlyReport) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As code, whatever is in it: an error's words mention nobody, link nowhere and are no markup."""
+    """Return the text as code, so that an error message has no mentions, links or markup."""
     text = printable_line(text)
     fence = "`" * (max((len(list(run)) for mark, run in groupby(text) if mark == "`"), default=0) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 
 
-# --- A night as metrics for Prometheus's textfile collector, in its text format 0.0.4. Pure
+# --- Metrics of a run for the textfile collector of Prometheus, in its text format 0.0.4. Pure
 
 
 PREFIX = "imagefactory"
@@ -160,5 +160,5 @@ def format_metrics(night: NightlyReport, catalog_expires: datetime | None) -> st
 
 
 def _escape(text: str) -> str:
-    """A label's value: backslash, quote and line feed are escaped."""
+    """Return the value of a label with backslash, quote and line feed escaped."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

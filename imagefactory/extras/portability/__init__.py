@@ -1,1 +1,1 @@
-"""Whether a model gives the same results in other runtimes."""
+"""Checks whether a model gives the same results in other runtimes."""

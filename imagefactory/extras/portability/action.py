@@ -1,4 +1,4 @@
-"""A person's models exported in one image and run by runtimes, there and elsewhere; signed and attached."""
+"""Export the models of a user in one image, run them in runtimes, sign the result and attach it."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ STATEMENT = "portable.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortabilityOptions:
-    """`models` is a file of Python, `to` names runtimes (`openvino-cpu`, `onnxruntime-cpu@TARGET`).
+    """`models` is a Python file, `to` names runtimes (`openvino-cpu`, `onnxruntime-cpu@TARGET`).
 
-    `batches` are the sizes to time. `output` is the folder for models and report. The statement goes to the
-    store and, with `registry` (`host[/path]`), there too. `runner` is empty for the setting, or what fits.
+    `batches` are the sizes to time. `output` is the directory for models and report. The statement goes to
+    the store and to `registry` (`host[/path]`), if set. An empty `runner` is the setting or the default.
     """
 
     models: Path
@@ -87,7 +87,7 @@ class PortabilityOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortabilityResult:
-    """What became of it. `why` says who signed it, or why nobody did; `attached` are the places with it."""
+    """The report. `why` says who signed it, or why it is unsigned; `attached` are its places."""
 
     report: PortableReport
     why: str
@@ -96,7 +96,7 @@ class PortabilityResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RuntimeGroup:
-    """The runtimes to be tried in one image."""
+    """The runtimes to test in one image."""
 
     chosen: ResolvedImage
     runtimes: tuple[str, ...]
@@ -108,43 +108,47 @@ class _RuntimeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PortabilityRun:
-    """What every step needs. `hardware` is None where no runtime needs a GPU."""
+    """The context of every step. `hardware` is None if no runtime needs a GPU."""
 
     access: Access
     options: PortabilityOptions
-    bench: VerifyDependencies
+    dependencies: VerifyDependencies
     hardware: Hardware | None
     progress: Progress
     folder: Path
-    asked: Mapping[str, Any]
+    request: Mapping[str, Any]
 
 
 def port_models(
-    factory: Project, name: str, options: PortabilityOptions, bench: VerifyDependencies, progress: Progress
+    project: Project,
+    name: str,
+    options: PortabilityOptions,
+    dependencies: VerifyDependencies,
+    progress: Progress,
 ) -> PortabilityResult:
-    """Exports the models in the image of `name`, tries them, writes what came of it, and signs what holds.
+    """Export the models in the image of `name`, run them in the runtimes, write and sign the report.
 
-    Raises NoGpuError where a runtime needs a GPU and this machine has none, UsageError for a runtime that an
-    image lacks and for models that cannot be shown, CheckFailedError where a program did not come to its end.
+    Raises NoGpuError if a runtime needs a GPU and this machine has none, UsageError for a runtime that an
+    image lacks and for models in a private directory, CheckFailedError if a program ended early.
     """
-    models, key = resolve_models(factory, options.models), signing_key(factory, bench.clock())
-    check_name(factory, name, gpu=False)
-    source = resolve_image(factory, name, options.registry, progress, gpu=False)
-    groups = _groups(factory, source, options.to, progress)
-    hardware = bench.evidence.read() if any(group.gpu for group in groups) else None
-    started, nonce = bench.clock(), format_nonce(bench.random(NONCE_BYTES))
-    scratch = scratch_directory(factory, runner_name(factory, source.made, options.runner))
+    models, key = resolve_models(project, options.models), signing_key(project, dependencies.clock())
+    check_name(project, name, gpu=False)
+    source = resolve_image(project, name, options.registry, progress, gpu=False)
+    groups = _groups(project, source, options.to, progress)
+    hardware = dependencies.evidence.read() if any(group.gpu for group in groups) else None
+    started, nonce = dependencies.clock(), format_nonce(dependencies.random(NONCE_BYTES))
+    scratch = scratch_directory(project, runner_name(project, source.made, options.runner))
     with explain_full_disk(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
         with locked_temporary_directory("portability-", scratch) as folder:
             work = _PortabilityRun(
-                access=factory,
+                access=project,
                 options=options,
-                bench=bench,
+                dependencies=dependencies,
                 hardware=hardware,
                 progress=progress,
                 folder=folder,
-                asked={"nonce": nonce, "batches": list(options.batches)},
+                request={"nonce": nonce, "batches": list(options.batches)},
             )
             exported = _export(work, source, models, gpu=groups[0].chosen is source and groups[0].gpu)
             rows = [*exported.rows]
@@ -159,15 +163,17 @@ def port_models(
         suite=suite_digest(),
         nonce=nonce,
         started=started,
-        ended=bench.clock(),
-        runner=runner_name(factory, source.made, options.runner),
+        ended=dependencies.clock(),
+        runner=runner_name(project, source.made, options.runner),
         processor=exported.processor,
         threads=exported.threads,
         gpus=hardware.gpus if hardware else (),
         driver=hardware.driver if hardware else "",
         models=exported.models,
         served=tuple(
-            RuntimeSource(by=one, subject=group.chosen.subject) for group in groups for one in group.runtimes
+            RuntimeSource(by=runtime, subject=group.chosen.subject)
+            for group in groups
+            for runtime in group.runtimes
         ),
         rows=tuple(rows),
     )
@@ -175,15 +181,15 @@ def port_models(
         return PortabilityResult(report=report, why="unsigned: not every model computed the same")
     if key is None:
         return PortabilityResult(report=report, why="unsigned: no key (imagefactory key create NAME)")
-    days = read_trust(factory.settings.files).policy.days
-    signed = sign_portable(report, key, now=bench.clock(), days=days)
+    days = read_trust(project.settings.files).policy.days
+    signed = sign_portable(report, key, now=dependencies.clock(), days=days)
     replace_bytes(options.output / STATEMENT, signed.envelope)
-    places = _attach(factory, source, signed, options.output, progress)
+    places = _attach(project, source, signed, options.output, progress)
     return PortabilityResult(report=report, why=f"signed by '{key.name}'", attached=places)
 
 
 def resolve_models(access: Access, path: Path) -> Path:
-    """The file with its folder resolved. Raises UsageError where that folder cannot be shown to an image."""
+    """Return the resolved path. Raises UsageError if its directory cannot be mounted in an image."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
         raise UsageError(
@@ -191,33 +197,33 @@ def resolve_models(access: Access, path: Path) -> Path:
             f"--models {path} is not a Python file",
             hint="pass a .py file with a function models()",
         )
-    mount, told = mounted_directory(access, path.parent)
+    mount, message = mounted_directory(access, path.parent)
     if mount is None:
         raise UsageError(
             "models-directory-private",
-            f"--models {path}: {told.partition(' and is not')[0]}",
+            f"--models {path}: {message.partition(' and is not')[0]}",
             hint="the image sees its whole directory: move it, with its weights, into one of its own",
         )
     return path
 
 
 def _groups(
-    factory: Project, source: ResolvedImage, to: tuple[str, ...], progress: Progress
+    project: Project, source: ResolvedImage, to: tuple[str, ...], progress: Progress
 ) -> tuple[_RuntimeGroup, ...]:
-    """The runtimes by the image in which they run, that which exports first where it has any."""
-    asked = [parse_runtime(text) for text in to]
-    names = [runtime for runtime, _ in asked]
+    """Return the runtimes by image; the image that exports comes first, if it has any."""
+    requests = [parse_runtime(text) for text in to]
+    names = [runtime for runtime, _ in requests]
     twice = next((name for name in names if names.count(name) > 1), "")
     if twice:
         raise UsageError(
             "option-conflict", f"--to {twice} is repeated", hint="run the command once for each image"
         )
     groups = []
-    for image in sorted({image for _, image in asked}):
+    for image in sorted({image for _, image in requests}):
         if image:
-            check_name(factory, image, gpu=False)
-        chosen = resolve_image(factory, image, "", progress, gpu=False) if image else source
-        runtimes = tuple(runtime for runtime, own in asked if own == image)
+            check_name(project, image, gpu=False)
+        chosen = resolve_image(project, image, "", progress, gpu=False) if image else source
+        runtimes = tuple(runtime for runtime, own in requests if own == image)
         for runtime in runtimes:
             check_has_runtime(runtime, chosen.definition)
         if isinstance(chosen.made, Image):
@@ -229,26 +235,26 @@ def _groups(
 def _export(work: _PortabilityRun, source: ResolvedImage, models: Path, *, gpu: bool) -> ExportedModels:
     where = work.options.models.name
     with work.progress.stage(f"{_target(source)}: export {where}"):
-        shop = _open(work, source, gpu=gpu)
-        return export_models(shop, models, work.folder / "export", {**work.asked, "gpu": gpu}, where)
+        image = _open(work, source, gpu=gpu)
+        return export_models(image, models, work.folder / "export", {**work.request, "gpu": gpu}, where)
 
 
 def _try(work: _PortabilityRun, group: _RuntimeGroup, exported: ExportedModels) -> tuple[PortableRow, ...]:
-    """A row for each runtime and model, also of those that were not exported."""
-    done = _completed_rows(exported)
-    lost = [model for model in exported.models if model not in done]
-    rows = [row for name in group.runtimes for row in not_run(lost, name, "it was not exported")]
+    """Return a row for each runtime and model, also for models that were not exported."""
+    completed = _completed_rows(exported)
+    failed = [model for model in exported.models if model not in completed]
+    rows = [row for name in group.runtimes for row in not_run(failed, name, "it was not exported")]
     title = f"{_target(group.chosen)}: {', '.join(group.runtimes)}"
     with work.progress.stage(title):
-        if done:
-            told = [
+        if completed:
+            model_rows = [
                 {name: getattr(model, name) for name in ("name", "tolerance", "batched", "held_out")}
-                for model in done
+                for model in completed
             ]
-            asked = {**work.asked, "runtimes": list(group.runtimes), "models": told}
+            request = {**work.request, "runtimes": list(group.runtimes), "models": model_rows}
             folder = work.folder / f"try-{group.runtimes[0]}"
-            shop = _open(work, group.chosen, gpu=group.gpu)
-            rows += try_models(shop, work.folder / "export", folder, asked, title)
+            image = _open(work, group.chosen, gpu=group.gpu)
+            rows += try_models(image, work.folder / "export", folder, request, title)
     return tuple(rows)
 
 
@@ -261,9 +267,9 @@ def _target(chosen: ResolvedImage) -> str:
 
 
 def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> RuntimeImage:
-    """The image, brought to where its runner starts it; with the machine's GPU of its maker where asked.
+    """Return the image, prepared for its runner, with the GPUs of its vendor if `gpu` is set.
 
-    Raises UsageError where this machine has GPUs of the other maker alone.
+    Raises UsageError if this machine has only GPUs of the other vendor.
     """
     visible: tuple[tuple[str, str], ...] = ()
     if gpu and work.hardware is not None:
@@ -286,21 +292,21 @@ def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> Runtime
                 hint="choose an image for this machine's GPUs",
             )
         visible = visible_gpus(work.hardware, met, work.access.environ)
-    runner, made = work.bench.runner, chosen.made
+    runner, image = work.dependencies.runner, chosen.made
     if runner is None:
         with work.access.layout.in_use(work.progress):
-            name = runner_name(work.access, made, work.options.runner)
+            name = runner_name(work.access, image, work.options.runner)
             runner = make_runner(work.access, name, _target(chosen), work.progress)
             runner.require()
-            made = runner.prepare(made, checked=True)
-    return RuntimeImage(made=made, definition=chosen.definition, runner=runner, gpus=gpu, visible=visible)
+            image = runner.prepare(image, checked=True)
+    return RuntimeImage(image=image, definition=chosen.definition, runner=runner, gpus=gpu, visible=visible)
 
 
 def _attach(
     access: Access, chosen: ResolvedImage, signed: SignedPortable, folder: Path, progress: Progress
 ) -> tuple[str, ...]:
-    """Puts the models' files and the statement beside the image, here and in its registry."""
-    report, found = signed.statement.report, []
+    """Attach the model files and the statement to the image, here and in its registry."""
+    report, names = signed.statement.report, []
     files = {model_file(model): folder / f"{model.name}{ONNX}" for model in report.models}
     for place, subject in places_of(access, report.subject, chosen.where):
         root = read_manifest(place, subject.manifest).descriptor
@@ -315,12 +321,12 @@ def _attach(
         for fault in attach_all(access, place, (attaching,), progress):
             if fault:
                 raise fault
-        found.append(subject_name(place))
-    return tuple(found)
+        names.append(subject_name(place))
+    return tuple(names)
 
 
 def model_file(model: PortableModel) -> Descriptor:
-    """A model's file as a layer of an artifact."""
+    """Return a model file as a layer of an artifact."""
     return Descriptor(
         media_type=ONNX_TYPE,
         digest=model.digest,
@@ -329,13 +335,12 @@ def model_file(model: PortableModel) -> Descriptor:
     )
 
 
-# --- What was signed of an image's portability, in the store here or a registry, and the models' files
-# again
+# --- Signed statements of portability in the store or a registry, and the model files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableStatements:
-    """The statements beside an image, the newest last, and where they are."""
+    """The statements attached to an image, the newest last, and their repository."""
 
     place: StoreRepository
     manifest: str
@@ -343,70 +348,70 @@ class PortableStatements:
 
     @property
     def newest(self) -> PortableResult | None:
-        """The last that can be relied on."""
-        good = [one for one in self.judged if one.standing is VerdictStatus.GOOD]
+        """The last valid statement."""
+        good = [row for row in self.judged if row.standing is VerdictStatus.GOOD]
         return good[-1] if good else None
 
 
 def read_portable(
-    factory: Project, name: str, registry: str, now: datetime, progress: Progress
+    project: Project, name: str, registry: str, now: datetime, progress: Progress
 ) -> PortableStatements:
-    """What is said of the image that `name` means; in its registry where it, or `registry`, names one."""
-    check_name(factory, name, gpu=False)
-    chosen = resolve_image(factory, name, registry, progress, gpu=False)
-    place, subject = local_place(factory, ANY), chosen.subject
+    """Return the statements of an image; from a registry if `name` or `registry` has one."""
+    check_name(project, name, gpu=False)
+    chosen = resolve_image(project, name, registry, progress, gpu=False)
+    place, subject = local_place(project, ANY), chosen.subject
     if chosen.where is not None:
-        place = place_of(factory, chosen.where)
+        place = place_of(project, chosen.where)
         subject = read_subject(place, chosen.where.tag_or_digest)
-    trust = read_trust(factory.settings.files)
+    trust = read_trust(project.settings.files)
     judged = [
-        verify_portable(one.envelope, one.digest, subject, trust, now)
-        for one in read_statements(place, subject.manifest, PORTABLE_TYPE)
+        verify_portable(statement.envelope, statement.digest, subject, trust, now)
+        for statement in read_statements(place, subject.manifest, PORTABLE_TYPE)
     ]
-    judged.sort(key=lambda one: one.statement.issued.timestamp() if one.statement else 0.0)
+    judged.sort(key=lambda row: row.statement.issued.timestamp() if row.statement else 0.0)
     return PortableStatements(place=place, manifest=subject.manifest, judged=tuple(judged))
 
 
-def write_models(found: PortableStatements, folder: Path) -> tuple[Path, ...]:
-    """Writes the files of the newest statement that can be relied on, as their digests say.
+def write_models(statements: PortableStatements, folder: Path) -> tuple[Path, ...]:
+    """Write the model files of the newest valid statement, checked by digest.
 
-    Raises NothingSelectedError where there is no such statement, or its files are gone.
+    Raises NothingSelectedError if there is no such statement, or its files are missing.
     """
-    if found.newest is None or found.newest.statement is None:
-        last = next((f": {one.standing}, {one.why}" for one in reversed(found.judged)), "")
+    if statements.newest is None or statements.newest.statement is None:
+        last = next((f": {row.standing}, {row.why}" for row in reversed(statements.judged)), "")
         raise NothingSelectedError(
             "portability-not-verified",
-            f"no valid statement says that models of {found.manifest} are portable{last}",
+            f"no valid statement says that models of {statements.manifest} are portable{last}",
             hint="imagefactory key trust NAME" if last else "add --models FILE and --to RUNTIME",
         )
-    kept = _stored_models(found)
+    files = _stored_models(statements)
     written = []
-    for model in found.newest.statement.report.models:
+    for model in statements.newest.statement.report.models:
         path = folder / f"{model.name}{ONNX}"
         with explain_full_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                for chunk in found.place.store.read(found.place.repository, _blob(model, kept)):
+                for chunk in statements.place.store.read(statements.place.repository, _blob(model, files)):
                     file.write(chunk)
         written.append(path)
     return tuple(written)
 
 
-def _blob(model: PortableModel, kept: dict[str, Descriptor]) -> Descriptor:
-    if model.digest not in kept:
+def _blob(model: PortableModel, files: dict[str, Descriptor]) -> Descriptor:
+    if model.digest not in files:
         raise NothingSelectedError(
             "model-file-missing",
             f"the registry no longer has the file of '{model.name}'",
             hint="export it again",
         )
-    return kept[model.digest]
+    return files[model.digest]
 
 
-def _stored_models(found: PortableStatements) -> dict[str, Descriptor]:
-    """The models' files beside the image, by their digests."""
-    store, repository = found.place.store, found.place.repository
-    kept: dict[str, Descriptor] = {}
-    for referrer in store.referrers(repository, found.manifest, MODELS_TYPE):
+def _stored_models(statements: PortableStatements) -> dict[str, Descriptor]:
+    """Return the model files attached to the image by digest."""
+    store, repository = statements.place.store, statements.place.repository
+    files: dict[str, Descriptor] = {}
+    for referrer in store.referrers(repository, statements.manifest, MODELS_TYPE):
         there = store.manifest(repository, referrer.digest)
         if there is None:
             continue
@@ -414,5 +419,5 @@ def _stored_models(found: PortableStatements) -> dict[str, Descriptor]:
             layers = [parse_descriptor(layer) for layer in json.loads(there[1])["layers"]]
         except MALFORMED:
             continue
-        kept |= {layer.digest: layer for layer in layers}
-    return kept
+        files |= {layer.digest: layer for layer in layers}
+    return files

@@ -1,6 +1,6 @@
-"""The frozen values of portability: a person's models, the runtimes that ran them, and what was the same.
+"""The types of portability: the models of a user, the runtimes that ran them, and the results.
 
-Latencies are milliseconds, errors relative to the largest value that is expected of an output.
+Latencies are in milliseconds. Errors are relative to the largest expected value of an output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ModelName = Annotated[str, Pattern(NAME)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableInput:
-    """An input of a model: its NumPy type, and the shape of the sample that the model was exported with."""
+    """An input of a model: its NumPy type, and the shape of the sample at the export."""
 
     name: str
     type: str
@@ -56,7 +56,7 @@ class PortableInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableModel:
-    """A model and its file: `held_out` rows were compared. `digest` is empty where it was not exported."""
+    """A model and its file: `held_out` rows were compared. `digest` is empty if it was not exported."""
 
     name: ModelName
     framework: Name
@@ -73,7 +73,7 @@ class PortableModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """One pass of a batch: the median and the 95th percentile of many, in milliseconds."""
+    """The median and the 95th percentile of the time of one batch, in milliseconds."""
 
     batch: Count
     p50: float
@@ -84,7 +84,7 @@ class Latency:
 class PortableRow:
     """One model by its framework on a device (`torch-cpu`), or by a runtime (`openvino-cpu`).
 
-    `error` is None where nothing was compared; `kernels` counts what ran, where the runtime tells it.
+    `error` is None if nothing was compared. `kernels` is the number of kernels, if the runtime reports it.
     """
 
     model: ModelName
@@ -101,7 +101,7 @@ class PortableRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSource:
-    """In which image a runtime ran."""
+    """The image in which a runtime ran."""
 
     by: Name
     subject: VerifiedImage
@@ -109,10 +109,10 @@ class RuntimeSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableReport:
-    """What became of models of one image in runtimes, there or in other images. Unsigned.
+    """The results of models of one image in runtimes, there or in other images. Unsigned.
 
-    `subject` is the image that exported. `processor` is the CPU's name and `threads` how many of it were
-    used; `gpus` and `driver` are what the host saw, empty where no runtime needs a GPU.
+    `subject` is the image that exported. `processor` is the name of the CPU, and `threads` the number of
+    threads. `gpus` and `driver` are those of the host, empty if no runtime needs a GPU.
     """
 
     subject: VerifiedImage
@@ -131,25 +131,25 @@ class PortableReport:
 
     @property
     def rows_by_model(self) -> tuple[PortableRow, ...]:
-        """In the order of the models, each in that of who ran it."""
+        """The rows in the order of the models, then of the runtimes."""
         return tuple(row for model in self.models for row in self.rows if row.model == model.name)
 
     @property
     def portable(self) -> bool:
-        """Whether every model computed the same in every runtime that was asked for."""
-        tried = {(row.model, row.by) for row in self.rows}
-        every = all((model.name, one.by) in tried for model in self.models for one in self.served)
-        fine = all(row.state is CheckState.PASSED for row in self.rows)
-        return bool(self.models and self.served) and every and fine
+        """Whether every model computed the same in every requested runtime."""
+        pairs = {(row.model, row.by) for row in self.rows}
+        complete = all((model.name, source.by) in pairs for model in self.models for source in self.served)
+        passed = all(row.state is CheckState.PASSED for row in self.rows)
+        return bool(self.models and self.served) and complete and passed
 
 
 def format_portable(report: PortableReport) -> dict[str, Any]:
-    """The report as JSON; `format` is its version."""
+    """Return the report as JSON; `format` is its version."""
     return format_document(report, FORMAT)
 
 
 def parse_portable(value: object, where: str) -> PortableReport:
-    """The report that `format_portable` made this of. Raises StatementError for anything else."""
+    """Parse the JSON of `format_portable`. Raises StatementError for anything else."""
     report = parse_document(value, PortableReport, FORMAT, where)
     assert isinstance(report, PortableReport)
     names = [model.name for model in report.models]
@@ -160,10 +160,10 @@ def parse_portable(value: object, where: str) -> PortableReport:
     return report
 
 
-# --- Statements of portability: signed like verdicts, with a word of their own, and never one of them
-#     PortableReport -> sign_portable() -> envelope        envelope -> judge_portable() -> PortableResult
-# An in-toto Statement v1 about the image that exported the models; its predicate is the report, which names
-# each model's file by digest.
+# --- Statements of portability: signed like verdicts, with another predicate type, so never a verdict
+#     PortableReport -> sign_portable() -> envelope        envelope -> verify_portable() -> PortableResult
+# An in-toto Statement v1 about the image that exported the models; its predicate is the report, which has the
+# digest of each model file.
 
 
 PORTABLE = "https://imagefactory.dev/portable/v1"
@@ -173,7 +173,7 @@ _PERIOD = ObjectSchema(issued=datetime, expires=datetime)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableStatement:
-    """A report that somebody signed, and until when it counts."""
+    """A signed report, with its period."""
 
     report: PortableReport
     issued: datetime
@@ -190,7 +190,7 @@ class SignedPortable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableResult:
-    """A statement found beside an image: `why` says why it cannot be relied on where it is not GOOD."""
+    """A statement attached to an image. `why` is the reason if it is not GOOD."""
 
     digest: str
     standing: VerdictStatus
@@ -199,9 +199,9 @@ class PortableResult:
 
 
 def sign_portable(report: PortableReport, key: SigningKey, *, now: datetime, days: int) -> SignedPortable:
-    """A statement that is good for `days` days.
+    """Sign a statement that is valid for `days` days.
 
-    Raises StatementError where a model did not compute the same in a runtime that was asked for.
+    Raises StatementError if a model did not compute the same in a requested runtime.
     """
     if not report.portable:
         raise StatementError(
@@ -210,62 +210,64 @@ def sign_portable(report: PortableReport, key: SigningKey, *, now: datetime, day
             hint="see the failed rows of the report",
         )
     issued = now.replace(microsecond=0)
-    made = PortableStatement(report=report, issued=issued, expires=issued + timedelta(days=days))
-    payload = format_statement_of(made)
-    parse_statement(payload, "the statement to sign")  # nothing is signed that nobody would read
+    statement = PortableStatement(report=report, issued=issued, expires=issued + timedelta(days=days))
+    payload = format_statement_of(statement)
+    parse_statement(payload, "the statement to sign")  # sign only what readers accept
     envelope = sign_envelope(payload, key)
     parse_envelope(envelope, "the statement to sign")
-    return SignedPortable(statement=made, envelope=envelope)
+    return SignedPortable(statement=statement, envelope=envelope)
 
 
-def format_statement_of(made: PortableStatement) -> bytes:
-    """The statement's bytes."""
-    period = {"issued": format_time(made.issued), "expires": format_time(made.expires)}
-    return format_statement(made.report.subject, PORTABLE, {**format_portable(made.report), **period})
+def format_statement_of(statement: PortableStatement) -> bytes:
+    """Return the bytes of the statement."""
+    period = {"issued": format_time(statement.issued), "expires": format_time(statement.expires)}
+    return format_statement(
+        statement.report.subject, PORTABLE, {**format_portable(statement.report), **period}
+    )
 
 
 def parse_statement(payload: bytes, where: str) -> PortableStatement:
-    """What `format_statement_of` wrote. Raises StatementError for any other bytes."""
+    """Parse the bytes of `format_statement_of`. Raises StatementError for any other bytes."""
     row = dict(parse_predicate(payload, where, PORTABLE))
     period = _PERIOD.parse({name: row.pop(name, None) for name in ("issued", "expires")}, where)
-    made = PortableStatement(report=parse_portable(row, where), **period)
-    if not made.report.portable:
+    statement = PortableStatement(report=parse_portable(row, where), **period)
+    if not statement.report.portable:
         raise invalid_value_error(where, "a model in it did not compute the same results")
-    if not timedelta(0) < made.expires - made.issued <= LONGEST_LIFE:
+    if not timedelta(0) < statement.expires - statement.issued <= LONGEST_LIFE:
         raise invalid_value_error(
             f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued"
         )
-    if made.report.ended - made.issued > SKEW:
+    if statement.report.ended - statement.issued > SKEW:
         raise invalid_value_error(f"{where}: ended", "it is after the signature")
-    if format_statement_of(made) != payload:
+    if format_statement_of(statement) != payload:
         raise invalid_value_error(
             where, "its subjects do not match its report, or it is not in canonical form"
         )
-    return made
+    return statement
 
 
 def verify_portable(
     data: bytes, digest: str, subject: VerifiedImage, trust: TrustRules, now: datetime
 ) -> PortableResult:
-    """What an envelope found beside `subject` is worth; `digest` is that of the artifact that carries it."""
+    """Verify an envelope attached to `subject`; `digest` is that of its artifact."""
     opened = verify_envelope(data, trust)
-    made: PortableStatement | None = None
+    statement: PortableStatement | None = None
     standing, why = opened.standing, opened.why
     if opened.envelope is not None:
         try:
-            made = parse_statement(opened.envelope.payload, "statement")
+            statement = parse_statement(opened.envelope.payload, "statement")
         except StatementError as error:
             if opened.key:
                 standing, why = VerdictStatus.MALFORMED, error.message
-    if opened.key is not None and made is not None and standing is VerdictStatus.GOOD:
-        own, payload = made.report.subject, digest_of(opened.envelope.payload) if opened.envelope else ""
-        late = out_of_period(opened.key, made.issued, payload) or not_witnessed(opened.key, payload, now)
+    if opened.key is not None and statement is not None and standing is VerdictStatus.GOOD:
+        own, payload = statement.report.subject, digest_of(opened.envelope.payload) if opened.envelope else ""
+        late = out_of_period(opened.key, statement.issued, payload) or not_witnessed(opened.key, payload, now)
         if late:
             standing, why = late
         elif own.manifest != subject.manifest:
-            standing, why = VerdictStatus.OTHER_SUBJECT, f"it speaks of {own.manifest}"
-        elif made.issued - now > SKEW:
-            standing, why = VerdictStatus.NOT_YET, f"it is issued at {format_time(made.issued)}"
-        elif now >= (end := min(made.expires, made.issued + timedelta(days=trust.policy.days))):
-            standing, why = VerdictStatus.EXPIRED, f"it held until {format_time(end)}"
-    return PortableResult(digest=digest, standing=standing, why=why, statement=made)
+            standing, why = VerdictStatus.OTHER_SUBJECT, f"it is about {own.manifest}"
+        elif statement.issued - now > SKEW:
+            standing, why = VerdictStatus.NOT_YET, f"it is issued at {format_time(statement.issued)}"
+        elif now >= (end := min(statement.expires, statement.issued + timedelta(days=trust.policy.days))):
+            standing, why = VerdictStatus.EXPIRED, f"it expired at {format_time(end)}"
+    return PortableResult(digest=digest, standing=standing, why=why, statement=statement)

@@ -1,8 +1,8 @@
-"""Portability seen from the host: what is asked of an image, the two runs inside, and what they wrote.
+"""Portability on the host: the request to an image, the two programs in it, and the parsing of their output.
 
     models.py -> export (in the image that trained) -> NAME.onnx, NAME.npz -> try (in each image that serves)
 
-What an image wrote is a stranger's: files are taken as plain files alone, documents by a strict parser.
+The output of an image is untrusted: only regular files are accepted, and a strict parser reads documents.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ENTRY, REQUEST_FILE = "portable.py", "asked.json"
 MODELS_MOUNT, EXPORTED_MOUNT = "/imagefactory/models", "/imagefactory/exported"
 ONNX, DATA = ".onnx", ".npz"
 SECONDS = 3600.0
-"""For a program, all models together; a runtime has its own end before."""
+"""The time limit of a program for all models; each runtime has a shorter limit."""
 LARGEST_MODEL = 16 << 30
-"""Bytes of a model, or of its data: an ONNX file is a message of protobuf, which ends at 2 GiB."""
+"""The most bytes of a model file or its data."""
 
-# Framework and runtime compute float32 as such, whatever their own settings for it are.
+# Framework and runtime compute in full float32, independent of their own defaults.
 PLAIN_FLOATS = ("NVIDIA_TF32_OVERRIDE", "0")
 
 _EXPORTED = ObjectSchema(
@@ -63,9 +63,9 @@ _TRIED_SCHEMA = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeImage:
-    """An image to run in, what starts it, and which GPUs it sees (`CUDA_VISIBLE_DEVICES=...`)."""
+    """An image to run in, its runner, and the GPUs that it sees (`CUDA_VISIBLE_DEVICES=...`)."""
 
-    made: Image | SifArtifact
+    image: Image | SifArtifact
     definition: BuildSpec
     runner: Runner
     gpus: bool
@@ -74,7 +74,7 @@ class RuntimeImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModels:
-    """What the first program wrote; the models' files lie in its folder, named after them."""
+    """The output of the first program; the files of the models are in its directory, named after them."""
 
     processor: str
     threads: int
@@ -83,9 +83,9 @@ class ExportedModels:
 
 
 def parse_runtime(text: str) -> tuple[str, str]:
-    """`openvino-cpu@TARGET` as runtime and image, which is empty where it is the one that exports.
+    """Parse `openvino-cpu@TARGET` into runtime and image, empty for the image that exports.
 
-    Raises UsageError for a runtime that nobody knows.
+    Raises UsageError for an unknown runtime.
     """
     name, at, image = text.partition("@")
     if name not in RUNTIMES or (at and not image):
@@ -98,7 +98,7 @@ def parse_runtime(text: str) -> tuple[str, str]:
 
 
 def check_has_runtime(name: str, definition: BuildSpec) -> None:
-    """Raises UsageError where the lock of an image names nothing that brings the runtime."""
+    """Raise UsageError if the lock of an image has no package of the runtime."""
     brings = RUNTIMES[name].brings
     locked = {package.name for package in definition.lock.packages}
     if not locked & set(brings):
@@ -112,62 +112,62 @@ def check_has_runtime(name: str, definition: BuildSpec) -> None:
 
 
 def export_models(
-    shop: RuntimeImage, models: Path, folder: Path, asked: Mapping[str, Any], where: str
+    runtime: RuntimeImage, models: Path, folder: Path, request: Mapping[str, Any], where: str
 ) -> ExportedModels:
-    """Runs the first program on `models`, whose folder it sees; its files go to `folder`, which is empty.
+    """Run the first program on `models`, whose directory it sees. Its files go to the new `folder`.
 
-    Raises CheckFailedError where the models could not be read, or the process ended before it was done.
+    Raises CheckFailedError if the models are unreadable, or the process ended early.
     """
     mount = Mount(source=models.parent, target=MODELS_MOUNT)
-    told = {**asked, "models": f"{MODELS_MOUNT}/{models.name}"}
-    read = _run(shop, "export", (mount,), folder, told, exporting.REPORT)
-    found = _parse(read, _EXPORTED, asked["nonce"], where)
-    if found["fault"]:
-        raise CheckFailedError("models-unreadable", clean(found["fault"]), hint="fix it and run it again")
-    _check_complete(found, read, where)
-    if not {row.model for row in found["rows"]} <= {model.name for model in found["models"]}:
+    document = {**request, "models": f"{MODELS_MOUNT}/{models.name}"}
+    read = _run(runtime, "export", (mount,), folder, document, exporting.REPORT)
+    report = _parse(read, _EXPORTED, request["nonce"], where)
+    if report["fault"]:
+        raise CheckFailedError("models-unreadable", clean(report["fault"]), hint="fix it and run it again")
+    _check_complete(report, read, where)
+    if not {row.model for row in report["rows"]} <= {model.name for model in report["models"]}:
         raise CheckFailedError(
             "model-report-invalid", f"{where}: the report has rows of unknown models", hint="run it again"
         )
-    done = {row.model for row in found["rows"] if row.error is not None}
-    for name in done:
+    completed = {row.model for row in report["rows"] if row.error is not None}
+    for name in completed:
         check_file(folder, f"{name}{DATA}", where)
     exported = []
-    for model in found["models"]:
-        if model.name in done:
+    for model in report["models"]:
+        if model.name in completed:
             digest, size = check_file(folder, f"{model.name}{ONNX}", where)
             model = replace(model, digest=digest, size=size)
         exported.append(model)
     return ExportedModels(
-        processor=found["processor"], threads=found["threads"], models=tuple(exported), rows=found["rows"]
+        processor=report["processor"], threads=report["threads"], models=tuple(exported), rows=report["rows"]
     )
 
 
 def try_models(
-    shop: RuntimeImage, exported: Path, folder: Path, asked: Mapping[str, Any], where: str
+    runtime: RuntimeImage, exported: Path, folder: Path, request: Mapping[str, Any], where: str
 ) -> tuple[PortableRow, ...]:
-    """Runs the second program on what lies in `exported`; its report goes to `folder`, which is empty.
+    """Run the second program on the files in `exported`. Its report goes to the new `folder`.
 
-    Raises CheckFailedError where the process ended before it was done.
+    Raises CheckFailedError if the process ended early.
     """
     mount = Mount(source=exported, target=EXPORTED_MOUNT, bind=True)
-    read = _run(shop, "try", (mount,), folder, {**asked, "folder": EXPORTED_MOUNT}, trying.REPORT)
-    found = _parse(read, _TRIED_SCHEMA, asked["nonce"], where)
-    _check_complete(found, read, where)
-    wanted = [(model["name"], by) for by in asked["runtimes"] for model in asked["models"]]
-    if [(row.model, row.by) for row in found["rows"]] != wanted:
+    read = _run(runtime, "try", (mount,), folder, {**request, "folder": EXPORTED_MOUNT}, trying.REPORT)
+    report = _parse(read, _TRIED_SCHEMA, request["nonce"], where)
+    _check_complete(report, read, where)
+    expected = [(model["name"], by) for by in request["runtimes"] for model in request["models"]]
+    if [(row.model, row.by) for row in report["rows"]] != expected:
         raise CheckFailedError(
             "model-report-invalid",
             f"{where}: the report has other models or runtimes than requested",
             hint="run it again",
         )
-    rows: tuple[PortableRow, ...] = found["rows"]
+    rows: tuple[PortableRow, ...] = report["rows"]
     return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadReport:
-    """A report's bytes, or why there are none, and how the process ended."""
+    """The bytes of a report or the reason why they are missing, and how the process ended."""
 
     data: bytes
     fault: str
@@ -175,25 +175,25 @@ class _ReadReport:
 
 
 def _run(
-    shop: RuntimeImage,
+    runtime: RuntimeImage,
     program: str,
     mounts: Sequence[Mount],
     folder: Path,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     report: str,
 ) -> _ReadReport:
     suite, expect = folder.with_name(f"{folder.name}-suite"), folder.with_name(f"{folder.name}-asked")
     write_suite(suite, read_suite())
-    write_suite(expect, {REQUEST_FILE: json.dumps(asked).encode()})
+    write_suite(expect, {REQUEST_FILE: json.dumps(request).encode()})
     folder.mkdir()
-    folder.chmod(0o777)  # the image's user writes here, whoever that is; the folder above is closed to others
+    folder.chmod(0o777)  # the unknown user of the image writes here; the parent directory is private
     spec = RunSpec(
         argv=(
-            f"{shop.definition.prefix}/bin/python",
+            f"{runtime.definition.prefix}/bin/python",
             *("-I", "-B", f"{SUITE_MOUNT}/{ENTRY}", program, f"{EXPECT_MOUNT}/{REQUEST_FILE}", REPORT_MOUNT),
         ),
-        environment=(PLAIN_FLOATS, *shop.visible),
-        gpus=shop.gpus,
+        environment=(PLAIN_FLOATS, *runtime.visible),
+        gpus=runtime.gpus,
         mounts=(
             Mount(source=suite, target=SUITE_MOUNT, bind=True),
             Mount(source=expect, target=EXPECT_MOUNT, bind=True),
@@ -203,7 +203,7 @@ def _run(
         workdir=EXPORTED_MOUNT if program == "try" else MODELS_MOUNT,
         timeout=SECONDS,
     )
-    completed = shop.runner.run(shop.made, spec)
+    completed = runtime.runner.run(runtime.image, spec)
     for gone in (suite, expect):
         shutil.rmtree(gone)
     message, hint = completed.over
@@ -217,7 +217,7 @@ def _run(
 
 
 def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> dict[str, Any]:
-    """The fields of a report that brings the nonce back. Raises CheckFailedError for anything else."""
+    """Return the fields of a report with the nonce. Raises CheckFailedError for anything else."""
     if read.fault:
         raise CheckFailedError(
             "model-report-missing", f"{where}: {read.fault}: {read.ended}", hint="run it again"
@@ -225,20 +225,20 @@ def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> d
     try:
         document = parse_json(read.data)
         _printable_rows(document)
-        found = fields.parse(document, where)
+        report = fields.parse(document, where)
     except (ValueError, StatementError) as error:
         problem = error.message if isinstance(error, StatementError) else "not JSON"
         message = f"the report is not valid: {problem}"
         raise CheckFailedError("model-report-invalid", message, hint="see what it contains") from error
-    if found["format"] != FORMAT or found["nonce"] != nonce:
+    if report["format"] != FORMAT or report["nonce"] != nonce:
         raise CheckFailedError(
             "model-report-invalid", f"{where}: the report is from another run", hint="run it again"
         )
-    return found
+    return report
 
 
 def _printable_rows(document: object) -> None:
-    """What packages say may hold anything: details become one printable line each."""
+    """Make each detail one printable line: messages of packages are untrusted."""
     rows = document.get("rows") if isinstance(document, dict) else None
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and isinstance(row.get("detail"), str):
@@ -247,24 +247,24 @@ def _printable_rows(document: object) -> None:
         document["fault"] = clean(document["fault"])
 
 
-def _check_complete(found: Mapping[str, Any], read: _ReadReport, where: str) -> None:
-    if found["running"]:
+def _check_complete(report: Mapping[str, Any], read: _ReadReport, where: str) -> None:
+    if report["running"]:
         raise CheckFailedError(
             "model-run-failed",
-            f"{where}: {clean(found['running'])}: {read.ended}",
+            f"{where}: {clean(report['running'])}: {read.ended}",
             hint="run only this one to see why",
         )
 
 
 def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
-    """Return the digest and size of a file that an image wrote; its mode becomes an ordinary one.
+    """Return the digest and size of a file that an image wrote, and reset its mode.
 
-    Raises CheckFailedError for anything but a regular file of a size that a model may have.
+    Raises CheckFailedError unless it is a regular file of at most LARGEST_MODEL bytes.
     """
     digest, size = hashlib.sha256(), 0
     try:
         with open_file(folder, name, LARGEST_MODEL) as fd:
-            os.fchmod(fd, 0o644)  # as root, a setuid file of an image would be the machine's own
+            os.fchmod(fd, 0o644)  # else root would leave a setuid file of the image on this machine
             for data in read_chunks(fd, name, LARGEST_MODEL):
                 digest.update(data)
                 size += len(data)
@@ -278,7 +278,7 @@ def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
 
 
 def not_run(models: Sequence[PortableModel], name: str, why: str) -> tuple[PortableRow, ...]:
-    """Rows of models that could not be tried by a runtime, as they were not exported."""
+    """Return rows of models that a runtime did not run, because they were not exported."""
     return tuple(
         PortableRow(
             model=model.name,

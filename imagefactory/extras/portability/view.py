@@ -1,4 +1,4 @@
-"""Portability as a person reads it: each model by each runtime, how far off, how long it takes. Pure."""
+"""Portability as text and as a page: error and latency of each model in each runtime. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,22 @@ from imagefactory.views.text import format_fields, format_table
 
 LABELS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
 REFERENCE = "reference"
-"""Of a model's own framework on the CPU: what the others are compared with."""
+"""The result of the model's own framework on the CPU, with which the others are compared."""
 PORTABLE, NOT_PORTABLE = "portable", "not portable"
 
 
 def format_portability(report: PortableReport, width: int | None = None) -> str:
-    """A row for each model and runtime, what was wrong below, and the word for all of it."""
+    """Return a row for each model and runtime, then the failures."""
     batches = batches_of(report)
-    header = ("MODEL", "BY", "VERSION", "RESULT", "OFF BY", "AT MOST", *(f"BATCH {one}" for one in batches))
+    header = (
+        "MODEL",
+        "BY",
+        "VERSION",
+        "RESULT",
+        "OFF BY",
+        "AT MOST",
+        *(f"BATCH {batch}" for batch in batches),
+    )
     most = {model.name: model.tolerance for model in report.models}
     rows, last = [], ""
     for row in report.rows_by_model:
@@ -41,7 +49,7 @@ def format_portability(report: PortableReport, width: int | None = None) -> str:
 
 
 def exported_where(report: PortableReport) -> str:
-    """What was exported where, on which machine."""
+    """Return the image that exported, and the machine."""
     gpus = "".join(f", {gpu.name} ({gpu.capability}), driver {report.driver}" for gpu in report.gpus[:1])
     return (
         f"{report.subject.target}  on {report.processor}, {report.threads} threads{gpus}, by {report.runner}"
@@ -49,7 +57,7 @@ def exported_where(report: PortableReport) -> str:
 
 
 def result_text(report: PortableReport, row: PortableRow) -> str:
-    """`same`, `DIFFERS`, `FAILED` of what computed nothing, `not run`, or what others are compared with."""
+    """Return `same`, `DIFFERS`, `FAILED` (computed nothing), `not run` or `reference`."""
     if row.state is CheckState.FAILED and not row.outcome.startswith("wrong"):
         return "FAILED"
     own = {(model.name, f"{model.framework}-cpu") for model in report.models}
@@ -57,16 +65,16 @@ def result_text(report: PortableReport, row: PortableRow) -> str:
 
 
 def batches_of(report: PortableReport) -> tuple[int, ...]:
-    return tuple(sorted({one.batch for row in report.rows for one in row.latencies}))
+    return tuple(sorted({latency.batch for row in report.rows for latency in row.latencies}))
 
 
 def latency_of(row: PortableRow, batch: int) -> Latency | None:
-    return next((one for one in row.latencies if one.batch == batch), None)
+    return next((latency for latency in row.latencies if latency.batch == batch), None)
 
 
 def format_latency(row: PortableRow, batch: int) -> str:
-    one = latency_of(row, batch)
-    return f"{_short(one.p50)}/{_short(one.p95)}" if one else ""
+    latency = latency_of(row, batch)
+    return f"{_short(latency.p50)}/{_short(latency.p95)}" if latency else ""
 
 
 def _short(milliseconds: float) -> str:
@@ -78,7 +86,7 @@ def status_of_check(report: PortableReport) -> str:
 
 
 def format_files(report: PortableReport) -> list[tuple[str, str]]:
-    """The models' files as fields."""
+    """Return the files of the models as fields."""
     return [
         (
             "model",
@@ -90,16 +98,18 @@ def format_files(report: PortableReport) -> list[tuple[str, str]]:
 
 
 def format_statements(judged: Sequence[PortableResult], manifest: str, width: int | None = None) -> str:
-    """What was signed of one image, a row each, and the newest that holds whole."""
+    """Return a row for each signed statement of an image."""
     if not judged:
-        return f"nobody signed that models of {manifest} are portable"
+        return f"no statement says that models of {manifest} are portable"
     rows = []
-    for one in judged:
-        made = one.statement
-        names = ", ".join(model.name for model in made.report.models) if made else ""
-        runtimes = ", ".join(served.by for served in made.report.served) if made else ""
-        until = format_time(made.expires)[:10] if made else ""
-        rows.append((one.digest[7:19], one.standing.value, until, f"{names} by {runtimes}; {one.why}"))
+    for result in judged:
+        statement = result.statement
+        names = ", ".join(model.name for model in statement.report.models) if statement else ""
+        runtimes = ", ".join(served.by for served in statement.report.served) if statement else ""
+        until = format_time(statement.expires)[:10] if statement else ""
+        rows.append(
+            (result.digest[7:19], result.standing.value, until, f"{names} by {runtimes}; {result.why}")
+        )
     return format_table(("STATEMENT", "STANDING", "UNTIL", "MODELS"), rows, width)
 
 
@@ -107,7 +117,7 @@ def fields_of(pairs: Iterable[tuple[str, str]]) -> str:
     return format_fields(list(pairs), indent="")
 
 
-# --- The page of a portability report, one file that needs no other. Pure
+# --- The page of a portability report, one self-contained file. Pure
 
 
 TEMPLATES, PAGE = Path(__file__).parent / "templates", "portability.html"
@@ -132,20 +142,20 @@ def format_page(report: PortableReport) -> str:
 
 
 def charts_of(report: PortableReport) -> tuple[BarChart, ...]:
-    """For each model and size of batch how long a pass takes, by whom; thin: the 95th percentile."""
+    """Return a chart of latencies by runtime for each model and batch size; thin: the 95th percentile."""
     charts = []
     for model in report.models:
         for batch in batches_of(report):
             measures = [
                 ChartMeasure(
                     label=row.by,
-                    value=one.p50,
+                    value=latency.p50,
                     unit="ms",
-                    upper=one.p95,
+                    upper=latency.p95,
                     bad=row.state is CheckState.FAILED,
                 )
                 for row in report.rows
-                if row.model == model.name and (one := latency_of(row, batch))
+                if row.model == model.name and (latency := latency_of(row, batch))
             ]
             if measures:
                 charts.append(row_chart(f"{model.name}, batch {batch}: milliseconds of one pass", measures))

@@ -1,1 +1,1 @@
-"""Bills of materials: what a lock or an image is made of, by which licences, in the formats of others."""
+"""Bills of materials: the packages of a lock or an image with their licenses, as SPDX or CycloneDX."""

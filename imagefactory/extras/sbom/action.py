@@ -1,4 +1,4 @@
-"""The bill of materials of a target's locks, or of what is in an image."""
+"""The bill of materials of the locks of a target, or of an image."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from imagefactory.recipes.expand import select_single
 from imagefactory.scan.layers import bounded
 
 LOCK, TARGET = "imagefactory.lock", "imagefactory.target"
-"""An image's labels: the digest of the lock that it was made from, and of which target."""
+"""Labels of an image: the digest of its lock, and its target."""
 
 Recipes = Callable[[], Project | None]
 
 
 def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> BillOfMaterials:
-    """The bill of a target, of an image of the store (its name or digest) or of a registry's (in full).
+    """Return the bill of a target, or of an image in the store (name or digest) or a registry (full name).
 
-    `recipes` gives the factory, None where there is none. Raises UsageError for a file, NothingSelectedError
-    for a name that is nothing of these, LockError and StaleError as `require_lock`, and what reading raises.
+    `recipes` returns the project, None if there is none. Raises UsageError for a file, NothingSelectedError
+    for an unknown name, LockError and StaleError as `require_lock`, and the errors of reading.
     """
     if not name or name.startswith((".", "/", "~")) or Path(name).is_file():
         raise UsageError(
@@ -56,39 +56,39 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
         )
     layout = access.layout
     if "/" in name:
-        asked, place = find_place(access, name)
-        return image_bill(access, recipes, (name, place, asked.tag_or_digest), progress)
+        location, place = find_place(access, name)
+        return image_bill(access, recipes, (name, place, location.tag_or_digest), progress)
     tags = layout.tags()
     if name in tags or DIGEST.fullmatch(name):
-        wanted = tags[name].digest if name in tags else name
-        return image_bill(access, recipes, (name, _store(access), wanted), progress)
-    factory = None if ":" in name else recipes()
-    if factory is None:
+        digest = tags[name].digest if name in tags else name
+        return image_bill(access, recipes, (name, _store(access), digest), progress)
+    project = None if ":" in name else recipes()
+    if project is None:
         raise NothingSelectedError(
             "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory image list"
         )
-    return target_bill(factory, select_single(factory.targets, name), progress)
+    return target_bill(project, select_single(project.targets, name), progress)
 
 
-def target_bill(factory: Project, target: Target, progress: Progress) -> BillOfMaterials:
-    """What the target's locks name. Licences are told by packages in the cache, else by the target's image.
+def target_bill(project: Project, target: Target, progress: Progress) -> BillOfMaterials:
+    """Return the bill of the locks, with licenses from the cache, else from the image of the target.
 
-    Raises LockError and StaleError as `require_lock` does.
+    Raises LockError and StaleError as `require_lock`.
     """
-    lock = require_lock(factory, target)
-    bill = _locked(factory, target, lock, _cached_licenses(factory, lock), _cached_carried(factory, lock))
-    with factory.layout.in_use(progress):
-        tagged = factory.layout.tags().get(reference(target))
+    lock = require_lock(project, target)
+    bill = _locked(project, target, lock, _cached_licenses(project, lock), _cached_carried(project, lock))
+    with project.layout.in_use(progress):
+        tagged = project.layout.tags().get(reference(target))
         if tagged is None or not components_without_license(bill):
             return bill
-        place = _store(factory)
+        place = _store(project)
         image = image_at(place, tagged.digest)
         if dict(image.config.labels).get(LOCK) != lock_digest(lock):
             return bill
         layers = LayerStack()
         for (
             layer
-        ) in image.layers:  # the base's are the lowest; wheels are told by the cache where it has them
+        ) in image.layers:  # the lowest, of the base, first: the cache has most licenses of the others
             _add(layers, place, layer)
             bill = with_image_licenses(bill, layers.components())
             if not components_without_license(bill):
@@ -97,21 +97,21 @@ def target_bill(factory: Project, target: Target, progress: Progress) -> BillOfM
 
 
 def image_bill(
-    access: Access, recipes: Recipes, asked: tuple[str, StoreRepository, str], progress: Progress
+    access: Access, recipes: Recipes, location: tuple[str, StoreRepository, str], progress: Progress
 ) -> BillOfMaterials:
-    """What is in the layers. Hashes of wheels and Debian's packages are in no image, but in its lock."""
-    name, place, wanted = asked
+    """Return the bill of the layers. Hashes of wheels and Debian packages come from the lock."""
+    name, place, digest = location
     with access.layout.in_use(progress):
-        image = image_at(place, wanted)
+        image = image_at(place, digest)
         layers = LayerStack()
-        with progress.task("read layers", total=sum(one.descriptor.size for one in image.layers)) as task:
+        with progress.task("read layers", total=sum(layer.descriptor.size for layer in image.layers)) as task:
             for layer in image.layers:
                 _add(layers, place, layer)
                 task.advance(layer.descriptor.size)
     seen = layers.components()
     for fault in layers.faults:
         access.tell(fault)
-    if not any(one.kind is PackageType.DEB for one in seen):
+    if not any(component.kind is PackageType.DEB for component in seen):
         access.tell(f"{name} has no package list of dpkg, so the bill does not have its system packages")
     if locked := _lock_bill_of_image(recipes, image):
         seen = with_hashes(seen, locked)
@@ -121,29 +121,29 @@ def image_bill(
 
 
 def _lock_bill_of_image(recipes: Recipes, image: ImageLocation) -> BillOfMaterials | None:
-    """The bill of the very lock that the image says it was made from, None where that is not at hand."""
+    """Return the bill of the lock that the image names, None if the project does not have it."""
     labels = dict(image.config.labels)
-    factory = recipes() if labels.get(LOCK) else None
+    project = recipes() if labels.get(LOCK) else None
     target = (
-        next((one for one in factory.targets if one.name == labels.get(TARGET)), None) if factory else None
+        next((row for row in project.targets if row.name == labels.get(TARGET)), None) if project else None
     )
-    if factory is None or target is None:
+    if project is None or target is None:
         return None
-    lock = read_target_lock(factory, target)
+    lock = read_target_lock(project, target)
     if lock is None or lock_digest(lock) != labels[LOCK]:
         return None
-    return _locked(factory, target, lock, {})
+    return _locked(project, target, lock, {})
 
 
 def _locked(
-    factory: Project,
+    project: Project,
     target: Target,
     lock: Lock,
     licences: dict[str, LicenseAndSource],
     carried: Sequence[BillComponent] = (),
 ) -> BillOfMaterials:
-    base = factory.base_of(target)
-    base_lock = None if base.image else read_base_lock(factory.base_lock_path(base))
+    base = project.base_of(target)
+    base_lock = None if base.image else read_base_lock(project.base_lock_path(base))
     if base_lock is None and not base.image:
         raise LockError(
             "lock-missing", f"the base {base.name} has no lock", hint=f"run imagefactory lock {target.name}"
@@ -154,20 +154,24 @@ def _locked(
 def _cached_licenses(access: Access, lock: Lock) -> dict[str, LicenseAndSource]:
     cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
-    return {one.sha256: package_licenses(one, cache.path(one)) for one in lock.packages if one not in absent}
+    return {
+        package.sha256: package_licenses(package, cache.path(package))
+        for package in lock.packages
+        if package not in absent
+    }
 
 
 def _cached_carried(access: Access, lock: Lock) -> list[BillComponent]:
-    """What wheels of the cache say that they carry; what is wrong with it is told."""
+    """Return the libraries that cached wheels declare to contain, and print faults of the declarations."""
     cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
-    found = list[BillComponent]()
-    for one in lock.packages:
-        carried, faults = package_carried(one, cache.path(one)) if one not in absent else ((), ())
-        found += carried
+    components = list[BillComponent]()
+    for package in lock.packages:
+        carried, faults = package_carried(package, cache.path(package)) if package not in absent else ((), ())
+        components += carried
         for fault in faults:
             access.tell(fault)
-    return found
+    return components
 
 
 def _store(access: Access) -> StoreRepository:
@@ -183,9 +187,9 @@ def _add(layers: LayerStack, place: StoreRepository, layer: OciLayer) -> None:
 
 
 def _moment(created: str) -> int | None:
-    """Seconds since 1970 of a config's `created` (RFC 3339); None where it says none."""
+    """Return the seconds since 1970 of a config's `created` (RFC 3339), None if it is not a time."""
     try:
-        told = datetime.fromisoformat(created)
+        moment = datetime.fromisoformat(created)
     except ValueError:
         return None
-    return int(told.replace(tzinfo=told.tzinfo or UTC).timestamp())
+    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())

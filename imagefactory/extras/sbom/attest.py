@@ -1,4 +1,4 @@
-"""What is said of a pushed image beside it: its bill of materials in two formats, and its provenance."""
+"""Attach bills of materials in two formats, and provenance, to a pushed image."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.verdict import STATEMENT
 from imagefactory.views.text import format_fields
 
-# --- Where an image comes from: SLSA provenance, as an in-toto statement in a signed envelope. Pure
-# It carries no time, so that the same image by the same key gives the same bytes.
+# --- SLSA provenance as an in-toto statement in a signed envelope. Pure
+# It contains no time, so that the same image and key give the same bytes.
 
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BUILD, BUILDER = "https://imagefactory.dev/build/v1", "https://imagefactory.dev/builder/v1"
-"""Names, as predicate types are: nothing is ever fetched from there."""
+"""Identifiers only: nothing is fetched from these addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Of what the image `index` (and its platform manifest) was made: digests are `sha256:<64 hex>`.
+    """The inputs of the image `index` and its platform manifest. Digests are `sha256:<64 hex>`.
 
-    `lock` and `base` are the digests of the target's lock and its base's, `made_from` that of all that
-    decides the image: these, what its recipe says, `engine` and `codec`.
+    `lock` is the digest of the lock of the target, `base` the name and digest of the base. `made_from` is the
+    digest of all inputs: these, the recipe, `engine` and `codec`.
     """
 
     target: str
@@ -58,20 +58,27 @@ def sign_provenance(provenance: Provenance, key: SigningKey) -> bytes:
     return sign_envelope(format_provenance(provenance), key)
 
 
-def format_provenance(one: Provenance) -> bytes:
-    """The statement's bytes. Source: SLSA specification v1.1, "Provenance"."""
-    digests = {f"{one.target}/index": one.index, f"{one.target}/manifest": one.manifest}
-    name, base = one.base
+def format_provenance(provenance: Provenance) -> bytes:
+    """Return the bytes of the statement. Source: SLSA specification v1.1, "Provenance"."""
+    digests = {
+        f"{provenance.target}/index": provenance.index,
+        f"{provenance.target}/manifest": provenance.manifest,
+    }
+    name, base = provenance.base
     definition = {
         "buildType": BUILD,
         "externalParameters": {
-            "target": one.target,
-            "lock": one.lock,
+            "target": provenance.target,
+            "lock": provenance.lock,
             "base": {"name": name, "digest": base},
         },
-        "internalParameters": {"engine": one.engine, "codec": one.codec, "madeFrom": one.made_from},
+        "internalParameters": {
+            "engine": provenance.engine,
+            "codec": provenance.codec,
+            "madeFrom": provenance.made_from,
+        },
         "resolvedDependencies": [
-            {"uri": part.purl.to_string(), "digest": {"sha256": part.sha256}} for part in one.packages
+            {"uri": part.purl.to_string(), "digest": {"sha256": part.sha256}} for part in provenance.packages
         ],
     }
     builder = {"id": BUILDER, "version": {"imagefactory": __version__}}
@@ -90,7 +97,7 @@ def format_provenance(one: Provenance) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestResult:
-    """Digests of what was attached, by type; `provenance` says who signed it, or why it is not there."""
+    """The digests of the attached artifacts by type. `provenance`: who signed it, or why there is none."""
 
     artifacts: tuple[tuple[str, str], ...]
     provenance: str
@@ -101,54 +108,54 @@ class AttestResult:
         return format_fields([*fields, ("provenance", self.provenance)])
 
 
-def attester(factory: Project, now: datetime) -> Callable[[PushResult, Progress], AttestResult]:
-    """Return a function that attests a pushed image: what `push --sbom` loads by name.
+def attester(project: Project, now: datetime) -> Callable[[PushResult, Progress], AttestResult]:
+    """Return the function that attests a pushed image. `push --sbom` loads this by name.
 
-    Raises StatementError now for a key that cannot be read.
+    Raises StatementError at once for an unreadable key.
     """
-    key = signing_key(factory, now)
-    return lambda pushed, progress: attest(factory, pushed, key, progress)
+    key = signing_key(project, now)
+    return lambda pushed, progress: attest(project, pushed, key, progress)
 
 
-def attest(factory: Project, pushed: PushResult, key: SigningKey | None, progress: Progress) -> AttestResult:
-    """Attaches both bills to what a push left, and provenance where `key` signs it. Again changes nothing.
+def attest(project: Project, pushed: PushResult, key: SigningKey | None, progress: Progress) -> AttestResult:
+    """Attach both bills to a pushed image, and provenance signed by `key`. A second call changes nothing.
 
-    Provenance is told of what this store knows to have made of the present lock; of another image the bill is
-    read out of its layers in the registry.
+    Only an image that this store built from the current lock gets provenance. The bill of any other image is
+    read from its layers in the registry.
     """
-    where, target = pushed.reference, pushed.target
-    place = StoreRepository(store=open_registry(factory, where.registry), repository=where.repository)
-    made = inputs_digest(factory, target, where.digest)
+    image, target = pushed.reference, pushed.target
+    place = StoreRepository(store=open_registry(project, image.registry), repository=image.repository)
+    inputs = inputs_digest(project, target, image.digest)
     with progress.stage(f"{target.name}: attach its bill of materials"):
-        if made:
-            bill = target_bill(factory, target, progress)
+        if inputs:
+            bill = target_bill(project, target, progress)
         else:
-            bill = image_bill(factory, lambda: factory, (target.name, place, where.digest), progress)
+            bill = image_bill(project, lambda: project, (target.name, place, image.digest), progress)
         contents = {CYCLONEDX_TYPE: format_cyclonedx(bill).encode(), SPDX_TYPE: format_spdx(bill).encode()}
-        if key and made:
-            contents[PROVENANCE_TYPE] = sign_provenance(_provenance(factory, pushed, bill, made), key)
-        root, artifacts = read_manifest(place, where.digest).descriptor, []
+        if key and inputs:
+            contents[PROVENANCE_TYPE] = sign_provenance(_provenance(project, pushed, bill, inputs), key)
+        root, artifacts = read_manifest(place, image.digest).descriptor, []
         for kind, content in contents.items():
             artifact = make_artifact(kind, root, {}, content)
             put_artifact(place, artifact)
             artifacts.append((kind, artifact.manifest.descriptor.digest))
-    told = f"signed by '{key.name}'" if key else "none: no key (imagefactory key create NAME)"
-    if not made:
-        told = "none: this store did not make the image of the present lock"
-    return AttestResult(artifacts=tuple(artifacts), provenance=told)
+    signature = f"signed by '{key.name}'" if key else "none: no key (imagefactory key create NAME)"
+    if not inputs:
+        signature = "none: this store did not build the image from the current lock"
+    return AttestResult(artifacts=tuple(artifacts), provenance=signature)
 
 
-def _provenance(factory: Project, pushed: PushResult, bill: BillOfMaterials, made: str) -> Provenance:
-    target, settings = pushed.target, factory.settings
-    base = factory.base_of(target)
+def _provenance(project: Project, pushed: PushResult, bill: BillOfMaterials, inputs: str) -> Provenance:
+    target, settings = pushed.target, project.settings
+    base = project.base_of(target)
     return Provenance(
         target=target.name,
         index=pushed.reference.digest,
         manifest=pushed.manifest,
-        lock=lock_digest(require_lock(factory, target)),
-        base=(base.name, base_digest(base, read_base_lock(factory.base_lock_path(base)))),
+        lock=lock_digest(require_lock(project, target)),
+        base=(base.name, base_digest(base, read_base_lock(project.base_lock_path(base)))),
         engine=settings.engine.value,
         codec=settings.codec.value,
-        made_from=made,
+        made_from=inputs,
         packages=bill.components,
     )

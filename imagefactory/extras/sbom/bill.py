@@ -1,4 +1,4 @@
-"""The frozen values of a bill of materials."""
+"""The types of a bill of materials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packageurl import PackageURL
 
 
 class PackageType(StrEnum):
-    """Where a component comes from, as package addresses (purl) say it."""
+    """The type of a component in its package URL (purl)."""
 
     DEB = "deb"
     PYPI = "pypi"
@@ -26,7 +26,7 @@ class PackageType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ComponentLicense:
-    """`text` is an SPDX expression where `spdx` is true, else the name that the package itself gives."""
+    """A license: `text` is an SPDX expression if `spdx` is true, else the name in the package."""
 
     text: str
     spdx: bool
@@ -34,13 +34,12 @@ class ComponentLicense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillComponent:
-    """One package, or the base image that others stand on.
+    """One package, or the base image.
 
-    `sha256` is of the package's own file (64 hex digits), empty where it is not known. No `licences` means
-    that none is known, and `why` says why. `namespace` and `qualifiers` are those of its package address;
-    `source` is (name, version) of the Debian source package, empty where not known, and `release` that of
-    the distribution (`12`). `within` are the keys of the packages that carry a copy of it, as wheels carry
-    libraries of a distribution.
+    `sha256` is the hash of the package file (64 hex digits), empty if unknown. If `licences` is empty, `why`
+    is the reason. `namespace` and `qualifiers` are those of its package URL. `source` is (name, version) of
+    the Debian source package, empty if unknown, and `release` that of the distribution (`12`). `within` are
+    the keys of packages that contain a copy of it, such as wheels with libraries of a distribution.
     """
 
     kind: PackageType
@@ -57,7 +56,7 @@ class BillComponent:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the same package has in a lock and in an image."""
+        """The identity of the package, the same in a lock and in an image."""
         return (self.kind, self.name, self.version)
 
     @property
@@ -69,9 +68,9 @@ class BillComponent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOfMaterials:
-    """What `name` is made of, sorted. `digest` is that of the locks or of the image's manifest.
+    """The sorted components of `name`. `digest` is that of the locks or of the manifest of the image.
 
-    `created` is in seconds since 1970, of the base or the image; None where nothing says.
+    `created` is the time of the base or the image in seconds since 1970, None if unknown.
     """
 
     name: str
@@ -81,28 +80,34 @@ class BillOfMaterials:
 
     @property
     def serial(self) -> uuid.UUID:
-        """The same content has the same number, whoever writes it."""
-        told = [self.name, self.digest, str(self.created)]
-        told += [
-            repr([getattr(one, field.name) for field in fields(one) if field.name != "within" or one.within])
-            for one in self.components
+        """The UUID of the content: equal content has an equal UUID."""
+        texts = [self.name, self.digest, str(self.created)]
+        texts += [
+            repr(
+                [
+                    getattr(component, field.name)
+                    for field in fields(component)
+                    if field.name != "within" or component.within
+                ]
+            )
+            for component in self.components
         ]
-        return uuid.uuid5(uuid.NAMESPACE_OID, hashlib.sha256("\n".join(told).encode()).hexdigest())
+        return uuid.uuid5(uuid.NAMESPACE_OID, hashlib.sha256("\n".join(texts).encode()).hexdigest())
 
     @property
     def moment(self) -> datetime:
-        """`created` as a time; the beginning of 1970 where nothing says, as reproducible builds have it."""
+        """`created` as a time; 1970 if unknown, as in reproducible builds."""
         return datetime.fromtimestamp(self.created or 0, UTC)
 
 
 def merge_carried(
     components: dict[tuple[str, str, str], BillComponent], carried: Iterable[BillComponent]
 ) -> None:
-    """Adds what packages carry, each once; what is installed too only says who carries it."""
-    for one in carried:
-        own = components.setdefault(one.key, one)
-        if own is not one:
-            components[one.key] = replace(own, within=tuple(sorted({*own.within, *one.within})))
+    """Add the libraries inside packages, each once; for an installed one only note the packages."""
+    for component in carried:
+        own = components.setdefault(component.key, component)
+        if own is not component:
+            components[component.key] = replace(own, within=tuple(sorted({*own.within, *component.within})))
 
 
 def sorted_components(components: dict[tuple[str, str, str], BillComponent]) -> tuple[BillComponent, ...]:
@@ -111,9 +116,9 @@ def sorted_components(components: dict[tuple[str, str, str], BillComponent]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LicenseCheck:
-    """`counted` are the licences, the packages of each and whether it is allowed, the most frequent first.
+    """`counted` are licenses, their numbers of packages and whether they are allowed, most frequent first.
 
-    `refused` are packages with those of their licences that are not allowed, `unknown` those without any,
+    `refused` are packages with their licenses that are not allowed. `unknown` are packages without a license,
     which may be `accepted`.
     """
 

@@ -24,32 +24,35 @@ if TYPE_CHECKING:
     from imagefactory.extras.sbom.bill import BillOfMaterials, ComponentLicense, LicenseCheck
     from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
 
-# --- What a bill of materials holds and what checks say of it, for people and as JSON. Pure
+# --- Bills of materials and results of checks, as text and as JSON. Pure
 
 
 def format_bill(bill: BillOfMaterials, path: str) -> str:
     count = len(bill.components)
-    unknown = sum(not one.licences for one in bill.components)
-    return f"wrote {path}: {count} packages, the licence of {unknown} not known"
+    unknown = sum(not component.licences for component in bill.components)
+    return f"wrote {path}: {count} packages, {unknown} of them without a known license"
 
 
 def format_licenses(check: LicenseCheck, width: int | None) -> str:
-    """The licences there are, then each package that is not allowed or says none."""
-    counted = [("yes" if fits else "no", str(count), one.text) for one, count, fits in check.counted]
-    blocks = [format_table(("ALLOWED", "PACKAGES", "LICENCE"), counted, width)] if counted else []
-    rows = [(one.name, one.version, f"not allowed: {_joined(wrong)}") for one, wrong in check.refused]
-    rows += [(one.name, one.version, f"unknown: {one.why}") for one in check.unknown]
+    """Return the licenses, then each package whose license is not allowed or unknown."""
+    counted = [("yes" if fits else "no", str(count), licence.text) for licence, count, fits in check.counted]
+    blocks = [format_table(("ALLOWED", "PACKAGES", "LICENSE"), counted, width)] if counted else []
+    rows = [
+        (component.name, component.version, f"not allowed: {_joined(wrong)}")
+        for component, wrong in check.refused
+    ]
+    rows += [(component.name, component.version, f"unknown: {component.why}") for component in check.unknown]
     if rows:
-        blocks.append(format_table(("PACKAGE", "VERSION", "LICENCE"), rows, width))
+        blocks.append(format_table(("PACKAGE", "VERSION", "LICENSE"), rows, width))
     refused, unknown = len(check.refused), len(check.unknown)
     blocks.append(
-        f"packages: {refused} not allowed, {unknown} unknown" if rows else "licences: all are allowed"
+        f"packages: {refused} not allowed, {unknown} unknown" if rows else "licenses: all are allowed"
     )
     return "\n\n".join(blocks)
 
 
 def format_vulnerabilities(check: VulnerabilityCheck, width: int | None) -> str:
-    rows = [(one.package, one.version, one.id, _fixed(one), " ".join(one.aliases)) for one in check.found]
+    rows = [(row.package, row.version, row.id, _fixed(row), " ".join(row.aliases)) for row in check.found]
     header = ("PACKAGE", "VERSION", "VULNERABILITY", "FIXED IN", "ALIASES")
     blocks = [format_table(header, rows, width, drop=("ALIASES",))] if rows else []
     lines = [f"checked: {count} packages of {ecosystem}" for ecosystem, count in check.checked]
@@ -63,7 +66,9 @@ def bill_json(bill: BillOfMaterials) -> dict[str, object]:
         "name": bill.name,
         "digest": bill.digest,
         "packages": len(bill.components),
-        "without_licence": [one.purl.to_string() for one in bill.components if not one.licences],
+        "without_licence": [
+            component.purl.to_string() for component in bill.components if not component.licences
+        ],
     }
 
 
@@ -71,14 +76,16 @@ def licenses_json(check: LicenseCheck) -> dict[str, object]:
     return {
         "holds": check.holds,
         "licences": [
-            {"licence": one.text, "spdx": one.spdx, "packages": count, "allowed": fits}
-            for one, count, fits in check.counted
+            {"licence": licence.text, "spdx": licence.spdx, "packages": count, "allowed": fits}
+            for licence, count, fits in check.counted
         ],
         "refused": [
-            {"package": one.purl.to_string(), "licences": [licence.text for licence in wrong]}
-            for one, wrong in check.refused
+            {"package": component.purl.to_string(), "licences": [licence.text for licence in wrong]}
+            for component, wrong in check.refused
         ],
-        "unknown": [{"package": one.purl.to_string(), "reason": one.why} for one in check.unknown],
+        "unknown": [
+            {"package": component.purl.to_string(), "reason": component.why} for component in check.unknown
+        ],
     }
 
 
@@ -92,11 +99,11 @@ def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
 
 
 def _joined(licences: tuple[ComponentLicense, ...]) -> str:
-    return ", ".join(one.text for one in licences)
+    return ", ".join(licence.text for licence in licences)
 
 
-def _fixed(one: Vulnerability) -> str:
-    return one.fixed or "-" if one.decided else "undecided"
+def _fixed(vulnerability: Vulnerability) -> str:
+    return vulnerability.fixed or "-" if vulnerability.decided else "undecided"
 
 
 _image_argument = click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
@@ -123,9 +130,9 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
       imagefactory image sbom pytorch:2.3-cu121                    an image of the store, or its digest
       imagefactory image sbom registry.example.org/pytorch:2.3     an image of a registry
 
-    It has every package with its hash and license. Licenses are what packages say of themselves: for a target
-    those in the cache, else its image in the store. What is not known is NOASSERTION. The same input gives
-    the same bytes.
+    It has every package with its hash and license. Licenses are those that packages declare: for a target
+    the packages in the cache, else its image in the store. An unknown license is NOASSERTION. The same input
+    gives the same bytes.
     """
     from imagefactory.extras.sbom.action import bill_of
     from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
@@ -220,7 +227,7 @@ def audit(
 def _check_useful_options(
     checks: tuple[str, ...], allow: tuple[str, ...], osv: tuple[Path, ...], allowed: tuple[str, ...]
 ) -> None:
-    """Raises UsageError for options without effect, and for checks without their inputs."""
+    """Raise UsageError for options without effect, and for checks without their inputs."""
     for option, value, check in (("--allow", allow, "licenses"), ("--osv", osv, "vulnerabilities")):
         reject_conflict(
             value and check not in checks, f"{option} requires --check {check}", f"add --check {check}"
@@ -234,6 +241,6 @@ def _check_useful_options(
     if "vulnerabilities" in checks and not osv:
         raise UsageError(
             "argument-missing",
-            "no OSV records are given",
+            "no OSV records",
             hint="add --osv all.zip (an export of an ecosystem), a directory or a file",
         )

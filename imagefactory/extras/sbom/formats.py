@@ -1,4 +1,4 @@
-"""A bill as SPDX 2.3 JSON."""
+"""A bill of materials as SPDX 2.3 JSON and as CycloneDX 1.6 JSON."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ _DOCUMENT, _ROOT = "SPDXRef-DOCUMENT", "SPDXRef-image"
 
 
 def format_spdx(bill: BillOfMaterials) -> str:
-    """The same bill gives the same bytes."""
+    """Return SPDX. The same bill gives the same bytes."""
     identifiers = [f"SPDXRef-{n}-{_plain(f'{c.kind}-{c.name}')}" for n, c in enumerate(bill.components, 1)]
-    by_key = {one.key: identifier for one, identifier in zip(bill.components, identifiers, strict=True)}
+    by_key = {
+        component.key: identifier for component, identifier in zip(bill.components, identifiers, strict=True)
+    }
     names = _references(bill)
     document = Document(
         creation_info=CreationInfo(
@@ -64,17 +66,17 @@ def format_spdx(bill: BillOfMaterials) -> str:
                 primary_package_purpose=PackagePurpose.CONTAINER,
             ),
             *(
-                _package(one, identifier, names)
-                for one, identifier in zip(bill.components, identifiers, strict=True)
+                _package(component, identifier, names)
+                for component, identifier in zip(bill.components, identifiers, strict=True)
             ),
         ],
         relationships=[
             Relationship(_DOCUMENT, RelationshipType.DESCRIBES, _ROOT),
             *(Relationship(_ROOT, RelationshipType.CONTAINS, identifier) for identifier in identifiers),
             *(
-                Relationship(by_key[owner], RelationshipType.CONTAINS, by_key[one.key])
-                for one in bill.components
-                for owner in one.within
+                Relationship(by_key[owner], RelationshipType.CONTAINS, by_key[component.key])
+                for component in bill.components
+                for owner in component.within
                 if owner in by_key
             ),
         ],
@@ -84,59 +86,61 @@ def format_spdx(bill: BillOfMaterials) -> str:
         ],
     )
     text = io.StringIO()
-    # The library's own check costs seconds; that what is written here passes it, tests hold.
+    # The check of the library takes seconds; tests verify that the document passes it.
     write_document_to_stream(document, text, validate=False, drop_duplicates=False)
     return text.getvalue() + "\n"
 
 
-def _package(one: BillComponent, identifier: str, names: dict[str, str]) -> Package:
+def _package(component: BillComponent, identifier: str, names: dict[str, str]) -> Package:
     return Package(
         spdx_id=identifier,
-        name=one.name,
-        version=one.version,
+        name=component.name,
+        version=component.version,
         download_location=SpdxNoAssertion(),
         files_analyzed=False,
-        checksums=[Checksum(ChecksumAlgorithm.SHA256, one.sha256)] if one.sha256 else [],
-        source_info=" ".join(one.source) if one.source[0] else None,
+        checksums=[Checksum(ChecksumAlgorithm.SHA256, component.sha256)] if component.sha256 else [],
+        source_info=" ".join(component.source) if component.source[0] else None,
         license_concluded=SpdxNoAssertion(),
-        license_declared=_declared(one.licences, names) if one.licences else SpdxNoAssertion(),
-        license_comment=one.why or None,
+        license_declared=_declared(component.licences, names) if component.licences else SpdxNoAssertion(),
+        license_comment=component.why or None,
         copyright_text=SpdxNoAssertion(),
         external_references=[
-            ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", one.purl.to_string())
+            ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", component.purl.to_string())
         ],
         primary_package_purpose=PackagePurpose.CONTAINER
-        if one.kind is PackageType.OCI
+        if component.kind is PackageType.OCI
         else PackagePurpose.LIBRARY,
     )
 
 
 def _declared(licences: tuple[ComponentLicense, ...], names: dict[str, str]) -> LicenseExpression:
-    texts = [one.text if one.spdx else names[one.text] for one in licences]
+    texts = [licence.text if licence.spdx else names[licence.text] for licence in licences]
     return LICENSING.parse(" AND ".join(f"({text})" for text in texts) if len(texts) > 1 else texts[0])
 
 
 def _references(bill: BillOfMaterials) -> dict[str, str]:
-    """The reference of each licence that has a name and no identifier."""
-    names = sorted({one.text for part in bill.components for one in part.licences if not one.spdx})
-    given: dict[str, str] = {}
+    """Return the reference of each license that has a name but no SPDX identifier."""
+    names = sorted(
+        {licence.text for part in bill.components for licence in part.licences if not licence.spdx}
+    )
+    references: dict[str, str] = {}
     for name in names:
         plain = reference = f"LicenseRef-{_plain(name.removeprefix('LicenseRef-'))}"
-        while reference in given.values():
-            reference = f"{plain}-{len(given)}"
-        given[name] = reference
-    return given
+        while reference in references.values():
+            reference = f"{plain}-{len(references)}"
+        references[name] = reference
+    return references
 
 
 def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-") or "unnamed"
 
 
-# --- A bill as CycloneDX 1.6 JSON
+# --- CycloneDX 1.6 JSON
 
 
 def format_cyclonedx(bill: BillOfMaterials) -> str:
-    """The same bill gives the same bytes."""
+    """Return CycloneDX. The same bill gives the same bytes."""
     root = CycloneComponent(
         name=bill.name,
         version=bill.digest,
@@ -155,37 +159,41 @@ def format_cyclonedx(bill: BillOfMaterials) -> str:
         ),
         components=[],
     )
-    parts = [_component(one) for one in bill.components]
+    parts = [_component(component) for component in bill.components]
     for part in parts:
         bom.components.add(part)
-    by_key = {one.key: part for one, part in zip(bill.components, parts, strict=True)}
-    for one in bill.components:
-        for owner in one.within:
+    by_key = {component.key: part for component, part in zip(bill.components, parts, strict=True)}
+    for component in bill.components:
+        for owner in component.within:
             if owner in by_key:
-                bom.register_dependency(by_key[owner], [by_key[one.key]])
+                bom.register_dependency(by_key[owner], [by_key[component.key]])
     bom.register_dependency(root, parts)
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
 
 
-def _component(one: BillComponent) -> CycloneComponent:
-    properties = [Property(name="imagefactory:licence", value=f"NOASSERTION: {one.why}")] if one.why else []
-    if one.source[0]:
-        properties.append(Property(name="imagefactory:source", value=" ".join(one.source)))
+def _component(component: BillComponent) -> CycloneComponent:
+    properties = (
+        [Property(name="imagefactory:licence", value=f"NOASSERTION: {component.why}")]
+        if component.why
+        else []
+    )
+    if component.source[0]:
+        properties.append(Property(name="imagefactory:source", value=" ".join(component.source)))
     return CycloneComponent(
-        name=one.name,
-        version=one.version,
-        group=one.namespace or None,
-        type=ComponentType.CONTAINER if one.kind is PackageType.OCI else ComponentType.LIBRARY,
-        bom_ref=one.purl.to_string(),
-        purl=one.purl,
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=one.sha256)] if one.sha256 else [],
-        licenses=[_license(licence, alone=len(one.licences) == 1) for licence in one.licences],
+        name=component.name,
+        version=component.version,
+        group=component.namespace or None,
+        type=ComponentType.CONTAINER if component.kind is PackageType.OCI else ComponentType.LIBRARY,
+        bom_ref=component.purl.to_string(),
+        purl=component.purl,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=component.sha256)] if component.sha256 else [],
+        licenses=[_license(licence, alone=len(component.licences) == 1) for licence in component.licences],
         properties=properties,
     )
 
 
 def _license(licence: ComponentLicense, *, alone: bool) -> DisjunctiveLicense | CycloneDxExpression:
-    """The format takes one expression, or any number of single licences: an identifier or a name each."""
+    """Return a license: the format allows one expression, or any number of identifiers and names."""
     if licence.spdx and is_supported_id(licence.text):
         return DisjunctiveLicense(id=licence.text)
     if licence.spdx and alone:

@@ -1,4 +1,4 @@
-"""Which licenses a package says it has, and which are not allowed by a list."""
+"""The licenses that a package declares, and the check against a list of allowed licenses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from imagefactory.lock.debian.archive import parse_stanzas
 LICENSING = get_spdx_licensing()
 
 
-NAME = 120  # characters; a field with more is a licence's text, which names none
+NAME = 120  # characters; a longer field is the text of a license, not its name
 
 
 NO_FIELD = "its record names no licence"
@@ -33,46 +33,49 @@ _GNU = re.compile(r"(L?GPL|AGPL|GFDL)-([0-9])(\.[0-9])?(\+?)")
 
 
 def read_license(text: str) -> ComponentLicense | None:
-    """A licence as a field says it; None for an empty field and for the text of one."""
+    """Return the license that a field names; None for an empty field and for a license text."""
     text = " ".join(plain(text).split())
     if not text or len(text) > NAME or text.upper() in ("UNKNOWN", "NONE", "NOASSERTION"):
         return None
     try:
-        found = LICENSING.validate(text)
+        info = LICENSING.validate(text)
     except (ExpressionError, TypeError, AttributeError, IndexError, AssertionError):
-        # What the library raises for brackets and words in no order.
+        # The library raises these for malformed expressions.
         return ComponentLicense(text=text, spdx=False)
-    if found.errors or not found.normalized_expression:
+    if info.errors or not info.normalized_expression:
         return ComponentLicense(text=text, spdx=False)
-    return ComponentLicense(text=str(found.normalized_expression), spdx=True)
+    return ComponentLicense(text=str(info.normalized_expression), spdx=True)
 
 
 def plain(text: str) -> str:
-    """Without what a terminal would act on: who made a package chose these words."""
-    return "".join(one if one.isprintable() else " " for one in text)
+    """Return the text without control characters: packages are untrusted, and terminals act on these."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def unique(licences: Iterable[ComponentLicense | None]) -> tuple[ComponentLicense, ...]:
-    return tuple(sorted({one for one in licences if one is not None}))
+    return tuple(sorted({licence for licence in licences if licence is not None}))
 
 
 def metadata_licenses(metadata: bytes) -> tuple[tuple[ComponentLicense, ...], str]:
-    """Of a distribution's METADATA: License-Expression, else License, else its classifiers; or why none."""
+    """Return the licenses in METADATA, or why there are none.
+
+    The order is License-Expression, License, classifiers.
+    """
     raw, _ = parse_email(metadata)
     for field in (raw.get("license_expression"), raw.get("license")):
         if field and (named := read_license(field)):
             return (named,), ""
     classifiers = [
-        one.split(" :: ")[1:] for one in raw.get("classifiers", ()) if one.startswith("License ::")
+        text.split(" :: ")[1:] for text in raw.get("classifiers", ()) if text.startswith("License ::")
     ]
-    names = [one[-1] for one in classifiers if one and one[-1] != "OSI Approved"]
-    if found := unique(map(read_license, names)):
-        return found, ""
+    names = [parts[-1] for parts in classifiers if parts and parts[-1] != "OSI Approved"]
+    if licences := unique(map(read_license, names)):
+        return licences, ""
     return (), "its METADATA has a licence's text, not its name" if raw.get("license") else NO_FIELD
 
 
 def copyright_licenses(text: str) -> tuple[tuple[ComponentLicense, ...], str]:
-    """Of a Debian copyright file (DEP-5): the licences of all its files; or why none.
+    """Return the licenses of all files in a Debian copyright file (DEP-5), or why there are none.
 
     Source: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
     """
@@ -80,59 +83,60 @@ def copyright_licenses(text: str) -> tuple[tuple[ComponentLicense, ...], str]:
     if not stanzas or not _DEP5.fullmatch(stanzas[0].get("format", "")):
         return (), _PROSE
     named = [stanza["license"].split("\n")[0] for stanza in stanzas if "license" in stanza]
-    found = unique(map(_debian_license, named))
-    return found, "" if found else "its copyright file names no licence"
+    licences = unique(map(_debian_license, named))
+    return licences, "" if licences else "its copyright file names no licence"
 
 
 def _debian_license(text: str) -> ComponentLicense | None:
-    """DEP-5 has its own short names; those of GNU and Expat it defines as SPDX does.
+    """Translate a DEP-5 license. Its short names differ from SPDX; GNU and Expat have the same meaning.
 
-    `and` binds closer than `or`, unless a comma stands before; such ones stay as they are.
+    `and` binds closer than `or`, unless a comma precedes it; such expressions stay unchanged.
     """
     words = " ".join(text.split())
     parts = re.split(r" (and|or) ", words)
     if "," in words or "exception" in words:
         return read_license(words)
-    mapped = " ".join(one.upper() if one in ("and", "or") else _spdx_name(one) for one in parts)
-    found = read_license(mapped)
-    return found if found and found.spdx else read_license(words)
+    mapped = " ".join(part.upper() if part in ("and", "or") else _spdx_name(part) for part in parts)
+    licence = read_license(mapped)
+    return licence if licence and licence.spdx else read_license(words)
 
 
 def _spdx_name(name: str) -> str:
     if name == "Expat":
         return "MIT"
-    found = _GNU.fullmatch(name)
-    if not found:
+    match = _GNU.fullmatch(name)
+    if not match:
         return name
-    return f"{found[1]}-{found[2]}{found[3] or '.0'}-{'or-later' if found[4] else 'only'}"
+    return f"{match[1]}-{match[2]}{match[3] or '.0'}-{'or-later' if match[4] else 'only'}"
 
 
 NO_LICENSE = "NOASSERTION"
 
 
 def check_licenses(bill: BillOfMaterials, allowed: Collection[str]) -> LicenseCheck:
-    """All licences of a package must be allowed, since it names them together.
+    """Check that all licenses of every package are allowed.
 
-    `allowed` are identifiers and names with `*` and `?`, in any case. Of an expression, one side of OR is
-    enough, AND needs both, and `X WITH Y` is one licence. Packages that say none are accepted by the word
-    NOASSERTION alone.
+    `allowed` are identifiers and names with `*` and `?`, in any case. In an expression, one side of OR is
+    enough, AND requires both, and `X WITH Y` is one license. Only NOASSERTION accepts packages without a
+    license.
     """
-    counts = Counter(licence for one in bill.components for licence in one.licences)
+    counts = Counter(licence for component in bill.components for licence in component.licences)
     fits = {licence: is_allowed(licence, allowed) for licence in counts}
     refused = (
-        (one, tuple(licence for licence in one.licences if not fits[licence])) for one in bill.components
+        (component, tuple(licence for licence in component.licences if not fits[licence]))
+        for component in bill.components
     )
     order = sorted(counts, key=lambda licence: (-counts[licence], licence))
     return LicenseCheck(
         counted=tuple((licence, counts[licence], fits[licence]) for licence in order),
-        refused=tuple((one, wrong) for one, wrong in refused if wrong),
-        unknown=tuple(one for one in bill.components if not one.licences),
-        accepted=NO_LICENSE in (one.upper() for one in allowed),
+        refused=tuple((component, wrong) for component, wrong in refused if wrong),
+        unknown=tuple(component for component in bill.components if not component.licences),
+        accepted=NO_LICENSE in (name.upper() for name in allowed),
     )
 
 
 def is_allowed(licence: ComponentLicense, allowed: Collection[str]) -> bool:
-    patterns = [one.lower() for one in allowed]
+    patterns = [name.lower() for name in allowed]
 
     def named(text: str) -> bool:
         return any(fnmatchcase(text.lower(), pattern) for pattern in patterns)

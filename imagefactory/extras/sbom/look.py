@@ -1,7 +1,7 @@
-"""What packages tell of themselves: wheels and conda archives of the cache, and the layers of an image.
+"""The licenses of packages: from wheels and conda archives in the cache, or from the layers of an image.
 
-Of an image count dpkg's list with the copyright files beside it, conda's records, and METADATA of what lies
-in a site-packages and is neither's.
+An image has the package list of dpkg with its copyright files, conda records, and METADATA of other packages
+in site-packages.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _DIST_INFO = re.compile(  # dist-packages are Debian's own, but for those below 
 _CONDA_META = re.compile(r"((?:.*/)?)conda-meta/[^/]+\.json")
 
 LicenseAndSource = tuple[tuple[ComponentLicense, ...], str]
-"""Licences, and why there are none."""
+"""Licenses, or why there are none."""
 
 
 # --- packages of the cache -------------------------------------------------------------------------
 
 
 def package_licenses(package: LockedPackage, path: Path) -> LicenseAndSource:
-    """What the archive at `path` says. Raises UsageError for one that is damaged."""
+    """Return the licenses in the archive at `path`. Raises UsageError for a damaged one."""
     if not isinstance(package, LockedWheel):
         try:
             return _record_licenses(json.loads(read_index(path)))
@@ -85,30 +85,30 @@ def package_licenses(package: LockedPackage, path: Path) -> LicenseAndSource:
 
 
 def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[BillComponent, ...], tuple[str, ...]]:
-    """The libraries that a wheel says it carries, and what is wrong with what it says of them (PEP 770)."""
+    """Return the libraries that a wheel declares to contain (PEP 770), and faults of these declarations."""
     if not isinstance(package, LockedWheel):
         return (), ()
-    found, faults = list[BillComponent](), list[str]()
+    components, faults = list[BillComponent](), list[str]()
     for member in members_of(path):
         if _SBOM.fullmatch(member.filename):
             try:
                 if member.file_size > LARGEST:
                     raise ValueError(f"it has {member.file_size} bytes")
                 data = b"".join(member_bytes(path, member))
-                found += _carried(data, (PackageType.PYPI, package.name, package.version))
+                components += _carried(data, (PackageType.PYPI, package.name, package.version))
             except (CorruptDataError, ValueError) as error:
                 faults.append(f"{package.filename}: {member.filename[:200]} cannot be read: {error}")
-    return tuple(found), tuple(faults)
+    return tuple(components), tuple(faults)
 
 
 def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent]:
-    """The libraries of a CycloneDX document, but its owner. Raises ValueError for what is none."""
+    """Yield the libraries of a CycloneDX document, without its owner. Raises ValueError if it is not one."""
     try:
         document = json.loads(data)
         if document.get("bomFormat") != "CycloneDX":
             raise ValueError("it is not a CycloneDX document")
         rows = list(document.get("components") or ())
-        for row in rows:  # which may hold others
+        for row in rows:  # grows below: components are nested
             rows += row.get("components") or ()
             if not row.get("purl"):
                 continue
@@ -116,7 +116,7 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent
             if purl.type not in set(PackageType) or not purl.version:
                 continue
             name = canonicalize_name(purl.name) if purl.type == PackageType.PYPI else plain(purl.name)
-            one = BillComponent(
+            component = BillComponent(
                 kind=PackageType(purl.type),
                 name=name,
                 version=plain(purl.version),
@@ -128,27 +128,27 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent
                 ),
                 within=(owner,),
             )
-            if one.key != owner:
-                yield one
+            if component.key != owner:
+                yield component
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
 def _document_licenses(row: dict[str, Any]) -> tuple[ComponentLicense, ...]:
     texts = []
-    for one in row.get("licenses") or ():
-        own: dict[str, Any] = one.get("license") or {}
-        texts.append(str(one.get("expression") or own.get("id") or own.get("name") or ""))
+    for entry in row.get("licenses") or ():
+        own: dict[str, Any] = entry.get("license") or {}
+        texts.append(str(entry.get("expression") or own.get("id") or own.get("name") or ""))
     return unique([read_license(text) for text in texts])
 
 
 def _record_licenses(record: dict[str, Any]) -> LicenseAndSource:
-    found = unique([read_license(str(record.get("license") or ""))])
-    return found, "" if found else NO_FIELD
+    licences = unique([read_license(str(record.get("license") or ""))])
+    return licences, "" if licences else NO_FIELD
 
 
 def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str], ...]:
-    """Of a conda package's address in package-url's words; `channel` as the channel's host names it."""
+    """Return the package-url qualifiers of a conda package; `channel` is the path on the channel's host."""
     folder, _, filename = url.partition("://")[2].partition("/")[2].rpartition("/")
     channel = folder.removesuffix(subdir).strip("/")
     kind = "tar.bz2" if filename.endswith(".tar.bz2") else "conda" if filename.endswith(".conda") else ""
@@ -161,7 +161,7 @@ def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DistributionRecord:
-    """A package by its own file; `owned` are METADATA files that it installed."""
+    """A package from its own record; `owned` are METADATA files that it installed."""
 
     component: BillComponent
     owned: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ class _DistributionRecord:
 
 @dataclass(frozen=True, slots=True)
 class _EmbeddedSbom:
-    """What a wheel says that it carries, of a package that is still to be named."""
+    """The SBOM of a wheel, whose package is not known yet."""
 
     data: bytes
 
@@ -178,24 +178,24 @@ _Fact = _DistributionRecord | LicenseAndSource | _EmbeddedSbom | str
 
 
 class LayerStack:
-    """Layers one over the other, the lowest added first: what is seen of them together."""
+    """The packages visible in stacked layers. Add the lowest layer first."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, _Fact] = {}  # by path; a text is a file's, of a symbolic link its target
+        self._facts: dict[str, _Fact] = {}  # by path; a str is the text of a file
         self._links: dict[str, str] = {}
         self.faults: list[str] = []
 
     def add(self, chunks: Iterator[bytes]) -> None:
-        """The tar in `chunks`. Raises CorruptDataError."""
+        """Add the layer whose tar is in `chunks`. Raises CorruptDataError."""
         stream = TarStream(chunks)
         facts: dict[str, _Fact] = {}
         links: dict[str, str] = {}
-        every: dict[str, _Fact] = {}  # a cache's files too: an environment may be hard links to them
+        files: dict[str, _Fact] = {}  # also those of a package cache: an environment may hard-link them
 
         def drop(path: str) -> None:
             facts.pop(path, None)
             links.pop(path, None)
-            every.pop(path, None)
+            files.pop(path, None)
 
         for entry in entries(stream):
             path = readable_path(entry.path)
@@ -205,8 +205,10 @@ class LayerStack:
             elif entry.kind == HIDDEN:
                 self._remove(posixpath.join(folder, name[len(WHITEOUT) :]), itself=True)
             elif entry.kind == REMOVED:
-                for one in [one for one in (*every, *links) if one == path or one.startswith(f"{path}/")]:
-                    drop(one)
+                for member in [
+                    member for member in (*files, *links) if member == path or member.startswith(f"{path}/")
+                ]:
+                    drop(member)
             elif entry.kind != DIRECTORY and (_has_license(path) or path.endswith(_METADATA)):
                 drop(path)
                 same = readable_path("/".join(entry.target))
@@ -216,11 +218,11 @@ class LayerStack:
                 elif entry.kind == FILE:
                     if entry.size > LARGEST:
                         raise CorruptDataError(f"{path[:200]} has {entry.size} bytes")
-                    every[path] = _read(path, entry.read(entry.size))
-                elif same in every:
-                    every[path] = every[same]
-                if _has_license(path) and path in every:
-                    facts[path] = every[path]
+                    files[path] = _read(path, entry.read(entry.size))
+                elif same in files:
+                    files[path] = files[same]
+                if _has_license(path) and path in files:
+                    facts[path] = files[path]
         stream.drain()
         for path in (*facts, *links):
             self._remove(path, itself=True)
@@ -228,28 +230,28 @@ class LayerStack:
         self._links |= links
 
     def _remove(self, path: str, *, itself: bool) -> None:
-        below = f"{path}/" if path else ""
-        for seen in (self._facts, self._links):
-            for one in [one for one in seen if one.startswith(below) or (itself and one == path)]:
-                del seen[one]
+        prefix = f"{path}/" if path else ""
+        for rows in (self._facts, self._links):
+            for key in [key for key in rows if key.startswith(prefix) or (itself and key == path)]:
+                del rows[key]
 
     def components(self) -> tuple[BillComponent, ...]:
-        """Every package that is installed in them, once."""
-        records = [one for one in self._facts.values() if isinstance(one, _DistributionRecord)]
+        """Return every installed package once."""
+        records = [fact for fact in self._facts.values() if isinstance(fact, _DistributionRecord)]
         owned = {path for record in records for path in record.owned}
-        found = {one.key: one for one in self._debian()}
+        by_key = {component.key: component for component in self._debian()}
         for path, fact in sorted(self._facts.items()):
             if isinstance(fact, _DistributionRecord) and path not in owned:
-                found.setdefault(fact.component.key, fact.component)
+                by_key.setdefault(fact.component.key, fact.component)
         self.faults = []
         for path, fact in sorted(self._facts.items()):
             owner = self._facts.get(f"{path.rpartition('/sboms/')[0]}/METADATA")
             if isinstance(fact, _EmbeddedSbom) and isinstance(owner, _DistributionRecord):
                 try:
-                    merge_carried(found, list(_carried(fact.data, owner.component.key)))
+                    merge_carried(by_key, list(_carried(fact.data, owner.component.key)))
                 except ValueError as error:
                     self.faults.append(f"{path[:200]} cannot be read: {error}")
-        return sorted_components(found)
+        return sorted_components(by_key)
 
     def _debian(self) -> Iterator[BillComponent]:
         status, release = self._facts.get(_STATUS, ""), self._facts.get(_RELEASE, "")
@@ -258,18 +260,18 @@ class LayerStack:
         rows = (row.partition("=") for row in release.splitlines())
         says = {key: plain(value).strip("\"' ") for key, _, value in rows}
         distribution = (says.get("ID", "debian"), says.get("VERSION_ID", ""))
-        for one in parse_stanzas(status):
-            if one.get("Status", "").split()[-1:] != ["installed"]:
+        for stanza in parse_stanzas(status):
+            if stanza.get("Status", "").split()[-1:] != ["installed"]:
                 continue
-            name, version = plain(one.get("Package", "")), plain(one.get("Version", ""))
+            name, version = plain(stanza.get("Package", "")), plain(stanza.get("Version", ""))
             if not name or not version:
                 raise StoreError(
                     "package-record-invalid", f"{_STATUS} has a package without name or version", hint=_HINT
                 )
-            source, _, of = one.get("Source", name).partition(" ")
+            source, _, of = stanza.get("Source", name).partition(" ")
             licences, why = self._copyright(name)
             yield replace(
-                debian_component(name, version, one.get("Architecture", ""), distribution),
+                debian_component(name, version, stanza.get("Architecture", ""), distribution),
                 source=(plain(source), plain(of.strip("()")) or version),
                 licences=licences,
                 why=why,
@@ -277,7 +279,7 @@ class LayerStack:
 
     def _copyright(self, package: str) -> LicenseAndSource:
         path = f"{_DOC}{package}/copyright"
-        for _ in range(8):  # links of links; a circle ends too
+        for _ in range(8):  # links to links; the limit ends cycles
             fact = self._facts.get(path)
             if fact is not None and not isinstance(fact, str | _DistributionRecord | _EmbeddedSbom):
                 return fact
@@ -308,8 +310,8 @@ def _read(path: str, data: bytes) -> _Fact:
         return _EmbeddedSbom(data)
     if path.endswith("/METADATA"):
         return _DistributionRecord(component=_distribution_component(path, data))
-    if found := _CONDA_META.fullmatch(path):
-        return _conda_record(path, found[1], data)
+    if match := _CONDA_META.fullmatch(path):
+        return _conda_record(path, match[1], data)
     return data.decode(errors="replace")
 
 
@@ -332,7 +334,7 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
         name, version, build = (plain(str(record[key])) for key in ("name", "version", "build"))
         if not name:
             raise ValueError("it has no name")
-        files = [f"{prefix}{one}" for one in record.get("files") or () if str(one).endswith("METADATA")]
+        files = [f"{prefix}{file}" for file in record.get("files") or () if str(file).endswith("METADATA")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(
             "package-record-invalid", f"{path} is not a conda package record: {error}", hint=_HINT
@@ -355,7 +357,7 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
 def debian_component(
     name: str, version: str, architecture: str, distribution: tuple[str, str]
 ) -> BillComponent:
-    """A package of a distribution, as its os-release says it: `("debian", "12")`; the number may be empty."""
+    """Return a package of a distribution: `("debian", "12")`, whose release may be empty."""
     vendor, release = distribution
     pairs = (("arch", architecture), ("distro", release and f"{vendor}-{release}"))
     return BillComponent(
@@ -368,7 +370,7 @@ def debian_component(
     )
 
 
-# --- What a lock and the lock of its base say that an image is made of. Pure
+# --- The bill of a lock and the lock of its base. Pure
 
 
 NOT_AVAILABLE = "the package is not at hand"
@@ -381,17 +383,20 @@ def lock_bill(
     licences: Mapping[str, LicenseAndSource],
     carried: Iterable[BillComponent] = (),
 ) -> BillOfMaterials:
-    """The bill of a target; `licences` by the sha256 of packages that were at hand, `carried` within them.
+    """Return the bill of a target. `licences` are by sha256, `carried` are libraries inside packages.
 
     Without `base_lock` the base is one component: an image that is pulled by digest.
     """
-    found = [package_component(one, licences.get(one.sha256, ((), NOT_AVAILABLE))) for one in lock.packages]
+    rows = [
+        package_component(package, licences.get(package.sha256, ((), NOT_AVAILABLE)))
+        for package in lock.packages
+    ]
     if base_lock:
-        found += debian_components(base_lock)
+        rows += debian_components(base_lock)
     else:
-        found.append(_pulled(base.image))
+        rows.append(_pulled(base.image))
     decided = f"{lock_digest(lock)}\n{base_digest(base, base_lock)}"
-    components = {one.key: one for one in found}
+    components = {component.key: component for component in rows}
     merge_carried(components, carried)
     return BillOfMaterials(
         name=lock.target,
@@ -402,7 +407,7 @@ def lock_bill(
 
 
 def base_digest(base: BaseSpec, lock: BaseLock | None) -> str:
-    """`sha256:...` of the base's lock, or of the image that is pulled."""
+    """Return `sha256:...` of the lock of the base, or of the image that is pulled."""
     if lock is None:
         return base.image.partition("@")[2]
     return f"sha256:{hashlib.sha256(format_base_lock(lock).encode()).hexdigest()}"
@@ -428,16 +433,16 @@ def package_component(package: LockedPackage, known: LicenseAndSource) -> BillCo
 
 
 def debian_components(lock: BaseLock) -> list[BillComponent]:
-    # Debian's base-files is in every base, and its version begins with the release's number.
-    told = next((one.version for one in lock.packages if one.name == "base-files"), "")
-    distribution = ("debian", told.partition(".")[0].partition("+")[0])
+    # base-files is in every base, and its version begins with the Debian release.
+    version = next((package.version for package in lock.packages if package.name == "base-files"), "")
+    distribution = ("debian", version.partition(".")[0].partition("+")[0])
     return [
         replace(
-            debian_component(one.name, one.version, one.architecture, distribution),
-            sha256=one.sha256,
+            debian_component(package.name, package.version, package.architecture, distribution),
+            sha256=package.sha256,
             why=NOT_AVAILABLE,
         )
-        for one in lock.packages
+        for package in lock.packages
     ]
 
 
@@ -456,35 +461,39 @@ def _pulled(image: str) -> BillComponent:
 
 
 def with_image_licenses(bill: BillOfMaterials, seen: Iterable[BillComponent]) -> BillOfMaterials:
-    """`bill` with the licences and sources that an image tells of the same packages."""
-    by_key = {one.key: one for one in seen}
+    """Add the licenses and sources that an image has for the same packages."""
+    by_key = {component.key: component for component in seen}
     return replace(
         bill,
         components=tuple(
             replace(
-                one,
-                licences=one.licences or told.licences,
-                why="" if one.licences else told.why,
-                source=told.source,
+                component,
+                licences=component.licences or known.licences,
+                why="" if component.licences else known.why,
+                source=known.source,
             )
-            if (told := by_key.get(one.key))
-            else one
-            for one in bill.components
+            if (known := by_key.get(component.key))
+            else component
+            for component in bill.components
         ),
     )
 
 
 def components_without_license(bill: BillOfMaterials) -> bool:
-    """Whether an image could still tell something of it."""
-    return any(one.why == NOT_AVAILABLE for one in bill.components)
+    """Return whether an image may have licenses that the bill lacks."""
+    return any(component.why == NOT_AVAILABLE for component in bill.components)
 
 
 def with_hashes(seen: tuple[BillComponent, ...], locked: BillOfMaterials) -> tuple[BillComponent, ...]:
-    """What an image is seen to hold, with the hashes of the lock that it was made from."""
-    by_key = {one.key: one for one in locked.components}
+    """Add the hashes of the lock to the packages that were read from its image."""
+    by_key = {component.key: component for component in locked.components}
     return tuple(
-        replace(one, sha256=one.sha256 or own.sha256, qualifiers=own.qualifiers)
-        if (own := by_key.get(one.key))
-        else one
-        for one in seen
+        replace(
+            component,
+            sha256=component.sha256 or locked_component.sha256,
+            qualifiers=locked_component.qualifiers,
+        )
+        if (locked_component := by_key.get(component.key))
+        else component
+        for component in seen
     )

@@ -25,10 +25,10 @@ LARGEST = 64 << 20  # bytes of one record
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Vulnerability:
-    """`package` is called as its ecosystem calls it: of Debian, the source package.
+    """A vulnerability of a package. `package` is its name in the ecosystem: for Debian the source package.
 
-    `fixed` is the first version that is known to be mended, empty for none. Without `decided` the record has
-    a version that cannot be compared.
+    `fixed` is the first fixed version, empty if none is known. If `decided` is false, the record
+    has a version that cannot be compared.
     """
 
     ecosystem: str
@@ -42,7 +42,7 @@ class Vulnerability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VulnerabilityCheck:
-    """`checked` are numbers of packages by ecosystem; `unchecked` says of others why, with their number."""
+    """`checked` are numbers of packages by ecosystem; `unchecked` are numbers of the others by reason."""
 
     found: tuple[Vulnerability, ...]
     checked: tuple[tuple[str, int], ...]
@@ -53,7 +53,7 @@ class VulnerabilityCheck:
 
 
 def read_records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The records of a JSON file, of a folder of them or of a zip as OSV exports it. Raises UsageError."""
+    """Yield the records of a JSON file, a directory of them or a zip exported by OSV. Raises UsageError."""
     if path.is_dir():
         for file in sorted(path.rglob("*.json")):
             yield _parse(file.read_bytes(), str(file))
@@ -98,18 +98,18 @@ def _parse(data: bytes, file: str) -> Mapping[str, Any]:
 
 
 def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, Any]]) -> VulnerabilityCheck:
-    """Raises UsageError for a record that is malformed, and where there is none."""
-    wanted: dict[tuple[str, str], dict[str, BillComponent]] = {}  # then by version
+    """Return the vulnerabilities of a bill. Raises UsageError for a malformed record, or without records."""
+    components: dict[tuple[str, str], dict[str, BillComponent]] = {}  # then by version
     reasons: Counter[str] = Counter()
     ecosystems: Counter[str] = Counter()
-    for one in bill.components:
-        ecosystem, name = _osv_name(one)
+    for component in bill.components:
+        ecosystem, name = _osv_name(component)
         if name:
-            wanted.setdefault((ecosystem, name), {})[_version(one)] = one
+            components.setdefault((ecosystem, name), {})[_version(component)] = component
             ecosystems[ecosystem] += 1
         else:
             reasons[ecosystem] += 1
-    found, seen = set[Vulnerability](), set[str]()
+    vulnerabilities, seen = set[Vulnerability](), set[str]()
     empty = True
     for record in records:
         empty = False
@@ -119,11 +119,11 @@ def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, 
                 ecosystem = _ecosystem(str(package.get("ecosystem", "")), ecosystems)
                 if ecosystem:
                     seen.add(ecosystem)
-                named = (ecosystem, _name(ecosystem, str(package.get("name", ""))))
-                parts = {} if record.get("withdrawn") else wanted.get(named, {})
-                for part in parts.values():
-                    if told := _affects(affected, part):
-                        found.add(_vulnerability(ecosystem, part, record, told))
+                package_key = (ecosystem, _name(ecosystem, str(package.get("name", ""))))
+                affected_components = {} if record.get("withdrawn") else components.get(package_key, {})
+                for own in affected_components.values():
+                    if effect := _affects(affected, own):
+                        vulnerabilities.add(_vulnerability(ecosystem, own, record, effect))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UsageError(
                 "osv-invalid",
@@ -137,39 +137,39 @@ def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, 
     for ecosystem in ecosystems.keys() - seen:
         reasons[f"packages of {ecosystem}: no record of it was given"] += ecosystems[ecosystem]
     return VulnerabilityCheck(
-        found=tuple(sorted(found)),
+        found=tuple(sorted(vulnerabilities)),
         checked=tuple(sorted((name, ecosystems[name]) for name in seen)),
         unchecked=tuple(sorted(reasons.items())),
     )
 
 
-def _osv_name(one: BillComponent) -> tuple[str, str]:
-    """(ecosystem, name) that records have of it; else why it cannot be asked for, and an empty name."""
-    if one.kind is PackageType.PYPI:
+def _osv_name(component: BillComponent) -> tuple[str, str]:
+    """Return (ecosystem, name) in OSV records; else why it cannot be checked, and an empty name."""
+    if component.kind is PackageType.PYPI:
         try:
-            Version(one.version)
+            Version(component.version)
         except InvalidVersion:
             return "packages of PyPI: their version is none by PEP 440", ""
-        return "PyPI", one.name
-    if one.kind is PackageType.DEB and (one.source[0] or not one.within):
-        if not one.source[0]:
+        return "PyPI", component.name
+    if component.kind is PackageType.DEB and (component.source[0] or not component.within):
+        if not component.source[0]:
             return "Debian packages: the image that tells their source packages is not at hand", ""
-        if not one.release:
+        if not component.release:
             return "Debian packages: their release is not known", ""
-        return f"{one.namespace.capitalize()}:{one.release}", one.source[0]
-    if one.kind is PackageType.CONDA:
+        return f"{component.namespace.capitalize()}:{component.release}", component.source[0]
+    if component.kind is PackageType.CONDA:
         return "conda packages: OSV has no ecosystem of theirs", ""
-    if one.within:
+    if component.within:
         return "libraries that wheels carry: their versions are those of other distributions", ""
     return "base image: ask for the bill of the built image", ""
 
 
 def _ecosystem(text: str, known: Iterable[str]) -> str:
-    """Which of ours a record's means: `Ubuntu:24.04:LTS` is of `Ubuntu:24.04`, `Debian` of every release."""
+    """Return the known ecosystem of a record: `Ubuntu:24.04:LTS` is `Ubuntu:24.04`, `Debian` any release."""
     parts = text.split(":")
-    for one in known:
-        if one.split(":") == parts[:2] or (len(parts) == 1 and one.split(":")[0] == parts[0]):
-            return one
+    for ecosystem in known:
+        if ecosystem.split(":") == parts[:2] or (len(parts) == 1 and ecosystem.split(":")[0] == parts[0]):
+            return ecosystem
     return ""
 
 
@@ -177,16 +177,16 @@ def _name(ecosystem: str, name: str) -> str:
     return canonicalize_name(name) if ecosystem == "PyPI" else name
 
 
-def _version(one: BillComponent) -> str:
-    return one.source[1] if one.kind is PackageType.DEB else one.version
+def _version(component: BillComponent) -> str:
+    return component.source[1] if component.kind is PackageType.DEB else component.version
 
 
-def _affects(affected: Mapping[str, Any], one: BillComponent) -> tuple[str, bool] | None:
-    """(first version that is mended, whether all could be compared) where it is affected, else None."""
-    key: Callable[[str], Any] = debian_key if one.kind is PackageType.DEB else _python_key
-    own = key(_version(one))
-    # Names of versions that cannot be compared are compared as they are written.
-    listed = _version(one) in (affected.get("versions") or ())
+def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str, bool] | None:
+    """Return (first fixed version, whether all versions could be compared), None if it is not affected."""
+    key: Callable[[str], Any] = debian_key if component.kind is PackageType.DEB else _python_key
+    own = key(_version(component))
+    # Versions that cannot be ordered are compared as text.
+    listed = _version(component) in (affected.get("versions") or ())
     hit, decided, fixes = listed, True, []
     for text in affected.get("versions") or ():
         try:
@@ -208,7 +208,7 @@ def _affects(affected: Mapping[str, Any], one: BillComponent) -> tuple[str, bool
 
 
 def _inside(events: Iterable[Mapping[str, str]], own: Any, key: Callable[[str], Any]) -> bool:
-    """OSV's own evaluation: the events in the order of their versions, each turning it on or off."""
+    """Evaluate a range as OSV specifies: events in the order of versions, each turning it on or off."""
     rows = [(word, text) for event in events for word, text in event.items()]
     limits = [text for word, text in rows if word == "limit"]
     if limits and all(text != "*" and own >= key(text) for text in limits):
@@ -224,18 +224,18 @@ def _inside(events: Iterable[Mapping[str, str]], own: Any, key: Callable[[str], 
 
 
 def _python_key(text: str) -> Version:
-    """Without the local part: a build `2.3.1+cu121` is 2.3.1 to whoever writes records."""
+    """Return the version without its local part: records name `2.3.1`, not the build `2.3.1+cu121`."""
     return Version(Version(text).public)
 
 
 def _vulnerability(
-    ecosystem: str, one: BillComponent, record: Mapping[str, Any], told: tuple[str, bool]
+    ecosystem: str, component: BillComponent, record: Mapping[str, Any], effect: tuple[str, bool]
 ) -> Vulnerability:
-    fixed, decided = told
+    fixed, decided = effect
     return Vulnerability(
         ecosystem=ecosystem,
-        package=one.source[0] if one.kind is PackageType.DEB else one.name,
-        version=_version(one),
+        package=component.source[0] if component.kind is PackageType.DEB else component.name,
+        version=_version(component),
         id=record["id"],
         aliases=tuple(sorted(map(str, record.get("aliases") or ()))),
         fixed=fixed,

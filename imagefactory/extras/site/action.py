@@ -1,9 +1,9 @@
-"""What a report says of each image: read once for the tables, and described as a catalogue does.
+"""The contents of a report: each image with its verdicts, read once for the tables and the pages.
 
-    Factory + targets   -> survey()            -> images, verdicts, rulings ┐
-    a signed catalogue  -> survey_catalogue()  -> offers ───────────────────┴-> Reported -> pages, badges
+    project + targets   -> survey()          -> images, verdicts, rulings ┐
+    a signed catalog    -> survey_catalog()  -> offers ───────────────────┴-> ReportContents -> pages, badges
 
-How it is shown, report/html decides. Nothing is read here that the tables have read already.
+pages.py decides how it is shown.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from imagefactory.trust.audit import PUBLISH, read_audit
 from imagefactory.trust.policy import TrustRules, read_trust
 
 MOST_ACTS = 10_000
-"""Acts of the store's log that a report has."""
+"""The most entries of the store's log that a report has."""
 _REGISTRY_PLACE = re.compile(
     r"(?=[^/]*[.:])[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[a-z0-9._-]+)+(?P<tag>[:@][\w.:-]+)?"
 )
 MARK_FILE = ".imagefactory-report"
-"""Says that a folder is a report of ours, whose files may be replaced."""
+"""Marks a directory as a report of imagefactory, whose files may be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicAct:
-    """A line of the store's log without what is nobody else's: users, machines and paths.
+    """An entry of the store's log without private data: users, machines and paths.
 
-    `key` is the name of a trusted key, else the first digits of its ID, and `where` a place in a registry;
-    both may be empty.
+    `key` is the name of a trusted key, or the first digits of its ID. `where` is a place in a registry. Both
+    may be empty.
     """
 
     time: str
@@ -64,10 +64,10 @@ class PublicAct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
+    """The contents of a report. `keys` are names of trusted keys by ID. `trusted`: a key is trusted here.
 
-    `night` are the values of its page, None if there was no nightly run. `acts` are of the store's log,
-    the oldest first.
+    `night` are the values of the page of the last nightly run, None if there was none. `acts` are entries of
+    the store's log, the oldest first.
     """
 
     made: datetime
@@ -82,18 +82,18 @@ class ReportContents:
 
 
 def read_report(
-    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+    project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> ReportContents:
-    """Of a factory. Raises what `survey` raises."""
-    tables, surveyed = survey(factory, targets, asked, progress)
-    former = former_locks(factory.lock_folder, targets)
-    images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
-    trust = read_trust(factory.settings.files)
-    reported = _reported(tables, images, factory.settings, trust)
+    """Return the report of a project. Raises as `survey`."""
+    tables, surveyed = survey(project, targets, request, progress)
+    former = former_locks(project.lock_folder, targets)
+    images = [describe(project, row, former.get(row.stage.target.name)) for row in surveyed]
+    trust = read_trust(project.settings.files)
+    reported = _reported(tables, images, project.settings, trust)
     if last_page := load_extra("nightly.view:last_page"):
-        reported = replace(reported, night=last_page(factory.settings))
+        reported = replace(reported, night=last_page(project.settings))
     try:
-        return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
+        return replace(reported, acts=read_acts(project.settings.store_path, reported.keys))
     except OSError as error:
         note = f"the log of this store cannot be read: {error.strerror}"
         return replace(reported, notes=(*reported.notes, note))
@@ -120,11 +120,11 @@ def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
 
 
 def read_catalogued_report(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> ReportContents:
-    """Of a signed catalogue, which tells no layers and packages. Raises what `survey_catalogue` raises."""
+    """Return the report of a signed catalog, without layers and packages. Raises as `survey_catalog`."""
     center, names = only_center(settings, names)
-    tables, offers = survey_catalog(center, environ, names, asked)
+    tables, offers = survey_catalog(center, environ, names, request)
     return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
 
 
@@ -159,7 +159,7 @@ def _by_target(tables: TableData) -> dict[str, tuple[ComboCell, ...]]:
 
 
 def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: datetime) -> ReportSubmit:
-    """What `imagefactory job write` would write; on predictions alone where nothing is proven."""
+    """Return what `imagefactory job write` would write; from predictions only if nothing is verified."""
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)
@@ -180,7 +180,7 @@ def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: date
 
 
 def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
-    """Each pinned by digest, where it lies in a registry; else what the factory's own machine can do."""
+    """Return commands that fetch the image by digest; without a registry, commands for this machine."""
     offer, name = image.offer, image.target
     if offer is None:
         return (f"imagefactory build {name}",)
@@ -198,14 +198,14 @@ def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
 
 
 def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False) -> int:
-    """Writes the pages beside and renames them; pages of an earlier report that are no more go. The number.
+    """Write the pages, remove outdated pages of an earlier report, and return the number of pages.
 
-    Raises UsageError for a folder that has other things in it, but for `force`.
+    Raises UsageError for a directory with other files in it, unless `force` is set.
     """
     mark = folder / MARK_FILE
     there = set(mark.read_text("utf-8").splitlines()) if mark.is_file() else set()
     others = folder.is_dir() and any(
-        not one.name.startswith((MARK_FILE, f".{MARK_FILE}")) for one in folder.iterdir()
+        not path.name.startswith((MARK_FILE, f".{MARK_FILE}")) for path in folder.iterdir()
     )
     if others and not mark.is_file() and not force:
         raise UsageError(
@@ -214,7 +214,7 @@ def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False)
             hint="choose another directory, or pass --force",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    # First of all: whatever ends this, what is there is known to be of a report the next time.
+    # First, so that an interrupted run leaves a directory that the next run recognizes as a report.
     replace_text(mark, "".join(f"{name}\n" for name in sorted(there | set(files))))
     for name in {str(Path(name).parent) for name in files}:
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -124,10 +124,10 @@ def report(
       combos.md            all of it as a page, with reasons and drivers (--format markdown)
       combos.json          all of it for programs, also what was not tested (--format json)
 
-    valid: a verdict that counts says so, for that capability and no other. failed: the suite ran there and
-    failed. undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A
-    failure cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, with (predicted)
-    or (documented) behind it. What was not tested is in neither of the first two files.
+    valid: a valid verdict of exactly that capability says so. failed: the suite ran there and failed.
+    undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A failure
+    cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, followed by (predicted)
+    or (documented). What was not tested is in neither of the first two files.
 
     Outside of a project the verdicts are those of the signed catalog.
     """
@@ -173,18 +173,18 @@ def tables_request(
     inventory: Path | None,
     sweeps: tuple[Path, ...],
 ) -> TableRequest:
-    """Return the values of `what_options`. Raises UsageError for an invalid capability."""
+    """Return the request for the tables. Raises UsageError for an invalid capability."""
     from imagefactory.actions.sweep import find_sweeps
     from imagefactory.extras.site.tables import TableRequest
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.schedulers.inventory import read_inventory
 
     named = [capability_of(text) for text in capabilities]
-    there = read_inventory(inventory).known if inventory else ()
+    pool_gpus = read_inventory(inventory).known if inventory else ()
     return TableRequest(
         now=datetime.now(UTC),
         registry=registry,
-        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in there)),
+        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in pool_gpus)),
         sweeps=sweeps,
         stored=find_sweeps(call.settings),
     )
@@ -197,14 +197,14 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
 
     settings = call.settings
     if is_project(settings):
-        factory = call.factory
-        return read_tables(factory, select(factory.targets, names), request, call.progress)
+        project = call.factory
+        return read_tables(project, select(project.targets, names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued(settings, os.environ, names, request)
 
 
 def check_registry_has_targets(registry: str) -> None:
-    """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
+    """Raise UsageError for --registry outside a project: only a signed catalog has targets by name there."""
     reject_conflict(
         registry,
         "--registry requires a project: elsewhere the images are those of the signed catalog",
@@ -229,7 +229,7 @@ def _write_report(
 
     kind, path = target
     reported = _read(call, names, request)
-    gc.freeze()  # it lives to the end: looking for garbage in it is a quarter of the time
+    gc.freeze()  # nothing of it is garbage, and searching it for garbage takes a quarter of the time
     count, files = len(reported.images), ""
     if kind == "badge":
         if count != 1:
@@ -262,7 +262,7 @@ def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -
 
     settings = call.settings
     if is_project(settings):
-        factory = call.factory
-        return read_report(factory, select(factory.targets, names), request, call.progress)
+        project = call.factory
+        return read_report(project, select(project.targets, names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued_report(settings, os.environ, names, request)

@@ -1,7 +1,7 @@
-"""What is known of one image of a report: which of a target's images it is, its layers, packages and moves.
+"""One image of a report: its verdicts, layers, packages and version changes.
 
-Of a target one image is shown: what the present lock gives, or another where that alone is verified, as in
-a catalogue. The verdicts of all of them are its history.
+A report shows one image of each target: the image of the current lock, or an earlier one if only that is
+verified. The history has the verdicts of all images of the target.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from imagefactory.verify.report import VerifiedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLayer:
-    """`kept`: the image before this one has it too."""
+    """`unchanged`: the image before this one has the same layer."""
 
     title: str
     digest: str
     size: int
-    kept: bool = False
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPackage:
-    """`size` is that of the file that was installed, 0 where nobody says."""
+    """`size` is the size of the installed file, 0 if unknown."""
 
     name: str
     version: str
@@ -59,7 +59,7 @@ class ReportPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSubmit:
-    """A submit file, or why there is none. `predicted`: no verdict speaks for it, a scan alone does."""
+    """A submit file, or why there is none. `predicted`: it relies on a scan only, not on a verdict."""
 
     text: str = ""
     why: str = ""
@@ -68,12 +68,12 @@ class ReportSubmit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportImage:
-    """A target with its image, None where there is none, on every capability of the report.
+    """A target with its image (None if there is none) on every capability of the report.
 
-    `framework` is the family's word. `predicted` is the weightiest claim without a verdict by capability.
-    `history` are all verdicts on images of the target with what each is of, the newest first. `packages` are
-    those of the image, of the lock where there is no image; `moves` is what changed `since`, which is empty
-    where nothing earlier is known. `commands` fetch or start it. `block` says why there is no image.
+    `framework` is the label of the family. `predicted` is the strongest claim without a verdict, by
+    capability. `history` are all verdicts on images of the target, each with its subject, the newest first.
+    `packages` are those of the image, or of the lock if there is no image. `moves` is what changed `since`,
+    which is empty if no earlier lock is known. `commands` fetch or start it. `block`: why there is no image.
     """
 
     target: str
@@ -98,7 +98,7 @@ class ReportImage:
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for GPUs, not for CPUs alone: then it has no combos."""
+        """Whether the image is for GPUs. An image for CPUs only has no combos."""
         return self.cuda != NO_CUDA
 
     @property
@@ -106,10 +106,10 @@ class ReportImage:
         return self.offer.image if self.offer else None
 
 
-def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
-    """Of a target of a factory. Raises RegistryError and StoreError for manifests that cannot be read."""
+def describe(project: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
+    """Describe a target of a project. Raises RegistryError and StoreError for unreadable manifests."""
     stage, target = surveyed.stage, surveyed.stage.target
-    shown = _displayed_packages(surveyed)
+    selection = _displayed_packages(surveyed)
     plain = ReportImage(
         target=target.name,
         family=target.family,
@@ -125,14 +125,14 @@ def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | No
     if former is not None and stage.lock is not None:
         moves = lock_moves(former.lock, stage.lock)
         plain = replace(plain, moves=moves, since=f"the lock before {former.day}")
-    if shown is None:
-        claims = predicted_claims(factory, target, stage.lock, None)
+    if selection is None:
+        claims = predicted_claims(project, target, stage.lock, None)
         return replace(plain, predicted=_weightiest(claims), block=stage.block or stage.missing)
-    place, found = shown
-    manifest = read_manifest(place, found.subject.manifest)
-    lock = stage.lock if found.subject.index == stage.image else _own_lock(stage.lock, place, manifest)
-    before = _before(surveyed, found)
-    offer = _offer(factory, surveyed, (place, found, manifest), lock)
+    place, verdicts = selection
+    manifest = read_manifest(place, verdicts.subject.manifest)
+    lock = stage.lock if verdicts.subject.index == stage.image else _own_lock(stage.lock, place, manifest)
+    before = _before(surveyed, verdicts)
+    offer = _offer(project, surveyed, (place, verdicts, manifest), lock)
     plain = replace(
         plain,
         offer=offer,
@@ -140,13 +140,13 @@ def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | No
         predicted=_weightiest(offer.image.predicted),
         layers=_layers(manifest, before),
     )
-    return plain if lock is not None else _with_scanned(factory, plain, found)
+    return plain if lock is not None else _with_scanned(project, plain, verdicts)
 
 
 def describe_offer(offer: ImageOffer) -> ReportImage:
-    """Of a catalogue, which tells neither layers nor packages. Pure."""
+    """Describe an image of a catalog, which has neither layers nor packages. Pure."""
     image = offer.image
-    subjects = ((image.subject, offer.judged), *((one.sif.subject, one.judged) for one in offer.sifs))
+    subjects = ((image.subject, offer.judged), *((row.sif.subject, row.judged) for row in offer.sifs))
     return ReportImage(
         target=image.target,
         family=image.family,
@@ -157,7 +157,7 @@ def describe_offer(offer: ImageOffer) -> ReportImage:
         platform=image.platform,
         offer=offer,
         predicted=_weightiest(image.predicted),
-        history=_newest_first((subject, one) for subject, judged in subjects for one in judged),
+        history=_newest_first((subject, verdict) for subject, judged in subjects for verdict in judged),
     )
 
 
@@ -165,98 +165,98 @@ def describe_offer(offer: ImageOffer) -> ReportImage:
 
 
 def _displayed_packages(surveyed: TargetSurvey) -> tuple[StoreRepository, VerdictSet] | None:
-    every = (*surveyed.images, *surveyed.sifs)
-    ordered = sorted(every, key=lambda one: one[1].subject.index != surveyed.stage.image)
-    proven = (one for one in ordered if any(judged.proves for judged in one[1].judged))
-    return next(proven, next(iter(ordered), None))
+    artifacts = (*surveyed.images, *surveyed.sifs)
+    ordered = sorted(artifacts, key=lambda row: row[1].subject.index != surveyed.stage.image)
+    verified = (row for row in ordered if any(judged.proves for judged in row[1].judged))
+    return next(verified, next(iter(ordered), None))
 
 
-def _before(surveyed: TargetSurvey, shown: VerdictSet) -> Manifest | None:
-    """The manifest of the image before the one that is shown: the next older of other content."""
+def _before(surveyed: TargetSurvey, verdicts: VerdictSet) -> Manifest | None:
+    """Return the manifest of the next older image with other content."""
     images = list(surveyed.images)
-    at = next((i for i, (_, found) in enumerate(images) if found is shown), len(images))
-    older = (one for one in images[at + 1 :] if one[1].subject.manifest != shown.subject.manifest)
-    found = next(older, None)
-    return read_manifest(found[0], found[1].subject.manifest) if found else None
+    at = next((i for i, (_, previous) in enumerate(images) if previous is verdicts), len(images))
+    older = (row for row in images[at + 1 :] if row[1].subject.manifest != verdicts.subject.manifest)
+    previous = next(older, None)
+    return read_manifest(previous[0], previous[1].subject.manifest) if previous else None
 
 
 def _offer(
-    factory: Project,
+    project: Project,
     surveyed: TargetSurvey,
-    shown: tuple[StoreRepository, VerdictSet, Manifest],
+    selection: tuple[StoreRepository, VerdictSet, Manifest],
     lock: Lock | None,
 ) -> ImageOffer:
-    place, found, manifest = shown
+    place, verdicts, manifest = selection
     target = surveyed.stage.target
     root = CatalogRoot(
         lock=lock,
-        subject=replace(found.subject, target=target.name),
-        judged=found.judged,
-        revoked=found.revoked,
+        subject=replace(verdicts.subject, target=target.name),
+        judged=verdicts.judged,
+        revoked=verdicts.revoked,
     )
-    image = describe_image(factory, target, root, manifest)
-    sifs = tuple(_sifs(surveyed, found))
+    image = describe_image(project, target, root, manifest)
+    sifs = tuple(_sifs(surveyed, verdicts))
     return ImageOffer(
         image=replace(
             image,
             reference=reference_of(_host(place), place, root.subject),
-            sifs=tuple(one.sif for one in sifs),
+            sifs=tuple(row.sif for row in sifs),
         ),
-        judged=found.judged,
+        judged=verdicts.judged,
         sifs=sifs,
     )
 
 
 def _host(place: StoreRepository) -> str:
-    """Empty for the store on this machine."""
+    """Return the host of a registry, empty for the store on this machine."""
     return "" if isinstance(place.store, LayoutStore) else place.store.name
 
 
-def _sifs(surveyed: TargetSurvey, shown: VerdictSet) -> Iterator[SifOffer]:
-    """The .sif files that were made of the image, or the one that it is."""
+def _sifs(surveyed: TargetSurvey, verdicts: VerdictSet) -> Iterator[SifOffer]:
+    """Return the .sif files that were built from the image, or the image itself if it is a .sif."""
     seen = set()
-    for place, found in surveyed.sifs:
-        manifest = json.loads(read_manifest(place, found.subject.manifest).data)
+    for place, row in surveyed.sifs:
+        manifest = json.loads(read_manifest(place, row.subject.manifest).data)
         made_from = (manifest.get("subject") or {}).get("digest")
-        own = found.subject.manifest == shown.subject.manifest
-        if found.subject.manifest in seen or not (own or made_from == shown.subject.manifest):
+        own = row.subject.manifest == verdicts.subject.manifest
+        if row.subject.manifest in seen or not (own or made_from == verdicts.subject.manifest):
             continue
-        seen.add(found.subject.manifest)
+        seen.add(row.subject.manifest)
         sif = CatalogSif(
-            sha256=found.subject.config,
+            sha256=row.subject.config,
             size=manifest["layers"][0]["size"],
-            reference=reference_of(_host(place), place, found.subject),
-            subject=found.subject,
+            reference=reference_of(_host(place), place, row.subject),
+            subject=row.subject,
         )
-        yield SifOffer(sif=sif, judged=found.judged)
+        yield SifOffer(sif=sif, judged=row.judged)
 
 
 def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> Lock | None:
-    """The present lock, of an image that says in its config that it was made of it; else None."""
+    """Return the current lock if the config of the image names it, else None."""
     blobs = parse_parts(manifest)[1]
     if lock is None or not blobs or blobs[0].media_type not in CONFIG_TYPES or blobs[0].size > MANIFEST_LIMIT:
         return None
     try:
         config = json.loads(b"".join(place.store.read(place.repository, blobs[0])))
-        told = config["config"]["Labels"][LOCK_LABEL]
-    except MALFORMED:  # it says nothing of its lock, or nothing that can be read
+        label = config["config"]["Labels"][LOCK_LABEL]
+    except MALFORMED:  # the config has no readable lock label
         return None
-    return lock if told == lock_digest(lock) else None
+    return lock if label == lock_digest(lock) else None
 
 
-# --- what is in it -------------------------------------------------------------------------------
+# --- contents ------------------------------------------------------------------------------------
 
 
 def _layers(manifest: Manifest, before: Manifest | None) -> tuple[ReportLayer, ...]:
     blobs = parse_parts(manifest)[1]
     layers = blobs if is_sif_manifest(json.loads(manifest.data)) else blobs[1:]
-    kept = {blob.digest for blob in parse_parts(before)[1]} if before else frozenset()
+    unchanged = {blob.digest for blob in parse_parts(before)[1]} if before else frozenset()
     return tuple(
         ReportLayer(
             title=dict(layer.annotations).get(TITLE, ""),
             digest=layer.digest,
             size=layer.size,
-            kept=layer.digest in kept,
+            unchanged=layer.digest in unchanged,
         )
         for layer in layers
     )
@@ -274,10 +274,10 @@ def _packages(lock: Lock | None) -> tuple[ReportPackage, ...]:
     )
 
 
-def _with_scanned(factory: Project, plain: ReportImage, found: VerdictSet) -> ReportImage:
-    """Of an image that is not what the lock gives: the packages that a scan saw in it, if it was scanned."""
-    image = stored_as(factory, found.subject)
-    contents = cached_contents(factory.layout, image) if image else None
+def _with_scanned(project: Project, plain: ReportImage, verdicts: VerdictSet) -> ReportImage:
+    """Replace the packages by those of an earlier scan: the lock does not describe this image."""
+    image = stored_as(project, verdicts.subject)
+    contents = cached_contents(project.layout, image) if image else None
     packages = tuple(
         ReportPackage(name=package.name, version=package.version, build=package.build)
         for package in (contents.packages if contents else ())
@@ -285,19 +285,21 @@ def _with_scanned(factory: Project, plain: ReportImage, found: VerdictSet) -> Re
     return replace(plain, packages=packages, moves=(), since="")
 
 
-# --- what is said of it --------------------------------------------------------------------------
+# --- verdicts and claims ------------------------------------------------------------------------
 
 
 def _history(
     artifacts: Sequence[tuple[StoreRepository, VerdictSet]],
 ) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
-    return _newest_first((found.subject, one) for _, found in artifacts for one in found.judged)
+    return _newest_first(
+        (verdicts.subject, result) for _, verdicts in artifacts for result in verdicts.judged
+    )
 
 
 def _newest_first(
     rows: Iterable[tuple[VerifiedImage, VerificationResult]],
 ) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
-    """Each verdict once, though it lies in store and registry; taken back where one of them knows that."""
+    """Return each verdict once, although store and registry have it; revoked if either says so."""
     by_digest: dict[str, tuple[VerifiedImage, VerificationResult]] = {}
     for subject, judged in rows:
         known = by_digest.get(judged.name)
@@ -312,7 +314,7 @@ def _when(row: tuple[VerifiedImage, VerificationResult]) -> tuple[float, str]:
 
 
 def _weightiest(claims: Iterable[tuple[str, CellClaim]]) -> Mapping[Capability, CellClaim]:
-    found: dict[Capability, CellClaim] = {}
+    claims_by_capability: dict[Capability, CellClaim] = {}
     for capability, claim in chain(claims):
-        found.setdefault(parse_capability(capability), claim)
-    return found
+        claims_by_capability.setdefault(parse_capability(capability), claim)
+    return claims_by_capability

@@ -20,7 +20,7 @@ from imagefactory.trust.verdict import Verdict, VerdictStatus
 from imagefactory.versions import natural
 from imagefactory.views.charts import BarChart, ChartMeasure, column_chart, row_chart
 
-# --- What checks measured, by GPU: the numbers of one image, and one check across versions. Pure
+# --- Measurements of checks by GPU: of one image, and of one check across versions. Pure
 
 
 _LATENCY = re.compile(r"(?P<what>.+)-p50-ms")
@@ -28,7 +28,7 @@ _LATENCY = re.compile(r"(?P<what>.+)-p50-ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRunSummary:
-    """The newest verdict of an image on one kind of GPU that can be relied on."""
+    """The newest valid verdict of an image on one type of GPU."""
 
     gpu: str
     capability: str
@@ -38,9 +38,9 @@ class GpuRunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRates:
-    """One framework on one kind of GPU: runs by version, oldest first, each with the image's target.
+    """One framework on one type of GPU: runs by version, the oldest first, each with its image.
 
-    `checks` are the names of those that ran in any of them; `charts` show how long each took.
+    `checks` are the names of the checks that ran; `charts` show how long each took.
     """
 
     gpu: str
@@ -51,9 +51,9 @@ class FrameworkRates:
 
 
 def runs_of(image: ReportImage) -> tuple[GpuRunSummary, ...]:
-    """The newest good verdict of the image itself, or of a .sif of it, on each kind of GPU."""
+    """Return the newest valid verdict of the image, or of its .sif files, on each type of GPU."""
     own = _own(image)
-    found: dict[tuple[str, str], GpuRunSummary] = {}
+    newest: dict[tuple[str, str], GpuRunSummary] = {}
     for subject, judged in image.history:  # the newest first
         verdict = judged.verdict
         if judged.standing is not VerdictStatus.GOOD or verdict is None or subject.manifest not in own:
@@ -66,32 +66,32 @@ def runs_of(image: ReportImage) -> tuple[GpuRunSummary, ...]:
                 verdict=verdict,
                 by_name={check.name: check for check in verdict.report.checks},
             )
-            found.setdefault((device.capability, device.name), run)
-    return tuple(found[key] for key in sorted(found, key=lambda key: (natural(key[0]), key[1])))
+            newest.setdefault((device.capability, device.name), run)
+    return tuple(newest[key] for key in sorted(newest, key=lambda key: (natural(key[0]), key[1])))
 
 
 def _own(image: ReportImage) -> frozenset[str]:
     if image.offer is None:
         return frozenset()
     return frozenset(
-        {image.offer.image.subject.manifest, *(one.sif.subject.manifest for one in image.offer.sifs)}
+        {image.offer.image.subject.manifest, *(row.sif.subject.manifest for row in image.offer.sifs)}
     )
 
 
 def check_names(runs: Iterable[GpuRunSummary]) -> tuple[str, ...]:
-    """The checks of these runs in the suite's order, those of another suite behind."""
-    found = dict.fromkeys(check.name for run in runs for check in run.verdict.report.checks)
+    """Return the checks of these runs in the order of the suite, then those of other suites."""
+    names = dict.fromkeys(check.name for run in runs for check in run.verdict.report.checks)
     order = {name: number for number, name in enumerate(CHECKS)}
-    return tuple(sorted(found, key=lambda name: order.get(name, len(order))))
+    return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
 
 
 def timing_chart(run: GpuRunSummary) -> BarChart:
-    """How long each check took."""
-    return row_chart(f"Seconds of each check on {run.gpu}", [_timing(one) for one in _ran(run)])
+    """Return a chart of the time of each check."""
+    return row_chart(f"Seconds of each check on {run.gpu}", [_timing(check) for check in _ran(run)])
 
 
 def latency_chart(run: GpuRunSummary) -> BarChart | None:
-    """How long each model took, in its framework and in another runtime; thin: the 95th percentile."""
+    """Return a chart of the latency of each model by runtime; thin bars: the 95th percentile."""
     measures = [
         ChartMeasure(
             label=match["what"],
@@ -111,7 +111,7 @@ def latency_chart(run: GpuRunSummary) -> BarChart | None:
 def effects_on(
     rows: Sequence[tuple[ReportImage, Sequence[GpuRunSummary]]], capability: str
 ) -> tuple[FrameworkRates, ...]:
-    """The same checks across versions, for each framework on each kind of GPU of a capability."""
+    """Return the checks across versions, for each framework on each type of GPU of a capability."""
     groups: dict[tuple[str, str], list[tuple[ReportImage, GpuRunSummary]]] = {}
     for image, runs in rows:
         for run in runs:
@@ -161,19 +161,18 @@ def _ran(run: GpuRunSummary) -> list[CheckResult]:
     ]
 
 
-# --- The words of a report's cells: one symbol, one meaning and one way of being drawn each. Pure
-# Three ways of being drawn, so that nobody needs the colours: filled, something ran there; outlined, it is
-# only
-# foretold; plain, nothing is known. Filled ones differ by symbol, and by colour for those who see it.
+# --- The statuses of a report's cells: each has one symbol, one meaning and one style. Pure
+# No reader needs the colors. Filled: the suite ran there. Outlined: a prediction. Plain: nothing is known.
+# Filled cells differ by symbol and by color.
 
 
 GOOD, BAD, OPEN, HOPE, NOPE, NONE = "good", "bad", "open", "hope", "nope", "none"
-"""Verified; ran and said no; tried, which says nothing of it; foretold yes; foretold no; nothing known."""
+"""Verified; failed; undecided; predicted to run; predicted not to run; nothing known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWord:
-    """`code` is its short name in pages, one for each word."""
+    """The status of a cell. `code` is its unique short name in pages."""
 
     word: str
     code: str
@@ -192,29 +191,35 @@ _ROWS = (
         "tg",
         "⇉",
         OPEN,
-        "the suite passed on several GPUs at once, which says nothing of one; signed",
+        "the suite passed on several GPUs at once, which says nothing about one; signed",
     ),
-    (Outcome.APART, "ap", "⇹", OPEN, "the suite failed on several GPUs at once, which says nothing of one"),
-    (Outcome.WRONG_NUMBERS, "wn", "≠", BAD, "the suite ran there and computed wrongly"),
-    (Outcome.NO_KERNEL, "nk", "∅", BAD, "the suite ran there and met no code for that GPU"),
+    (
+        Outcome.APART,
+        "ap",
+        "⇹",
+        OPEN,
+        "the suite failed on several GPUs at once, which says nothing about one",
+    ),
+    (Outcome.WRONG_NUMBERS, "wn", "≠", BAD, "the suite ran there and computed wrong numbers"),
+    (Outcome.NO_KERNEL, "nk", "∅", BAD, "the suite ran there and found no code for that GPU"),
     (Outcome.DRIVER_TOO_OLD, "do", "↓", BAD, "the suite ran there and the driver was too old"),
     (Outcome.LOAD_FAILED, "lf", "✗", BAD, "the suite ran there and something did not load"),
-    (REVOKED, "rv", "↺", BAD, "it was verified there, and that was taken back; signed"),
+    (REVOKED, "rv", "↺", BAD, "it was verified there, and the verdict was revoked; signed"),
     (Outcome.BUILD_FAILED, "bf", "⊥", BAD, "the image could not be built"),
     (Outcome.UNSOLVABLE, "us", "⊗", BAD, "no environment could be locked"),
-    (Outcome.NO_GPU, "ng", "○", OPEN, "tried, and there was no GPU"),
-    (Outcome.WRONG_GPU, "wg", "⇄", OPEN, "tried, and the GPU was another than asked for"),
-    (Outcome.PULL_FAILED, "pf", "⇣", OPEN, "tried, and the image could not be fetched"),
-    (Outcome.TIMEOUT, "to", "…", OPEN, "tried, and it took too long"),
-    (Outcome.HELD, "he", "‖", OPEN, "tried, and the pool held the job"),
-    (Outcome.NO_MATCH, "nm", "∄", OPEN, "tried, and no machine of the pool fits"),
-    (Outcome.INFRASTRUCTURE, "in", "!", OPEN, "tried, and the machine was at fault"),
+    (Outcome.NO_GPU, "ng", "○", OPEN, "tested, but there was no GPU"),
+    (Outcome.WRONG_GPU, "wg", "⇄", OPEN, "tested, but the GPU was not the requested one"),
+    (Outcome.PULL_FAILED, "pf", "⇣", OPEN, "tested, but the image could not be fetched"),
+    (Outcome.TIMEOUT, "to", "…", OPEN, "tested, but it took too long"),
+    (Outcome.HELD, "he", "‖", OPEN, "tested, but the pool held the job"),
+    (Outcome.NO_MATCH, "nm", "∄", OPEN, "no machine of the pool can run the job"),
+    (Outcome.INFRASTRUCTURE, "in", "!", OPEN, "tested, but the machine failed"),
     (PREDICTED, "p", "◇", HOPE, "not tested; by its GPU code it runs there"),
     (PARTLY, "pp", "◈", HOPE, "not tested; by its GPU code some of it runs there"),
     (DOCUMENTED, "d", "□", HOPE, "not tested; a project's page says that it runs there"),
     (HALF_DOCUMENTED, "dp", "◪", HOPE, "not tested; a project's page says that some of it runs there"),
     (UNLIKELY, "pn", "⊘", NOPE, "not tested; by its GPU code it does not run there"),
-    (UNDOCUMENTED, "dn", "⊖", NOPE, "not tested; a project's page speaks against it"),
+    (UNDOCUMENTED, "dn", "⊖", NOPE, "not tested; a project's page says that it does not run there"),
     (Outcome.NOT_TESTED, "n", "·", NONE, "not tested, and nothing is known"),
 )
 STATUSES = {
@@ -234,13 +239,13 @@ _PREDICTED_STATUSES = {
 
 
 def predicted_status(claim: CellClaim | None) -> StatusWord:
-    """What a claim without a verdict says."""
+    """Return the status of a claim without a verdict."""
     word = _PREDICTED_STATUSES.get((claim.basis, claim.answer)) if claim else None
     return STATUSES[word or Outcome.NOT_TESTED]
 
 
 def status_of(combo: ComboCell, claim: CellClaim | None) -> StatusWord:
-    """The word of a cell; `claim` is the weightiest without a verdict, for one that nobody ran."""
+    """Return the status of a cell; `claim` is the strongest one without a verdict, for untested cells."""
     if combo.state is ComboState.VALID:
         return STATUSES[Outcome.VERIFIED]
     if combo.basis in (VERIFIED, REPORTED) or combo.cause in (Outcome.UNSOLVABLE, Outcome.NO_MATCH):
@@ -251,9 +256,9 @@ def status_of(combo: ComboCell, claim: CellClaim | None) -> StatusWord:
 
 
 def count_statuses(words: Iterable[StatusWord]) -> tuple[tuple[StatusWord, int], ...]:
-    """Every word with how often it stands there, in the order of the table."""
-    found = Counter(word.word for word in words)
-    return tuple((word, found[name]) for name, word in STATUSES.items())
+    """Return every status with the number of its cells, in the order of the table."""
+    counts = Counter(word.word for word in words)
+    return tuple((word, counts[name]) for name, word in STATUSES.items())
 
 
 def _codes() -> list[tuple[str, list[str]]]:
@@ -262,7 +267,7 @@ def _codes() -> list[tuple[str, list[str]]]:
 
 
 STYLED: Mapping[str, object] = {"words": tuple(STATUSES.values()), "kinds": _codes()}
-"""What the style of pages is made with."""
+"""The values of the style template."""
 
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,150}")
@@ -270,7 +275,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,150}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixColumn:
-    """A column: the capability, the first GPU of it and all that are known by name."""
+    """A column: the capability, its first GPU, and all its known GPUs by name."""
 
     capability: Capability
     text: str
@@ -280,7 +285,7 @@ class MatrixColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageMatrixRow:
-    """`day` is when the newest verdict was signed that can be relied on, in days since 1970; 0 for none."""
+    """`day` is the day of the newest valid verdict, in days since 1970; 0 for none."""
 
     image: ReportImage
     file: str
@@ -292,21 +297,23 @@ class ImageMatrixRow:
 def matrix_gpus(report: ReportContents) -> tuple[MatrixColumn, ...]:
     known = [(gpu.capability, gpu.name) for gpu in gpus()]
     known += [(gpu.processor, gpu.name) for gpu in amd_gpus()]
-    found = []
+    matrix_columns = []
     for capability in report.capabilities:
         names = tuple(name for of, name in known if of == capability)
         first = names[0] if names else ""
-        found.append(MatrixColumn(capability=capability, text=str(capability), first=first, names=names))
-    return tuple(found)
+        matrix_columns.append(
+            MatrixColumn(capability=capability, text=str(capability), first=first, names=names)
+        )
+    return tuple(matrix_columns)
 
 
 def matrix_rows(report: ReportContents) -> tuple[ImageMatrixRow, ...]:
-    """By framework and family, numbers by their size; a column for each capability of the report."""
+    """Return the rows by framework, family and version, with a cell for each capability of the report."""
     order = sorted(
         report.images,
-        key=lambda one: (
-            *(one.framework, one.family),
-            *(natural(one.version), natural(one.cuda), natural(one.target)),
+        key=lambda image_row: (
+            *(image_row.framework, image_row.family),
+            *(natural(image_row.version), natural(image_row.cuda), natural(image_row.target)),
         ),
     )
     return tuple(
@@ -322,15 +329,17 @@ def matrix_rows(report: ReportContents) -> tuple[ImageMatrixRow, ...]:
 
 
 def statuses_of(image: ReportImage, capabilities: Sequence[Capability]) -> tuple[StatusWord, ...]:
-    """A word for each capability; none at all of an image for CPUs alone."""
+    """Return the status of each capability; none for an image for CPUs only."""
     if not image.gpu:
         return ()
     combos = {combo.capability: combo for combo in image.combos}
-    return tuple(status_of(combos[one], image.predicted.get(one)) for one in capabilities)
+    return tuple(
+        status_of(combos[capability], image.predicted.get(capability)) for capability in capabilities
+    )
 
 
 def file_name(target: str) -> str:
-    """The target's name; of one that is none, a hash of it."""
+    """Return the name of the target, or a hash of it if it is not a safe file name."""
     return target if _SAFE.fullmatch(target) else f"image-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
 
 

@@ -4,11 +4,11 @@
     images/TARGET.html    a page for each image, and TARGET.svg, its badge
     gpus/8.0.html         a page for each compute capability
     matrix.svg            the matrix as a picture
-    night.html            what the last night changed, where there was one
-    log.html, log.jsonl   who signed, revoked, promoted and published from this store, where anyone did
+    night.html            what the last nightly run changed, if there was one
+    log.html, log.jsonl   who signed, revoked, promoted and published from this store, if anyone did
     style.css
 
-Every value goes through templates that escape it; names of files are made of letters, digits and `._+-`.
+The templates escape every value. File names consist of letters, digits and `._+-`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "night.html"
 
 
-# --- A badge of one image: on which capabilities it is verified, as a small SVG. Pure
+# --- The badge of one image as a small SVG: on which capabilities it is verified. Pure
 
 
 GREEN, RED, GREY = "#0b6e4f", "#b42318", "#5d6770"
@@ -64,18 +64,18 @@ _CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average
 
 
 def format_badge(image: ReportImage) -> str:
-    """`verified on sm_80, sm_90`; else that it failed where it was tried, was not tested, or is for CPUs."""
+    """Return a badge: `verified on sm_80, sm_90`, or that the image failed, is not tested or is for CPUs."""
     right, colour = _status_text(image)
-    left = image.target
-    at = round(len(left) * _CHARACTER + 14)
+    target = image.target
+    at = round(len(target) * _CHARACTER + 14)
     width = at + round(len(right) * _CHARACTER + 14)
-    return fill(TEMPLATES, "badge.svg", left=left, right=right, colour=colour, at=at, width=width)
+    return fill(TEMPLATES, "badge.svg", left=target, right=right, colour=colour, at=at, width=width)
 
 
 def _status_text(image: ReportImage) -> tuple[str, str]:
-    proven = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
-    if proven:
-        return f"verified on {', '.join(proven)}", GREEN
+    verified = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
+    if verified:
+        return f"verified on {', '.join(verified)}", GREEN
     failed = [combo for combo in image.combos if combo.state is ComboState.FAILED]
     if failed:
         cause = str(failed[0].cause)
@@ -85,7 +85,7 @@ def _status_text(image: ReportImage) -> tuple[str, str]:
 
 
 # --- The matrix as one picture: an SVG without script, light and dark by the reader's preference. Pure
-# It names no time, so that the same images make the same bytes.
+# It contains no time, so that the same images give the same bytes.
 
 
 NAME, COLUMN, CELL = 245, 66, 56
@@ -111,7 +111,7 @@ class PictureLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureMark:
-    """A word of the legend."""
+    """An entry of the legend."""
 
     word: StatusWord
     x: int
@@ -125,7 +125,7 @@ class PictureHeading:
 
 
 def format_picture(rows: Sequence[ImageMatrixRow], gpus: Sequence[MatrixColumn]) -> str:
-    """The picture's text, without the images for CPUs alone; about 100 bytes a cell."""
+    """Return the picture without images for CPUs only; about 100 bytes a cell."""
     rows = [row for row in rows if row.image.gpu]
     width = max(NAME + COLUMN * len(gpus) + 12, 520)
     lines, y = _lines(rows)
@@ -148,12 +148,12 @@ def format_picture(rows: Sequence[ImageMatrixRow], gpus: Sequence[MatrixColumn])
         marks=marks,
         says=f"{len(rows)} images on {len(gpus)} compute capabilities: "
         + ", ".join(f"{count} {word.word}" for word, count in count_statuses(words) if count),
-        foot=f"imagefactory report: {verified} of {len(words)} verified. Filled: ran. Outlined: foretold.",
+        foot=f"imagefactory report: {verified} of {len(words)} verified. Filled: ran. Outlined: predicted.",
     )
 
 
 def _lines(rows: Sequence[ImageMatrixRow]) -> tuple[list[PictureLine], int]:
-    """The lines from the top down, and where they end."""
+    """Return the lines from top to bottom, and the y coordinate after the last one."""
     lines, y, family = [], TOP, ""
     for row in rows:
         if row.image.family != family:
@@ -171,28 +171,28 @@ if TYPE_CHECKING:
 
 LOG, LOG_LINES = "log.html", "log.jsonl"
 MAX_ACTS = 200
-"""Acts on the page of the log; the file of lines has more."""
+"""The most entries on the log page; log.jsonl has more."""
 AGES = (7, 30, 90)
-"""Days within which the newest verdict may be."""
+"""Choices of the filter for the age of the newest verdict, in days."""
 _STATUS_GROUPS = (
     (GOOD, "Verified", "The suite passed in that very image on a GPU of this capability."),
-    (HOPE, "Foretold to run", "Not tested. The image's GPU code, or a project's page, says that it runs."),
-    (OPEN, "Tried, undecided", "What came of it says nothing of the image."),
-    (BAD, "Failed", "It was tried and does not do."),
-    (NOPE, "Foretold not to run", "Not tested. What is known speaks against it."),
-    (NONE, "Not tested", "Nothing is known: a test would tell."),
+    (HOPE, "Predicted to run", "Not tested. The image's GPU code, or a project's page, says that it runs."),
+    (OPEN, "Undecided", "It was tested, but the result says nothing about the image."),
+    (BAD, "Failed", "The image was tested and failed."),
+    (NOPE, "Predicted not to run", "Not tested. The known facts say that it does not run."),
+    (NONE, "Not tested", "Nothing is known."),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteCell:
-    """One image on one capability: what was foretold beside what came out of running it there."""
+    """One image on one capability: the prediction, and the result of running it there."""
 
     gpu: MatrixColumn
     outcome: StatusWord
     combo: ComboCell
     claim: CellClaim | None
-    foretold: StatusWord
+    predicted: StatusWord
     verdict: Verdict | None
     passed: str
     tried: bool
@@ -208,12 +208,12 @@ class GpuRow:
 
 
 def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
-    """Name and text of each file, the pages one by one."""
-    shown = matrix_gpus(report)
+    """Yield the name and text of each file, the pages one by one."""
+    columns = matrix_gpus(report)
     rows = matrix_rows(report)
     on_gpus = tuple(row for row in rows if row.image.gpu)
-    given = {
-        "gpus": shown,
+    values = {
+        "gpus": columns,
         "made": f"{report.made:%Y-%m-%d %H:%M} UTC",
         "place": report.place,
         "words": STATUSES,
@@ -223,15 +223,15 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
     }
     files = {row.image.target: row.file for row in rows}
     yield "style.css", fill(TEMPLATES, "style.css", **STYLED)
-    yield "index.html", _index(report, rows, given)
-    yield "matrix.svg", format_picture(rows, shown)
+    yield "index.html", _index(report, rows, values)
+    yield "matrix.svg", format_picture(rows, columns)
     if report.night:
         yield (
             PAGE,
-            fill(TEMPLATES, PAGE, **{**given, "here": "night"}, up="", policy=policy(), **report.night),
+            fill(TEMPLATES, PAGE, **{**values, "here": "night"}, up="", policy=policy(), **report.night),
         )
     if report.acts:
-        acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**given, "here": "log"}
+        acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**values, "here": "log"}
         yield (
             LOG,
             fill(
@@ -246,12 +246,12 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
             ),
         )
         yield LOG_LINES, "".join(json.dumps(asdict(act)) + "\n" for act in report.acts)
-    image_page = {**given, "up": "../", "policy": policy(TEMPLATES / "copy.js"), "keys": report.keys}
+    image_page = {**values, "up": "../", "policy": policy(TEMPLATES / "copy.js"), "keys": report.keys}
     for row in rows:
-        yield f"images/{row.file}.html", fill(TEMPLATES, "image.html", **image_page, **_image(row, shown))
+        yield f"images/{row.file}.html", fill(TEMPLATES, "image.html", **image_page, **_image(row, columns))
         yield f"images/{row.file}.svg", format_badge(row.image)
-    gpu_page = {**given, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
-    for number, gpu in enumerate(shown):
+    gpu_page = {**values, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
+    for number, gpu in enumerate(columns):
         by_kind: dict[str, list[GpuRow]] = {kind: [] for kind, _, _ in _STATUS_GROUPS}
         for row in on_gpus:
             by_kind[row.words[number].kind].append(_gpu_row(row, number))
@@ -271,7 +271,7 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mapping[str, Any]) -> str:
+def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], values: Mapping[str, Any]) -> str:
     groups = [
         (framework, family, list(some))
         for (framework, family), some in groupby(
@@ -281,18 +281,18 @@ def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mappin
     frameworks = dict.fromkeys(framework for framework, _, _ in groups)
     legend = count_statuses(word for row in rows for word in row.words)
     cudas = sorted({row.image.cuda for row in rows}, key=natural)
-    shown = given["gpus"]
+    columns = values["gpus"]
     filters = [
         ("framework", "Framework", [(name, name) for name in frameworks]),
         ("cuda", "CUDA", [(cuda, cuda) for cuda in cudas]),
-        ("gpu", "GPU", [(gpu.text, f"{gpu.text} {gpu.first}".rstrip()) for gpu in shown]),
+        ("gpu", "GPU", [(gpu.text, f"{gpu.text} {gpu.first}".rstrip()) for gpu in columns]),
         ("outcome", "Outcome", [(word.code, word.word) for word, count in legend if count]),
         ("age", "Newest verdict", [(str(days), f"within {days} days") for days in AGES]),
     ]
     return fill(
         TEMPLATES,
         "index.html",
-        **given,
+        **values,
         up="",
         policy=policy(TEMPLATES / "matrix.js"),
         images=len(rows),
@@ -308,11 +308,11 @@ def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mappin
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def _image(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> dict[str, Any]:
+def _image(row: ImageMatrixRow, columns: Sequence[MatrixColumn]) -> dict[str, Any]:
     runs = row.runs
     return {
         "image": row.image,
-        "cells": _cells(row, shown),
+        "cells": _cells(row, columns),
         "runs": runs,
         "checks": check_names(runs),
         "timings": [timing_chart(run) for run in runs],
@@ -320,7 +320,7 @@ def _image(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> dict[str, Any]
     }
 
 
-def _cells(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> list[SiteCell]:
+def _cells(row: ImageMatrixRow, columns: Sequence[MatrixColumn]) -> list[SiteCell]:
     combos = {combo.capability: combo for combo in row.image.combos}
     newest: dict[str, Verdict] = {}
     for run in row.runs:
@@ -328,7 +328,7 @@ def _cells(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> list[SiteCell]
         if known is None or run.verdict.issued > known.issued:
             newest[run.capability] = run.verdict
     cells = []
-    for gpu, word in zip(shown if row.image.gpu else (), row.words, strict=True):
+    for gpu, word in zip(columns if row.image.gpu else (), row.words, strict=True):
         claim, verdict = row.image.predicted.get(gpu.capability), newest.get(gpu.text)
         combo = combos[gpu.capability]
         cells.append(
@@ -337,7 +337,7 @@ def _cells(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> list[SiteCell]
                 outcome=word if word.kind in (GOOD, BAD, OPEN) else STATUSES[Outcome.NOT_TESTED],
                 combo=combo,
                 claim=claim,
-                foretold=predicted_status(claim),
+                predicted=predicted_status(claim),
                 verdict=verdict,
                 passed=passed(verdict) if verdict else "",
                 tried=combo.basis in (VERIFIED, REPORTED),

@@ -1,6 +1,6 @@
-"""Tables of what is proven where: read from store, registry and sweeps, written as files.
+"""Tables of combinations and their verdicts: read from store, registry and sweeps, written as files.
 
-What stands in them, combos.py decides, and report/tables.py how it is written.
+matrix/combos.py decides what the tables contain.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableData:
-    """What the files say. `trusted`: whether any key is trusted here; else nothing can be valid.
+    """The contents of the files. `trusted`: a key is trusted here; without one nothing can be valid.
 
-    `notes` say what was passed over, a line each.
+    `notes` say what was skipped, a line each.
     """
 
     made: datetime
@@ -78,11 +78,10 @@ class TableData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRequest:
-    """Where verdicts are looked for (`registry` empty: the store), and when.
+    """Where to search verdicts (an empty `registry`: the store), and the current time.
 
-    `capabilities` are columns beside those that recipes require, that verdicts speak of or that sweeps tried.
-    `sweeps` are folders that somebody named, `stored` those that lie beside the store: one of these that
-    cannot be read stops nothing.
+    `capabilities` are columns added to those that recipes require, verdicts name or sweeps tested. `sweeps`
+    are directories that the user passed. `stored` are those next to the store; unreadable ones are skipped.
     """
 
     now: datetime
@@ -94,7 +93,7 @@ class TableRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSurvey:
-    """A target and all that was read of it: its images in a place each, the newest first, and .sif files."""
+    """A target with its images, the newest first, and its .sif files, each with its repository."""
 
     stage: TargetStatus
     images: tuple[tuple[StoreRepository, VerdictSet], ...]
@@ -102,38 +101,38 @@ class TargetSurvey:
 
 
 def read_tables(
-    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+    project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> TableData:
-    """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
-    tables = survey(factory, targets, asked, progress)[0]
+    """Return the tables. Raises UsageError for unreadable trust or sweeps, RegistryError and StoreError."""
+    tables = survey(project, targets, request, progress)[0]
     for_cpus = ", ".join(target.name for target in targets if not target.gpu)
     note = (f"only for CPUs, so not a combination: {for_cpus}",) if for_cpus else ()
     return replace(tables, notes=(*tables.notes, *note))
 
 
 def survey(
-    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+    project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> tuple[TableData, tuple[TargetSurvey, ...]]:
-    """The tables, and what they were made of, a target each: those for CPUs alone have no combination.
+    """Return the tables, and a survey of each target. Targets for CPUs only have no combination.
 
     Raises as `read_tables`.
     """
-    court = read_verification_policy(factory, asked.now)
-    also = "" if asked.registry else factory.settings.registry.value
-    asking = PlanLookup(now=asked.now, registry=asked.registry, also=also, renew=False)
-    stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
-    surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
-    on_gpus = [one for one in surveyed if one.stage.target.gpu]
-    entries, stages = [_entry(one) for one in on_gpus], [one.stage for one in on_gpus]
-    told, notes = _read_sweeps(asked)
-    capabilities = columns(entries, told, asked.capabilities)
-    combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
+    policy = read_verification_policy(project, request.now)
+    also = "" if request.registry else project.settings.registry.value
+    lookup = PlanLookup(now=request.now, registry=request.registry, also=also, renew=False)
+    stages = [_solved(project, stage) for stage in read_stages(project, targets, lookup)]
+    surveyed = tuple(_survey(project, stage, request, progress) for stage in stages)
+    on_gpus = [row for row in surveyed if row.stage.target.gpu]
+    entries, stages = [_entry(row) for row in on_gpus], [row.stage for row in on_gpus]
+    sweep_states, notes = _read_sweeps(request)
+    capabilities = columns(entries, sweep_states, request.capabilities)
+    combos = make_combos(_with_rulings(entries, stages, capabilities), sweep_states, capabilities)
     tables = TableData(
-        made=asked.now,
-        place=_place_name(factory, asked.registry),
+        made=request.now,
+        place=_place_name(project, request.registry),
         combos=combos,
         ranges=make_ranges(combos),
-        trusted=bool(court.trust.keys),
+        trusted=bool(policy.trust.keys),
         notes=notes,
     )
     return tables, surveyed
@@ -145,41 +144,43 @@ def _place_name(access: Access, registry: str) -> str:
     return " and ".join(filter(None, (str(access.settings.store_path), access.settings.registry.value)))
 
 
-def _solved(factory: Project, stage: TargetStatus) -> TargetStatus:
-    """A stage that is blocked because locking found no environment says so as a rule of the plan."""
+def _solved(project: Project, stage: TargetStatus) -> TargetStatus:
+    """Add the reason to a stage that is blocked because locking found no environment."""
     if not stage.block:
         return stage
     try:
-        why = read_unsolvable_reason(factory, stage.target)
-    except (LockError, StaleError):  # of the target below, which has a row of its own
+        why = read_unsolvable_reason(project, stage.target)
+    except (LockError, StaleError):  # of the parent target, which has its own row
         return stage
     return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
 
 
 def _places(access: Access, family: str, registry: str) -> tuple[StoreRepository, ...]:
-    """The registry that is asked for alone, else the store and the registry of the settings."""
+    """Return only the requested registry, else the store and the registry of the settings."""
     if registry:
         return (registry_of(access, family, registry),)
     local = local_place(access, family)
     return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
 
 
-def _survey(access: Access, stage: TargetStatus, asked: TableRequest, progress: Progress) -> TargetSurvey:
-    """With every image of the target in its places, the newest first, and the .sif files."""
-    target, court = stage.target, read_verification_policy(access, asked.now)
-    every: list[tuple[StoreRepository, VerdictSet]] = []
+def _survey(access: Access, stage: TargetStatus, request: TableRequest, progress: Progress) -> TargetSurvey:
+    """Return every image of the target in its places, the newest first, and the .sif files."""
+    target, policy = stage.target, read_verification_policy(access, request.now)
+    artifacts: list[tuple[StoreRepository, VerdictSet]] = []
     files: list[tuple[StoreRepository, VerdictSet]] = []
-    for place in _places(access, target.family, asked.registry):
-        images = list_verdicts(access, PromotionRequest(target=target, place=place, now=asked.now), progress)
-        every += [(place, image) for image in images]
+    for place in _places(access, target.family, request.registry):
+        images = list_verdicts(
+            access, PromotionRequest(target=target, place=place, now=request.now), progress
+        )
+        artifacts += [(place, image) for image in images]
         for digest in sifs_of(place, target, images):
-            files.append((place, find_in(access, place, read_subject(place, digest), court)))
-    return TargetSurvey(stage=stage, images=tuple(every), sifs=tuple(files))
+            files.append((place, find_in(access, place, read_subject(place, digest), policy)))
+    return TargetSurvey(stage=stage, images=tuple(artifacts), sifs=tuple(files))
 
 
 def _entry(surveyed: TargetSurvey) -> ComboEntry:
     stage, target = surveyed.stage, surveyed.stage.target
-    artifacts = [found for _, found in (*surveyed.images, *surveyed.sifs)]
+    artifacts = [verdicts for _, verdicts in (*surveyed.images, *surveyed.sifs)]
     return ComboEntry(
         target=target.name,
         framework=target.framework,
@@ -189,20 +190,22 @@ def _entry(surveyed: TargetSurvey) -> ComboEntry:
         judged=tuple(artifact.judged for artifact in artifacts),
         required=tuple(parse_capability(capability) for capability in target.capabilities),
         block=stage.block or ("" if artifacts else stage.missing),
-        revoked=tuple(row for _, found in (*surveyed.images[:1], *surveyed.sifs) for row in found.revoked),
+        revoked=tuple(
+            row for _, verdicts in (*surveyed.images[:1], *surveyed.sifs) for row in verdicts.revoked
+        ),
     )
 
 
 def _with_rulings(
     entries: Sequence[ComboEntry], stages: Sequence[TargetStatus], capabilities: Sequence[Capability]
 ) -> list[ComboEntry]:
-    """What a plan would make of every cell, verdicts left aside."""
+    """Add the ruling of a plan without verdicts to every cell."""
     if not capabilities:
         return list(entries)
     plan = make_plan(
         PlanInput(
             stages=tuple(replace(stage, verdicts=()) for stage in stages),
-            devices=tuple(PlanGpu(capability=one) for one in capabilities),
+            devices=tuple(PlanGpu(capability=capability) for capability in capabilities),
         )
     )
     return [
@@ -211,23 +214,23 @@ def _with_rulings(
     ]
 
 
-def _read_sweeps(asked: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
-    """What all sweeps told, and which of the store's were passed over. Raises UsageError for a named one."""
-    told = [one for folder in asked.sweeps for one in read_sweep_results(folder)]
+def _read_sweeps(request: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
+    """Return the results of all sweeps, and notes on skipped ones. Raises UsageError for a named one."""
+    states = [state for folder in request.sweeps for state in read_sweep_results(folder)]
     notes = []
-    for folder in asked.stored:
+    for folder in request.stored:
         try:
-            told += read_sweep_results(folder)
+            states += read_sweep_results(folder)
         except UsageError as error:
             notes.append(f"skipped a sweep of the store: {error.message}")
-    return tuple(told), tuple(notes)
+    return tuple(states), tuple(notes)
 
 
 def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
-    """What the last `sweep collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
+    """Return the results of the last `sweep collect`. Raises UsageError if `folder` is not a sweep."""
     sweep = read_sweep(folder)
     nodes = {node.name: node for node in sweep.nodes}
-    told = [
+    states = [
         SweepNodeState(
             target=node.target,
             capability=_capability(node.capability, folder),
@@ -240,7 +243,7 @@ def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
         for node in read_collected(folder)
         if node.result.outcome is not None and node.result.node in nodes
     ]
-    told += [
+    states += [
         SweepNodeState(
             target=left_out.target,
             capability=_capability(left_out.capability, folder),
@@ -253,7 +256,7 @@ def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
         for left_out in sweep.left_out
         if left_out.rule == NO_MATCH
     ]
-    return tuple(told)
+    return tuple(states)
 
 
 def _capability(text: str, folder: Path) -> Capability:
@@ -266,30 +269,30 @@ def _capability(text: str, folder: Path) -> Capability:
 
 
 def read_catalogued(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> TableData:
-    """The same of a signed catalogue, for people without a factory: what is predicted it says itself.
+    """Return the tables of a signed catalog, with its own predictions, for users without a project.
 
-    Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
+    Raises as `read_catalog`, and NothingSelectedError for a name that it does not have.
     """
     center, names = only_center(settings, names)
-    return survey_catalog(center, environ, names, asked)[0]
+    return survey_catalog(center, environ, names, request)[0]
 
 
 def survey_catalog(
-    center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+    center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> tuple[TableData, tuple[ImageOffer, ...]]:
-    """The tables of a center's catalogue, and the offers they were made of. Raises as `read_catalogued`."""
-    catalogue, trust = read_catalog(center.settings, environ, asked.now), center.trust
+    """Return the tables of a center's catalog, and its offers. Raises as `read_catalogued`."""
+    catalogue, trust = read_catalog(center.settings, environ, request.now), center.trust
     offers = tuple(
-        verify_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
+        verify_offer(catalogue, image, trust, request.now) for image in select_images(catalogue, names)
     )
     entries = [_catalog_entries(offer) for offer in offers if offer.image.gpu]
-    told, notes = _read_sweeps(asked)
-    capabilities = columns(entries, told, asked.capabilities)
-    combos = make_combos(entries, told, capabilities)
+    sweep_states, notes = _read_sweeps(request)
+    capabilities = columns(entries, sweep_states, request.capabilities)
+    combos = make_combos(entries, sweep_states, capabilities)
     tables = TableData(
-        made=asked.now,
+        made=request.now,
         place=center.place,
         combos=combos,
         ranges=make_ranges(combos),
@@ -301,15 +304,15 @@ def survey_catalog(
 def _catalog_entries(offer: ImageOffer) -> ComboEntry:
     image = offer.image
     claims: dict[Capability, CellClaim] = {}
-    for capability, claim in image.predicted:  # the weightiest of a capability comes first
+    for capability, claim in image.predicted:  # the strongest of a capability comes first
         claims.setdefault(parse_capability(capability), claim)
     return ComboEntry(
         target=image.target,
         framework=image.framework,
         version=image.target.removeprefix(f"{image.family}-").partition("-")[0],
         cuda=image.cuda,
-        images=frozenset({image.subject.manifest, *(one.sif.subject.manifest for one in offer.sifs)}),
-        judged=(offer.judged, *(offered.judged for offered in offer.sifs)),
+        images=frozenset({image.subject.manifest, *(row.sif.subject.manifest for row in offer.sifs)}),
+        judged=(offer.judged, *(row.judged for row in offer.sifs)),
         rulings={
             capability: CellRuling(claim=claim, against=(claim,) if claim.answer is Compatibility.NO else ())
             for capability, claim in claims.items()
@@ -317,24 +320,24 @@ def _catalog_entries(offer: ImageOffer) -> ComboEntry:
         required=tuple(parse_capability(capability) for capability in image.required),
         revoked=tuple(
             row
-            for subject in (image.subject, *(one.sif.subject for one in offer.sifs))
+            for subject in (image.subject, *(row.sif.subject for row in offer.sifs))
             for row in image.revoked_of(subject)
         ),
     )
 
 
 def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False) -> tuple[Path, ...]:
-    """Writes the files beside and renames them; earlier tables are replaced.
+    """Write the tables atomically, replacing earlier ones.
 
-    Raises UsageError where a file of such a name was not written by this program, but for `force`.
+    Raises UsageError if imagefactory did not write an existing file, unless `force` is set.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in files]
-    there = [path.name for path in paths if path.exists()]
-    if there and not force and not _is_ours(folder / JSON_FILE):
+    existing = [path.name for path in paths if path.exists()]
+    if existing and not force and not _is_ours(folder / JSON_FILE):
         raise UsageError(
             "output-foreign-files",
-            f"{folder} has a {', '.join(there)} that imagefactory did not write",
+            f"{folder} has a {', '.join(existing)} that imagefactory did not write",
             hint="choose another directory with --output, or pass --force",
         )
     replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
@@ -349,12 +352,10 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-# --- Tables of proven combinations as files: CSV with the columns of CHTC's compatibility test, Markdown,
-# JSON
-# Pure. `valid_combos.csv` and `invalid_combos.csv` have one line for each framework, CUDA, version and
-# capability. A combination that was not tested, or whose job only met a fault of a machine or the pool, is
-# in
-# neither. Their headers are those of that test, so that programs which read its files read these.
+# --- The tables as files: CSV with the columns of CHTC's compatibility test, Markdown and JSON. Pure
+# `valid_combos.csv` and `invalid_combos.csv` have one line for each framework, CUDA, version and capability.
+# A combination that was not tested, or whose job failed because of a machine or the pool, is in neither.
+# Their headers are those of CHTC's test, so that programs which read its files can read these.
 
 
 HEADER = "Framework, Compute Capability, Cuda Library, Framework Version"
@@ -368,27 +369,27 @@ VALID_FILE, INVALID_FILE, RANGES_FILE = "valid_combos.csv", "invalid_combos.csv"
 
 
 def format_valid(combos: Iterable[ComboCell]) -> str:
-    """`valid_combos.csv`."""
-    return _csv(HEADER, [_columns(one) for one in unite(combos) if one.state is ComboState.VALID])
+    """Return `valid_combos.csv`."""
+    return _csv(HEADER, [_columns(combo) for combo in unite(combos) if combo.state is ComboState.VALID])
 
 
 def format_invalid(combos: Iterable[ComboCell]) -> str:
-    """`invalid_combos.csv`."""
-    rows = [(*_columns(one), cause(one)) for one in unite(combos) if one.state in INVALID]
+    """Return `invalid_combos.csv`."""
+    rows = [(*_columns(combo), cause(combo)) for combo in unite(combos) if combo.state in INVALID]
     return _csv(INVALID_HEADER, rows)
 
 
 def format_ranges(ranges: Iterable[VersionRange]) -> str:
-    """`version_ranges.csv`; CUDA versions with a blank between."""
+    """Return `version_ranges.csv`, with spaces between CUDA versions."""
     rows = [
-        (one.framework, str(one.capability), one.first, one.last, " ".join(one.cuda), one.state.value)
-        for one in ranges
+        (row.framework, str(row.capability), row.first, row.last, " ".join(row.cuda), row.state.value)
+        for row in ranges
     ]
     return _csv(RANGES_HEADER, rows)
 
 
 def cause(combo: ComboCell) -> str:
-    """The word alone where it was tried or cannot be; what is only foretold is called so."""
+    """Return the cause of a failure, with its basis if it is only predicted or documented."""
     known = combo.basis in (VERIFIED, REPORTED) or combo.cause in tuple(Outcome)
     return combo.cause if known else f"{combo.cause} ({combo.basis})"
 
@@ -408,7 +409,7 @@ def _csv(header: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def tables_json(tables: TableData) -> dict[str, object]:
-    """Every target on every capability, also what was not tested."""
+    """Return every target on every capability, tested or not, as JSON."""
     return {
         "made": format_time(tables.made),
         "place": tables.place,
@@ -420,9 +421,9 @@ def tables_json(tables: TableData) -> dict[str, object]:
 
 
 def counts(combos: Iterable[ComboCell]) -> dict[str, int]:
-    """How many combinations are in each state, several targets of one counted once."""
-    found = Counter(one.state for one in unite(combos))
-    return {state.value: found[state] for state in ComboState}
+    """Return the number of combinations in each state. Targets of one combination count once."""
+    by_state = Counter(combo.state for combo in unite(combos))
+    return {state.value: by_state[state] for state in ComboState}
 
 
 # --- for people ----------------------------------------------------------------------------------
@@ -431,7 +432,7 @@ _NOBODY = "No key is trusted here, so nothing can be called valid."
 
 
 def format_summary(tables: TableData, width: int | None = None) -> str:
-    """Version ranges by framework and capability, and how many combinations there are of each state."""
+    """Return version ranges by framework and capability, and the number of combinations in each state."""
     number = counts(tables.combos)
     foot = ", ".join(f"{number[state]} {state}" for state in ComboState if number[state]) or "nothing"
     lines = [f"{sum(number.values())} combinations in {tables.place}: {foot}"]
@@ -441,16 +442,16 @@ def format_summary(tables: TableData, width: int | None = None) -> str:
         return "\n".join(lines)
     header, rows = _range_table(tables.ranges)
     cells = [[cell or "-" for cell in row] for row in rows]
-    table = format_table([one.upper() for one in header], cells, width)
+    table = format_table([column.upper() for column in header], cells, width)
     return "\n".join([table, "", *fold(lines, width)])
 
 
 def _range_table(ranges: Sequence[VersionRange]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """A row for each framework and capability, a column for each state that there is."""
+    """Return a row for each framework and capability, and a column for each state that occurs."""
     states = [
         state
         for state in ComboState
-        if state is ComboState.VALID or any(one.state is state for one in ranges)
+        if state is ComboState.VALID or any(row.state is state for row in ranges)
     ]
     header = ("Framework", "Capability", *(state.capitalize() for state in states))
     rows = [
@@ -461,34 +462,34 @@ def _range_table(ranges: Sequence[VersionRange]) -> tuple[tuple[str, ...], list[
 
 
 def _by_gpu(ranges: Iterable[VersionRange]) -> Iterable[tuple[tuple[str, Capability], list[VersionRange]]]:
-    for key, some in groupby(ranges, key=lambda one: (one.framework, one.capability)):
+    for key, some in groupby(ranges, key=lambda row: (row.framework, row.capability)):
         yield key, list(some)
 
 
 def _source_text(ranges: Iterable[VersionRange], state: ComboState) -> str:
-    return ", ".join(one.versions for one in ranges if one.state is state)
+    return ", ".join(row.versions for row in ranges if row.state is state)
 
 
 def format_markdown(tables: TableData) -> str:
-    """The same tables for a page: ranges, then what is valid and invalid with its reasons."""
+    """Return the tables in Markdown: ranges, then valid and invalid combinations with reasons."""
     valid = [combo for combo in tables.combos if combo.state is ComboState.VALID]
     invalid = [combo for combo in tables.combos if combo.state in INVALID]
     undecided = [combo for combo in tables.combos if combo.state is ComboState.UNDECIDED]
     untested = [combo for combo in tables.combos if combo.state is ComboState.NOT_TESTED]
     parts = [
         "# Which framework runs on which GPU",
-        f"Made {tables.made:%Y-%m-%d} of {_cell(tables.place)}.",
-        "*Valid*: a verdict that can be relied on says so, for that capability and no other. *Failed*: the"
-        " suite ran there and said no. *Ruled-out*: nobody ran it, and what is known speaks against it."
-        " *Undecided*: it was tried, and what came of it says nothing of the image.",
+        f"Created {tables.made:%Y-%m-%d} from {_cell(tables.place)}.",
+        "*Valid*: a valid verdict of exactly that capability says so. *Failed*: the suite ran there and"
+        " failed. *Ruled-out*: it was not run, and is known not to work. *Undecided*: it was tested, but the"
+        " result says nothing about the image.",
         *([] if tables.trusted else [_NOBODY]),
         *(_cell(note) for note in tables.notes),
-        "The same with each image's checks, and to be filtered: `imagefactory report -o DIR`.",
+        "`imagefactory report -o DIR` shows the same with filters and the checks of each image.",
         "## Version ranges",
         _markdown(*_range_table(tables.ranges)),
         "## Valid",
         _markdown(
-            ("Framework", "Version", "CUDA", "Compute capability", "Target", "Driver", "Proven by"),
+            ("Framework", "Version", "CUDA", "Compute capability", "Target", "Driver", "Verified by"),
             [(*_place(combo), combo.target, f"{combo.driver} or newer", combo.source) for combo in valid],
         ),
         "## Invalid",
@@ -524,19 +525,19 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return "None."
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(_cell(one) for one in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
 
 
 def _cell(text: str) -> str:
-    """One line of plain text: what Markdown or HTML would read as more is escaped."""
-    plain = "".join(one if one.isprintable() else " " for one in text)
+    """Return the text as one line, with the markup of Markdown and HTML escaped."""
+    plain = "".join(character if character.isprintable() else " " for character in text)
     for mark in "\\|`*[]":
         plain = plain.replace(mark, f"\\{mark}")
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def format_files(tables: TableData) -> dict[str, str]:
-    """Every file of the tables, by its name."""
+    """Return the text of each file by its name."""
     document = {"format": FORMAT, **tables_json(tables)}
     return {
         VALID_FILE: format_valid(tables.combos),

@@ -1,1 +1,1 @@
-"""Wheels built from source, for packages that have none."""
+"""Build wheels from source, for packages that have none."""

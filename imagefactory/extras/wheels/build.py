@@ -1,6 +1,6 @@
-"""A wheel of a package that has none: compiled once, in the image that it is for, without network.
+"""Build a wheel of a package in the image of its target, without network.
 
-source, tools -> the image's Python compiles -> a wheel, and a record of all that made it
+source, tools -> the image's Python compiles -> a wheel, and a record of all its inputs
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ from imagefactory.trees import list_names, open_file, printable, read_chunks, re
 
 BUILDER = Path(__file__).with_name("wheel_builder.py")
 OF_PROJECTS = ("recipes", "lockfiles", "definitions", "wheels", "imagefactory.toml")
-"""What imagefactory has in a project's root, which is no part of a package there."""
+"""Files of imagefactory in a project's root, which do not belong to a package there."""
 BUILD_DIRECTORIES = ("/build/out", "/build/tools", "/build/cuda")
 LEGACY = ("setuptools<81",)
 """The last setuptools with pkg_resources, as its own warning says."""
 OWN_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
 NVCC = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
-"""From CUDA 13 on NVIDIA's wheels hold the whole compiler; those before hold its last step alone."""
+"""From CUDA 13 on, NVIDIA's wheels contain the whole compiler. Earlier ones contain only its last step."""
 _GIT = re.compile(
     r"git\+(?P<url>(https|ssh|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})"
     r"(#subdirectory=(?P<folder>[A-Za-z0-9_+-][A-Za-z0-9._+/-]*))?"
 )
 FIRST_TIME = "315532800"
-"""1980, the first time that a wheel can say of its files."""
+"""1980, the earliest file time in a wheel."""
 TIMEOUT = 86400
-"""Seconds of a compilation; the largest packages take half of it on a few cores."""
+"""The most seconds of a build. The largest packages take half of it on a few cores."""
 UNBOUNDED = 1 << 62
 MAX_JOBS = str((1 << 31) - 1)
-"""The depth by which git fetches all commits, also those that an earlier fetch left out."""
+"""The depth with which git fetches all commits, also those that an earlier fetch skipped."""
 MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
 POLL_SECONDS = 0.2
-"""Seconds between looks at the disk while git fills it."""
+"""Seconds between checks of the disk while git writes to it."""
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z0-9_.]+)'")
 _TAIL, _LAST = 30, 10
 _ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc fatal|ld: (?!warning)")
-"""How gcc, nvcc and ld tell of what stops them."""
+"""Errors of gcc, nvcc and ld."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest:
-    """What to compile for which target, and the folder that gets it.
+    """What to compile for which target. The wheel is written to `folder`.
 
-    `source` is a requirement, a folder, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) are those to
-    compile for, empty for the target's. `limits` are a run's, `timeout` is in seconds, None for no end.
-    `beside` are wheels that were built here and that building it needs. `label` is what messages call it.
-    `taken` are names of wheels in `folder` that other targets use, and that stay as they are.
+    `source` is a requirement, a directory, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) default to
+    those of the target. `limits` are as for a run, `timeout` is in seconds, None for no limit. `beside` are
+    earlier wheels that the build requires. `label` is the name in messages. `reserved` are names of wheels in
+    `folder` that other targets use, and that must not change.
     """
 
     source: str
@@ -96,58 +96,61 @@ class CompileRequest:
     timeout: float | None = TIMEOUT
     beside: tuple[Path, ...] = ()
     label: str = ""
-    taken: frozenset[str] = frozenset()
+    reserved: frozenset[str] = frozenset()
 
     @property
     def folders(self) -> tuple[Path, Path]:
-        """Where its wheel may be: the second for another wheel of a name in `taken`."""
+        """The directories for its wheel. The second is for a wheel whose name is in `reserved`."""
         return self.folder, self.folder / self.target.name
 
     @property
     def title(self) -> str:
-        """What messages call the source."""
+        """The name of the source in messages."""
         return self.label or self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """The wheel; `made` is false where it was there, of the same source, image and tools."""
+    """The wheel. `compiled` is false if it existed, from the same source, image and tools."""
 
     wheel: Path
-    made: bool
+    compiled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WheelSource:
-    """`path` is an archive or a folder, copied; `told` names it and its content.
+    """A source. `path` is a copied archive or directory; `identity` names it and its content.
 
-    `name` and `version` are those that its wheel must have, empty where only the wheel says them. `tagged` is
-    the version that git gives it, where its build would ask git; `untagged` says why there is none.
+    `name` and `version` are those that its wheel must have, empty if unknown. `tagged` is the version from
+    git, if the build would query git; `untagged` is why there is none.
     """
 
     path: Path
-    told: str
+    identity: str
     name: str = ""
     version: str = ""
     tagged: str = ""
     untagged: str = ""
 
 
-def compile_wheel(factory: Project, asked: CompileRequest, progress: Progress) -> CompileResult:
-    """Raises UsageError for a source that is none, BuildError for a target that is not built and for a
-    package that does not compile, and what locking and fetching raise."""
-    target = asked.target
+def compile_wheel(factory: Project, request: CompileRequest, progress: Progress) -> CompileResult:
+    """Compile a package for a target.
+
+    Raises UsageError for an invalid source, BuildError for a target that is not built or a package that does
+    not compile, and the errors of locking and fetching.
+    """
+    target = request.target
     check_not_amd(target)
     lock, image = require_lock(factory, target), stored_image(factory, target)
     if image is None:
         raise BuildError(
             "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
         )
-    return compile_in(factory, asked, BuildImage(lock=lock, image=image), progress)
+    return compile_in(factory, request, BuildImage(lock=lock, image=image), progress)
 
 
 def check_not_amd(target: Target) -> None:
-    """Raises UsageError for a target whose GPUs no compiler here is for."""
+    """Check that there is a compiler for the target's GPUs. Raises UsageError otherwise."""
     if rocm_of(target.cuda):
         raise UsageError(
             "amd-not-supported",
@@ -158,34 +161,34 @@ def check_not_amd(target: Target) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildImage:
-    """The image that a package is built in, and what is locked of it."""
+    """The image in which a package is built, and its lock."""
 
     lock: Lock
     image: Image
 
 
 def compile_in(
-    factory: Project, asked: CompileRequest, within: BuildImage, progress: Progress
+    factory: Project, request: CompileRequest, within: BuildImage, progress: Progress
 ) -> CompileResult:
-    """Compiles in an image of the store. Raises as `compile_wheel`.
+    """Compile a package in an image of the store. Raises as `compile_wheel`.
 
-    The image's packages are hidden where the package neither names nor imports one of them to be built, and
-    shown to it where its build misses a module.
+    The image's packages are hidden if the build neither requires nor imports one of them. They become visible
+    if the build then lacks a module.
     """
-    runner = make_runner(factory, "unshare", asked.target.name, progress)
+    runner = make_runner(factory, "unshare", request.target.name, progress)
     runner.require()
     layout = factory.layout
-    bounds = decide_limits(dict(asked.limits), read_capacity(layout.scratch))
+    bounds = decide_limits(dict(request.limits), read_capacity(layout.scratch))
     most = UNBOUNDED if bounds.scratch is None else bounds.scratch
     with layout.in_use(progress), locked_temporary_directory("compile-", layout.scratch) as scratch:
-        source = _take_source(factory, asked.source, within.lock, scratch / "source", most)
+        source = _take_source(factory, request.source, within.lock, scratch / "source", most)
         project = read_project(source.path)
         source = replace(source, name=source.name or project.name, version=source.version or project.version)
         if source.tagged:
-            progress.note(f"{asked.title}: git has its version: {source.tagged}")
+            progress.note(f"{request.title}: git has its version: {source.tagged}")
         job = _WheelBuild(
             factory=factory,
-            asked=asked,
+            request=request,
             within=within,
             source=source,
             project=project,
@@ -199,7 +202,7 @@ def compile_in(
             return _build(job, progress, isolated=True)
         except _MissingModuleError as error:
             progress.note(
-                f"{asked.title}: {error.message}, so it is built with the packages of {asked.target.name}"
+                f"{request.title}: {error.message}, so it is built with the packages of {request.target.name}"
             )
             return _build(job, progress, isolated=False)
 
@@ -210,10 +213,10 @@ class _MissingModuleError(BuildError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WheelBuild:
-    """One package on its way to a wheel; `most` are the bytes that it may take of the disk."""
+    """The build of one wheel. `most` is the limit of its disk space in bytes."""
 
     factory: Project
-    asked: CompileRequest
+    request: CompileRequest
     within: BuildImage
     source: _WheelSource
     project: SourceProject
@@ -223,7 +226,7 @@ class _WheelBuild:
 
 
 def needs_packages(project: SourceProject, lock: Lock) -> bool:
-    """Whether a package names or imports what the target has, as extensions of torch do, to be built."""
+    """Whether the build requires or imports a package of the target, as extensions of torch do."""
     there = {package.name: package.version for package in lock.packages if package.name not in OWN_TOOLS}
     named = any(_satisfied(Requirement(text), there) for text in project.requires)
     return named or any(canonicalize_name(module) in there for module in project.imports)
@@ -233,59 +236,61 @@ def _satisfied(requirement: Requirement, there: Mapping[str, str]) -> bool:
     version = there.get(canonicalize_name(requirement.name))
     try:
         return version is not None and requirement.specifier.contains(version, prereleases=True)
-    except InvalidVersion:  # conda's may be none
+    except InvalidVersion:  # conda versions need not be valid for PyPI
         return True
 
 
 def _build(job: _WheelBuild, progress: Progress, *, isolated: bool) -> CompileResult:
-    asked, source, lock = job.asked, job.source, job.within.lock
-    record = _record(asked, source, job.within.image, isolated=isolated)
+    request, source, lock = job.request, job.source, job.within.lock
+    record = _record(request, source, job.within.image, isolated=isolated)
     fixed = (*job.project.requires, *(LEGACY if "pkg_resources" in job.project.imports else ()))
-    wanted = next(
-        (w for folder in asked.folders if (w := _recorded_requires(folder, record)) is not None), None
+    requires = next(
+        (w for folder in request.folders if (w := _recorded_requires(folder, record)) is not None), None
     )
     steps = _BuildSteps(job, lock=lock, isolated=isolated)
-    tools = _tools(job.factory, asked, lock, (*fixed, *(wanted or ())), progress, isolated=isolated)
-    if wanted is None:
+    tools = _tools(job.factory, request, lock, (*fixed, *(requires or ())), progress, isolated=isolated)
+    if requires is None:
         steps.lay(tools)
-        wanted = steps.ask(progress)
-        if wanted:
-            tools = _tools(job.factory, asked, lock, (*fixed, *wanted), progress, isolated=isolated)
-    record |= {"requires": list(wanted), "tools": [f"{w.filename} sha256:{w.sha256}" for w in tools]}
-    if there := next((path for folder in asked.folders if (path := _find_built_wheel(folder, record))), None):
-        return CompileResult(wheel=there, made=False)
+        requires = steps.ask(progress)
+        if requires:
+            tools = _tools(job.factory, request, lock, (*fixed, *requires), progress, isolated=isolated)
+    record |= {"requires": list(requires), "tools": [f"{w.filename} sha256:{w.sha256}" for w in tools]}
+    if there := next(
+        (path for folder in request.folders if (path := _find_built_wheel(folder, record))), None
+    ):
+        return CompileResult(wheel=there, compiled=False)
     steps.lay(tools)
-    steps.run("wheel", f"{asked.title}: compile in {asked.target.name}", progress)
-    made = _take_wheel(asked, source, lock, job.scratch, job.most)
-    folder = asked.folders[_is_wheel_name_used(asked, made)]
-    wheel = folder / made.filename
-    with explain_full_disk(asked.folder):
+    steps.run("wheel", f"{request.title}: compile in {request.target.name}", progress)
+    built = _take_wheel(request, source, lock, job.scratch, job.most)
+    folder = request.folders[_is_wheel_name_used(request, built)]
+    wheel = folder / built.filename
+    with explain_full_disk(request.folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(wheel) as out, open_file(job.scratch / "wheel", made.filename, made.size) as fd:
-            out.writelines(read_chunks(fd, made.filename, made.size))
-        text = json.dumps({**record, "sha256": made.sha256}, indent=2) + "\n"
+        with replacing(wheel) as out, open_file(job.scratch / "wheel", built.filename, built.size) as fd:
+            out.writelines(read_chunks(fd, built.filename, built.size))
+        text = json.dumps({**record, "sha256": built.sha256}, indent=2) + "\n"
         replace_text(_record_path(wheel), text)
-    return CompileResult(wheel=wheel, made=True)
+    return CompileResult(wheel=wheel, compiled=True)
 
 
-def _is_wheel_name_used(asked: CompileRequest, made: LockedWheel) -> bool:
-    """Whether another target uses another wheel of this name. Raises BuildError for a link out."""
+def _is_wheel_name_used(request: CompileRequest, wheel: LockedWheel) -> bool:
+    """Whether another target uses another wheel of this name. Raises BuildError if a link leaves `folder`."""
     try:
-        taken = made.filename in asked.taken and _sha256(asked.folder, made.filename) != made.sha256
+        used = wheel.filename in request.reserved and _sha256(request.folder, wheel.filename) != wheel.sha256
     except OSError:
-        taken = False
-    if taken and not asked.folders[1].resolve().is_relative_to(asked.folder.resolve()):
+        used = False
+    if used and not request.folders[1].resolve().is_relative_to(request.folder.resolve()):
         raise BuildError(
             "wheel-folder-outside",
-            f"{asked.folders[1]} is a link to outside {asked.folder}",
+            f"{request.folders[1]} is a link to outside {request.folder}",
             hint="remove it",
         )
-    return taken
+    return used
 
 
 @dataclass(slots=True)
 class _BuildSteps:
-    """What runs in the image, with the tools that were laid last."""
+    """The steps of a build in the image, with the tools that were unpacked last."""
 
     job: _WheelBuild
     lock: Lock
@@ -303,16 +308,16 @@ class _BuildSteps:
         self.laid = tools
 
     def ask(self, progress: Progress) -> tuple[str, ...]:
-        """What the build backend asks for beyond pyproject.toml. Raises BuildError for what is no list."""
-        asked = self.job.asked
-        self.run("requires", f"{asked.title}: what it is built with", progress)
+        """Return the requirements of the build backend. Raises BuildError if they are invalid."""
+        request = self.job.request
+        self.run("requires", f"{request.title}: what it is built with", progress)
         try:
             listed = parse_json(read_file(self.job.scratch / "out", "requires.json", LONGEST_RECORD))
             return check_requires(listed)
         except (OSError, ValueError, TypeError) as error:
             raise BuildError(
                 "build-requires-invalid",
-                f"{asked.title}: cannot read its build requirements: {printable(str(error))}",
+                f"{request.title}: cannot read its build requirements: {printable(str(error))}",
             ) from error
 
     def run(self, step: str, title: str, progress: Progress) -> None:
@@ -325,91 +330,93 @@ class _BuildSteps:
             self.prepared = True
         spec = _spec(job, f"{step}{ISOLATED}" if self.isolated else step)
         with progress.stage(title):
-            done = job.runner.run(job.within.image, spec)
-        missing = _MISSING.search(done.stdout + done.stderr) if done.returncode and self.isolated else None
+            result = job.runner.run(job.within.image, spec)
+        missing = (
+            _MISSING.search(result.stdout + result.stderr) if result.returncode and self.isolated else None
+        )
         if missing:
             raise _MissingModuleError("build-module-missing", f"its build imports {missing[1]}")
-        _check_compilers(job.asked, done, job.source.untagged)
+        _check_compilers(job.request, result, job.source.untagged)
 
 
 def check_requires(listed: object) -> tuple[str, ...]:
-    """Requirements that an untrusted build wrote. Raises ValueError or TypeError for anything else."""
+    """Return the requirements that an untrusted build wrote. Raises ValueError or TypeError if invalid."""
     if not isinstance(listed, list) or len(listed) > MOST_REQUIRES:
         raise ValueError(f"it is not a list of up to {MOST_REQUIRES} packages")
-    found = [Requirement(one) for one in listed]
-    if elsewhere := next((one for one in found if one.url), None):
+    requirements = [Requirement(item) for item in listed]
+    if elsewhere := next((item for item in requirements if item.url), None):
         raise ValueError(f"it requires {elsewhere.name} from an address, not from the index")
-    return tuple(sorted(map(str, found)))
+    return tuple(sorted(map(str, requirements)))
 
 
 def _take_wheel(
-    asked: CompileRequest, source: _WheelSource, lock: Lock, scratch: Path, most: int
+    request: CompileRequest, source: _WheelSource, lock: Lock, scratch: Path, most: int
 ) -> LockedWheel:
-    """Copies the one wheel that the package's build left, to a folder that no build can write to.
+    """Copy the wheel of a build to a directory that no build can write to.
 
-    Raises BuildError for anything but one sound wheel of that package, for that Python and platform.
+    Raises BuildError unless there is exactly one valid wheel of that package, for that Python and platform.
     """
-    out, kept = scratch / "out", scratch / "wheel"
-    kept.mkdir()
+    out, destination = scratch / "out", scratch / "wheel"
+    destination.mkdir()
     whole, size = hashlib.sha256(), 0
     try:
         names = [name for name in list_names(out, MOST_NAMES) if name.endswith(".whl")]
         if len(names) != 1:
             raise BuildError(
-                "wheel-not-written", f"{asked.title}: expected one wheel, and the build wrote {len(names)}"
+                "wheel-not-written", f"{request.title}: expected one wheel, and the build wrote {len(names)}"
             )
         name = printable(names[0])
-        with open_file(out, names[0], most) as fd, (kept / name).open("xb") as file:
+        with open_file(out, names[0], most) as fd, (destination / name).open("xb") as file:
             for data in read_chunks(fd, name, most):
                 whole.update(data)
                 file.write(data)
                 size += len(data)
     except OSError as error:
-        raise BuildError(*os_problem("copy", f"{error.filename} of {asked.title}", error)) from error
+        raise BuildError(*os_problem("copy", f"{error.filename} of {request.title}", error)) from error
     try:
         project, version, *_ = parse_wheel_filename(name)
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise BuildError(
-            "wheel-invalid", f"{asked.title}: the build wrote an invalid wheel: {error}"
+            "wheel-invalid", f"{request.title}: the build wrote an invalid wheel: {error}"
         ) from error
-    # A label of its own (`+cu130`) may say what it was built for; the release is its source's.
+    # A local label (`+cu130`) may say what it was built for. The release must be that of its source.
     if project != (source.name or project) or (
         source.version and Version(version.public) != Version(Version(source.version).public)
     ):
         expected = f"{source.name} {source.version}".rstrip()
         raise BuildError(
-            "wheel-mismatch", f"{asked.title}: expected a wheel of {expected}, and the build wrote {name}"
+            "wheel-mismatch", f"{request.title}: expected a wheel of {expected}, and the build wrote {name}"
         )
     wheel = LockedWheel(
         name=project, version=str(version), filename=name, sha256=whole.hexdigest(), size=size
     )
     if fault := misfit(wheel, lock.python, lock.platform):
-        raise BuildError("wheel-incompatible", f"{asked.title}: {fault}")
-    check_wheel(kept / name, wheel.sha256)
-    if (said := wheel_metadata(kept / name)) != (project, version):
-        found = f"{said[0]} {said[1]}" if said else "no name"
+        raise BuildError("wheel-incompatible", f"{request.title}: {fault}")
+    check_wheel(destination / name, wheel.sha256)
+    if (metadata := wheel_metadata(destination / name)) != (project, version):
+        actual = f"{metadata[0]} {metadata[1]}" if metadata else "no name"
         raise BuildError(
             "wheel-mismatch",
-            f"{asked.title}: expected {project} {version} in the metadata of {name}, found {found}",
+            f"{request.title}: expected {project} {version} in the metadata of {name}, found {actual}",
         )
     return wheel
 
 
 def _spec(job: _WheelBuild, step: str) -> RunSpec:
-    asked, source, scratch = job.asked, job.source, job.scratch
+    request, source, scratch = job.request, job.source, job.scratch
     mounts = (
         Mount(source=scratch / "source", target="/build/source", writable=True, scratch=True),
         Mount(source=scratch / "tools", target="/build/tools", bind=True),
         Mount(source=scratch / "out", target="/build/out", writable=True, scratch=True),
     )
     inside = "/build/source" if source.path.is_dir() else f"/build/source/{source.path.name}"
-    capabilities = asked.capabilities or asked.target.capabilities
+    capabilities = request.capabilities or request.target.capabilities
     variables = {
         "SOURCE_DATE_EPOCH": FIRST_TIME,
         "PYTHONHASHSEED": "0",
         "MAX_JOBS": str(job.factory.settings.worker_count),
         "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
-        "FORCE_CUDA": "1" if has_nvcc(asked.target) else "0",
+        "FORCE_CUDA": "1" if has_nvcc(request.target) else "0",
     }
     if known := source_build(source.name):
         variables |= known.variables(capabilities)
@@ -419,14 +426,14 @@ def _spec(job: _WheelBuild, step: str) -> RunSpec:
         argv=("python", f"/build/tools/{BUILDER.name}", step, inside, *BUILD_DIRECTORIES),
         environment=tuple(variables.items()),
         mounts=mounts,
-        limits=asked.limits,
-        timeout=asked.timeout,
+        limits=request.limits,
+        timeout=request.timeout,
     )
 
 
-def what_failed(said: str) -> str:
-    """Of what building a wheel said: a compiler's first error, however far above, and the end."""
-    lines = said.splitlines()
+def what_failed(output: str) -> str:
+    """Return the excerpt of a build log: the first compiler error and the end."""
+    lines = output.splitlines()
     first = next((number for number, line in enumerate(lines) if _ERROR.search(line)), len(lines))
     end = max(len(lines) - _TAIL, 0)
     if first >= end:
@@ -434,50 +441,50 @@ def what_failed(said: str) -> str:
     return "\n".join([*lines[first : first + _TAIL], "[...]", *lines[-_LAST:]])
 
 
-def _check_compilers(asked: CompileRequest, done: CommandResult, untagged: str = "") -> None:
-    """Raises BuildError with the first error of a compiler that failed, and the last words of all.
+def _check_compilers(request: CompileRequest, result: CommandResult, untagged: str = "") -> None:
+    """Check the result of a build. Raises BuildError with the first compiler error and the end of the log.
 
-    `untagged` says why git gives its source no version, where it would ask git.
+    `untagged` is why git has no version of the source, if the build queries git.
     """
-    message, hint = done.over
-    if done.timed_out:
-        message = f"the build was stopped at its limit time={asked.timeout:.0f}"
+    message, hint = result.over
+    if result.timed_out:
+        message = f"the build was stopped at its limit time={request.timeout:.0f}"
         hint = "raise it with `--limit time=...`, or set time=none"
     if message:
-        raise LimitError("limit-reached", f"{asked.title}: {message}", hint=hint)
-    if done.returncode == 0:
+        raise LimitError("limit-reached", f"{request.title}: {message}", hint=hint)
+    if result.returncode == 0:
         return
-    said = what_failed(done.stdout + done.stderr)
+    output = what_failed(result.stdout + result.stderr)
     hint = "add the packages and Debian libraries (system: in a recipe) that it needs to the target"
-    if not has_nvcc(asked.target):
-        hint = f"if it needs nvcc: PyPI has it from CUDA 13 on, and this target is for {asked.target.cuda}"
+    if not has_nvcc(request.target):
+        hint = f"if it needs nvcc: PyPI has it from CUDA 13 on, and this target is for {request.target.cuda}"
     if untagged:
         hint = (
             f"its version comes from git, but {untagged}: tag a commit of it (git tag v1.0), or "
             'set version = "1.0" under [project] in its pyproject.toml and remove version from dynamic'
         )
     raise BuildError(
-        "compile-failed", f"{asked.title} does not compile in {asked.target.name}:\n{said}", hint=hint
+        "compile-failed", f"{request.title} does not compile in {request.target.name}:\n{output}", hint=hint
     )
 
 
 def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _WheelSource:
-    if found := _GIT.fullmatch(text):
+    if match := _GIT.fullmatch(text):
         clone = folder.with_name("clone")
         room = min(most, shutil.disk_usage(clone.parent).free // 2)
-        _clone(found["url"], found["commit"], clone, room)
-        inside = clone / (found["folder"] or ".")
+        _clone(match["url"], match["commit"], clone, room)
+        inside = clone / (match["folder"] or ".")
         if not inside.is_dir() or not inside.resolve().is_relative_to(clone.resolve()):
             raise UsageError(
                 "source-folder-missing",
-                f"{text} has no directory {found['folder']}",
+                f"{text} has no directory {match['folder']}",
                 hint="correct its subdirectory",
             )
         copy_source(inside, folder, most)
-        if read_project(folder).version_variable:  # with all commits, as a version counts them
-            fetch = ("fetch", "--quiet", "--tags", "--depth", MAX_JOBS, found["url"], found["commit"])
+        if read_project(folder).version_variable:  # the version counts all commits, so fetch them
+            fetch = ("fetch", "--quiet", "--tags", "--depth", MAX_JOBS, match["url"], match["commit"])
             _run_git(clone, (fetch,), f"the history of {text}", room)
-        source = _with_git_version(_WheelSource(path=folder, told=text), inside)
+        source = _with_git_version(_WheelSource(path=folder, identity=text), inside)
         remove_tree(clone)
         return source
     if text.startswith(("git+", "http")):
@@ -491,14 +498,14 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         if path.is_dir():
             root = path.resolve() == access.settings.root_path.resolve()
             content = copy_source(path.resolve(), folder, most, skipped=OF_PROJECTS if root else ())
-            source = _WheelSource(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
+            source = _WheelSource(path=folder, identity=f"{path.resolve().name}/ sha256:{content}")
             return _with_git_version(source, path.resolve())
         if not path.is_file():
             raise UsageError(
                 "path-not-found", f"{path} does not exist", hint="name a directory, an archive or a package"
             )
         copy, content = _copied(path.resolve(), folder, most)
-        return _WheelSource(path=copy, told=f"{path.name} sha256:{content}")
+        return _WheelSource(path=copy, identity=f"{path.name} sha256:{content}")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -516,22 +523,24 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
             f"{fetched}: expected sha256 {file.sha256}, found {content}",
             hint=f"rm {fetched}",
         )
-    return _WheelSource(path=copy, told=f"{file.filename} sha256:{content}", name=name, version=str(version))
+    return _WheelSource(
+        path=copy, identity=f"{file.filename} sha256:{content}", name=name, version=str(version)
+    )
 
 
 def _with_git_version(source: _WheelSource, folder: Path) -> _WheelSource:
-    """The source of a folder with the version that git gives that folder, where its build would ask git."""
+    """Return the source with the version from git, if its build would query git."""
     if not read_project(source.path).version_variable:
         return source
     try:
         version = git_version(folder)
     except NoGitVersionError as error:
         return replace(source, untagged=str(error))
-    return replace(source, tagged=version, told=f"{source.told} version {version}")
+    return replace(source, tagged=version, identity=f"{source.identity} version {version}")
 
 
 def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
-    """An archive alone in its folder, as what lies beside it is not shown to its build, and its sha256."""
+    """Copy an archive into its own directory, so that the build sees nothing else. Return path and sha256."""
     folder.mkdir()
     copy, whole = folder / archive.name, hashlib.sha256()
     try:
@@ -547,10 +556,7 @@ def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
 
 
 def _clone(url: str, commit: str, folder: Path, most: int) -> None:
-    """The files of a commit, its submodules' too.
-
-    Raises UsageError, also where that takes more than `most` bytes of the disk.
-    """
+    """Clone a commit and its submodules. Raises UsageError if git fails or needs more than `most` bytes."""
     if shutil.which("git") is None:
         raise ToolError("tool-missing", "git is not installed", hint="apt-get install git")
     folder.mkdir(parents=True)
@@ -568,15 +574,15 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
 
 
 def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most: int) -> None:
-    """Run git commands. Raises UsageError for one that fails, and for more than `most` bytes of all."""
+    """Run git commands. Raises UsageError if one fails or if they need more than `most` bytes."""
     reserve = shutil.disk_usage(folder).free - most
     for argv in commands:
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 ["git", "-C", str(folder), *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=errors,
             )
             try:
                 while process.poll() is None:
@@ -592,32 +598,38 @@ def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-            said.seek(max(0, said.seek(0, os.SEEK_END) - 300))
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 300))
             if process.returncode:
-                words = printable(said.read().decode(errors="replace").strip())
+                words = printable(errors.read().decode(errors="replace").strip())
                 raise UsageError("git-failed", f"git cannot fetch {title}: {words}")
 
 
 def _tools(
     access: Access,
-    asked: CompileRequest,
+    request: CompileRequest,
     lock: Lock,
     requires: Iterable[str],
     progress: Progress,
     *,
     isolated: bool,
 ) -> dict[LockedWheel, Path]:
-    """What it is built with and is not shown to it otherwise, in the cache; with the wheels beside it."""
-    target = asked.target
-    beside = {wheel: path for path in asked.beside if (wheel := _own_wheel(path))}
-    shown = {} if isolated else {package.name: package.version for package in lock.packages}
-    there = shown | {wheel.name: wheel.version for wheel in beside}
-    wanted = {one for one in (*OWN_TOOLS, *requires) if not _satisfied(Requirement(one), there)}
-    named = {canonicalize_name(Requirement(one).name) for one in wanted}
+    """Return the cached build tools that the image does not provide, and the wheels in `beside`."""
+    target = request.target
+    beside = {wheel: path for path in request.beside if (wheel := _own_wheel(path))}
+    visible = {} if isolated else {package.name: package.version for package in lock.packages}
+    there = visible | {wheel.name: wheel.version for wheel in beside}
+    needed = {
+        requirement
+        for requirement in (*OWN_TOOLS, *requires)
+        if not _satisfied(Requirement(requirement), there)
+    }
+    named = {canonicalize_name(Requirement(requirement).name) for requirement in needed}
     runtime = next((package.version for package in lock.wheels if package.name == "nvidia-cuda-runtime"), "")
     bounds = tuple(f"{name}=={'.'.join(runtime.split('.')[:2])}.*" for name in NVCC) if runtime else ()
-    # What the image has is taken in its version: the libraries' headers must be those of the compiler.
-    kept = (w for w in lock.wheels if w.name not in named and (not isolated or w.name.startswith("nvidia-")))
+    # Use the versions of the image, because the headers of the libraries must fit the compiler.
+    locked = (
+        w for w in lock.wheels if w.name not in named and (not isolated or w.name.startswith("nvidia-"))
+    )
     index = package_index(access)
     locker = uv_locker(index)
     question = WheelRequest(
@@ -629,8 +641,8 @@ def _tools(
             solver="",
             wheels=(),
         ),
-        requirements=(*sorted(wanted), *(NVCC[:1] if runtime and has_nvcc(target) else ())),
-        constraints=(*bounds, *(f"{wheel.name}=={wheel.version}" for wheel in kept)),
+        requirements=(*sorted(needed), *(NVCC[:1] if runtime and has_nvcc(target) else ())),
+        constraints=(*bounds, *(f"{wheel.name}=={wheel.version}" for wheel in locked)),
     )
     wheels = locker.wheels(question, locker.solve(question), progress)
     cache = PackageCache(access.settings.cache_path, index)
@@ -652,43 +664,43 @@ def _own_wheel(path: Path) -> LockedWheel:
 
 
 def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> None:
-    """Unpacks wheels, each held to its locked hash: packages to `site`, programs to `bin`."""
+    """Unpack wheels, each checked against its locked hash: packages to `site`, programs to `bin`."""
     (folder / "bin").mkdir(parents=True)
-    left = most
+    remaining = most
     try:
         for wheel, path in wheels.items():
-            left -= unpack_wheel(path, folder, sha256=wheel.sha256, most=left)
+            remaining -= unpack_wheel(path, folder, sha256=wheel.sha256, most=remaining)
     except OSError as error:
         raise BuildError("build-tool-invalid", f"cannot unpack a build tool: {error}") from error
     shutil.copyfile(BUILDER, folder / BUILDER.name)
 
 
 def _record(
-    asked: CompileRequest, source: _WheelSource, image: Image, *, isolated: bool
+    request: CompileRequest, source: _WheelSource, image: Image, *, isolated: bool
 ) -> dict[str, object]:
     return {
-        "source": source.told,
-        "target": asked.target.name,
+        "source": source.identity,
+        "target": request.target.name,
         "image": image.manifest,
         "isolated": isolated,
-        "capabilities": list(asked.capabilities or asked.target.capabilities),
+        "capabilities": list(request.capabilities or request.target.capabilities),
         "builder": f"imagefactory {__version__}",
     }
 
 
 def _recorded_requires(folder: Path, record: Mapping[str, object]) -> tuple[str, ...] | None:
-    """What the backend asked for when the same source was built in the same image; None if it was not."""
-    for _, held in _records(folder):
+    """Return the backend's requirements from an earlier build with the same inputs, or None."""
+    for _, row in _records(folder):
         try:
-            if {**held, **record} == held:
-                return check_requires(held["requires"])
+            if {**row, **record} == row:
+                return check_requires(row["requires"])
         except (ValueError, KeyError, TypeError):
             continue
     return None
 
 
 def _records(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The wheels' names and records; the folder may have come with an untrusted project."""
+    """Yield the names and records of wheels. The directory may belong to an untrusted project."""
     try:
         names = list_names(folder.resolve(), MOST_NAMES)
     except OSError:
@@ -701,10 +713,10 @@ def _records(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _find_built_wheel(folder: Path, record: Mapping[str, object]) -> Path | None:
-    """The wheel of an equal record."""
-    for name, held in _records(folder):
+    """Return the wheel with an equal record, or None."""
+    for name, row in _records(folder):
         try:
-            if {**record, "sha256": held["sha256"]} == held and _sha256(folder, name) == held["sha256"]:
+            if {**record, "sha256": row["sha256"]} == row and _sha256(folder, name) == row["sha256"]:
                 return folder / name
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -24,27 +24,27 @@ from imagefactory.cli.output import (
     metavar="TARGET",
     required=True,
     shell_complete=complete_targets,
-    help="The target whose image compiles it, and that it is for.",
+    help="The target whose image compiles the wheel, and will use it.",
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="CAPABILITY",
-    help="Compile for this compute capability (8.0) alone; repeatable.  [default: the target's]",
+    help="Compile only for this compute capability (8.0); repeatable.  [default: the target's]",
 )
 @click.option(
     "--dir",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the wheel goes.  [default: wheels/ of the factory]",
+    help="Write the wheel to this directory.  [default: wheels/ of the project]",
 )
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=AMOUNT",
-    help="As of `run`: memory=16G, scratch=50G, time=2h, ...  [default: those of `run`, and time=1d]",
+    help="Limit the build as in `run`: memory=16G, time=2h, ...  [default: as in `run`, and time=1d]",
 )
 @json_option
 @click.pass_obj
@@ -64,10 +64,10 @@ def build_wheel(
     imagefactory recipe build-wheel ./mykernels --in pytorch-2.15-cu132 --capability 8.0
     imagefactory recipe build-wheel git+https://git.example.org/lab/ops@COMMIT --in pytorch-2.15-cu132
 
-    The target's Python, packages and compiler make it, without network; pip, setuptools, ninja and what the
-    package builds with are shown beside, and from CUDA 13 on nvcc, from PyPI. Nothing of that ends in an
-    image. Beside the wheel stands a record of its source, image and tools: with the same ones it is there.
-    Links of a folder stay links; one that leads out of it stops the command.
+    The target's Python, packages and compiler build it, without network. pip, setuptools, ninja, the build
+    requirements and, from CUDA 13 on, nvcc come from PyPI. None of these tools become part of an image. A
+    record of source, image and tools is next to the wheel, and the same inputs are not built again. Links in
+    a directory stay links. A link that leaves the directory stops the command.
     """
     from imagefactory.errors import UsageError
     from imagefactory.extras.wheels.build import TIMEOUT, CompileRequest, compile_wheel
@@ -107,10 +107,10 @@ def build_wheel(
     )
     result = compile_wheel(factory, ask, call.progress)
     if as_json:
-        print_json("compiled", {"wheel": str(result.wheel), "made": result.made})
+        print_json("compiled", {"wheel": str(result.wheel), "made": result.compiled})
         return
     size = result.wheel.stat().st_size
-    status = "compiled" if result.made else "is there already, of the same source, image and tools"
+    status = "compiled" if result.compiled else "is there already, of the same source, image and tools"
     print_result(f"{result.wheel} {status} ({size / 1e6:.1f} MB)")
     if result.wheel.is_relative_to(root):
         write = f'packages: ["./{result.wheel.relative_to(root)}"]'

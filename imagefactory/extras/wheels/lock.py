@@ -1,4 +1,4 @@
-"""The stage that builds what a target lacks wheels of, writes them into its recipe, and locks it.
+"""Build the wheels that a target lacks, write them into its recipe, and lock it.
 
 solve -> image without the packages to build -> wheels -> recipe -> lock
 """
@@ -41,8 +41,8 @@ from imagefactory.recipes.read import read_each, read_file
 from imagefactory.recipes.values import is_source, package_of
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 
-# --- Wheels that were built from source, written into the text of a recipe in place of their sources
-# Pure. All other text stays as it is, comments too.
+# --- Replace sources by built wheels in the text of a recipe. Pure
+# All other text stays as it is, including comments.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +71,27 @@ class _TextEdit:
 
 
 def write_wheels(text: str, target: Target, wheels: Sequence[ProjectWheel], family: Sequence[Target]) -> str:
-    """`text` with the wheels in place of the entries that they were built from; others are added.
+    """Return `text` with the wheels in place of their sources. Wheels without an entry are added.
 
-    `family` are all targets of the recipe. Raises UsageError for an entry that other targets share and whose
-    wheel is only for `target`, and for one that is escaped or spread over lines.
+    `family` are all targets of the recipe. Raises UsageError for an entry that other targets share if its
+    wheel fits only `target`, and for an entry that is escaped or has several lines.
     """
     root = parse_tree(text, target.where.file)
     row = _row_at(root, target.where)
-    of_row = [one.name for one in family if one.where == target.where and one.name != target.name]
-    of_root = [one.name for one in family if one.name != target.name]
+    of_row = [member.name for member in family if member.where == target.where and member.name != target.name]
+    of_root = [member.name for member in family if member.name != target.name]
     sections = [(row, of_row)] if row is root else [(row, of_row), (root, of_root)]
     lists = [
-        (found, others)
+        (section_list, others)
         for section, others in sections
         for name in ("packages", "pip")
-        if (found := section.get(name)) and found.kind == "list"
+        if (section_list := section.get(name)) and section_list.kind == "list"
     ]
     place, edits, more = _RecipeText(text), list[_TextEdit](), list[ProjectWheel]()
     for wheel in wheels:
         replaced = False
-        for found, others in lists:
-            for item in (one for one in found.items if _replaces(one, wheel)):
+        for section_list, others in lists:
+            for item in (node for node in section_list.items if _replaces(node, wheel)):
                 if others and not wheel.pure:
                     raise UsageError(
                         "wheel-fits-one-target",
@@ -99,7 +99,7 @@ def write_wheels(text: str, target: Target, wheels: Sequence[ProjectWheel], fami
                         f"only {target.name}",
                         hint="write it in the rows of the matrix, each in its own packages:",
                     )
-                edits += place.replace(item, wheel, flow=place.is_flow(found))
+                edits += place.replace(item, wheel, flow=place.is_flow(section_list))
                 replaced = True
         if not replaced:
             more.append(wheel)
@@ -141,12 +141,12 @@ class _RecipeText:
     def line(self, where: SourceLocation) -> str:
         return self._lines[where.line - 1]
 
-    def is_flow(self, found: YamlNode) -> bool:
-        """Whether a list is written in brackets."""
-        return self._text[self.offset(found.where)] == "["
+    def is_flow(self, node: YamlNode) -> bool:
+        """Whether a list has brackets."""
+        return self._text[self.offset(node.where)] == "["
 
     def span(self, item: YamlNode) -> int:
-        """The length of a value as it is written. Raises UsageError for one in another form than its text."""
+        """Return the length of a value in the text. Raises UsageError if its spelling differs."""
         at = self.offset(item.where)
         quote = self._text[at] if self._text[at] in "'\"" else ""
         written = f"{quote}{item.text}{quote}"
@@ -167,7 +167,7 @@ class _RecipeText:
         yield self._comment(item.where, comment)
         written = f'"{wheel.path}"'
         extras = re.fullmatch(r"[^\[]*\[[^\]]+\].*", item.text)
-        if extras and flow:  # the wheel's extras are asked for by name alone
+        if extras and flow:  # a path has no extras, so the entry with them stays
             yield _TextEdit(self.offset(item.where), 0, f"{written}, ")
         elif extras:
             yield _TextEdit(self._starts[item.where.line - 1], 0, f"{self._lead(item.where)}{written}\n")
@@ -184,7 +184,7 @@ class _RecipeText:
             lead = self._lead(last)
             indent = " " * (len(lead) - len(lead.lstrip()))
             added = "".join(
-                f"{indent}# {note}\n{lead}{one}\n" for note, one in zip(notes, written, strict=True)
+                f"{indent}# {note}\n{lead}{entry}\n" for note, entry in zip(notes, written, strict=True)
             )
             line_end = self._starts[last.line]
             ended = line_end <= len(self._text)
@@ -204,7 +204,7 @@ class _RecipeText:
     def _new_list(
         self, row: YamlNode, key: str, notes: Sequence[str], written: Sequence[str]
     ) -> Iterator[_TextEdit]:
-        """A list of its own after the first key of a section."""
+        """Insert a new list after the first key of a section."""
         first = row.pairs[0][0].where
         value = f"{key}: [{', '.join(written)}]"
         if self._text[self.offset(row.where)] == "{":
@@ -220,7 +220,7 @@ class _RecipeText:
         yield _TextEdit(at, 0, f"{comments}{indent}{value}\n")
 
     def _lead(self, where: SourceLocation) -> str:
-        """What stands before a value in its line."""
+        """Return the text before a value in its line."""
         return self.line(where)[: where.column - 1]
 
     def _comment(self, where: SourceLocation, text: str) -> _TextEdit:
@@ -230,19 +230,19 @@ class _RecipeText:
 
     def apply(self, edits: Sequence[_TextEdit]) -> str:
         text = self._text
-        numbered = sorted(enumerate(edits), key=lambda one: (one[1].at, one[0]), reverse=True)
+        numbered = sorted(enumerate(edits), key=lambda item: (item[1].at, item[0]), reverse=True)
         for _, edit in numbered:
             text = text[: edit.at] + edit.text + text[edit.at + edit.length :]
         return text
 
 
 ROUNDS = 20
-"""Solutions at most: a wheel may require what its source did not say."""
+"""The most solutions: a wheel may have requirements that its source does not declare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockWithWheels:
-    """The lock, and the wheels that were built for it: each with whether this call built it."""
+    """The lock and its built wheels, each with whether this call built it."""
 
     relock: LockResult
     wheels: tuple[tuple[ProjectWheel, bool], ...]
@@ -257,9 +257,9 @@ def build_and_lock(
 ) -> LockWithWheels:
     """Build all packages of a target that have no wheel, and lock it.
 
-    Wheels go to wheels/ as soon as they are built, so that a later call does not build them again. The
-    recipe is written when all are there. Raises UnbuiltError before anything is built for a package that
-    cannot be built here, BuildError for one that does not build, and as `lock_target`.
+    Each wheel is stored in wheels/ immediately, so that a later call does not build it again. The recipe is
+    written after all of them. Raises UnbuiltError, before any build, for a package that cannot be built here,
+    BuildError for one that does not build, and the errors of `lock_target`.
     """
     check_not_amd(target)
     folder = factory.settings.root_path / "wheels"
@@ -293,7 +293,7 @@ def build_and_lock(
             tell(f"{wheel.path}: {'built' if fresh else 'already built'} from {wheel.source}")
             built[wheel.name] = wheel, fresh
             current = with_wheel(current, wheel)
-        text, current = _draft(factory, target, current, [one for one, _ in built.values()])
+        text, current = _draft(factory, target, current, [built_wheel for built_wheel, _ in built.values()])
     else:
         raise LockError(
             "wheels-still-missing", f"{target.name}: each of {ROUNDS} solutions needs another missing wheel"
@@ -306,41 +306,43 @@ def build_and_lock(
 
 
 def _solve(factory: Project, target: Target, options: LockOptions, progress: Progress) -> Solution | None:
-    """The solution of a target, None where its lock is as it must be. Raises as `solve_request`."""
+    """Return the solution of a target, None if its lock is current. Raises as `solve_request`."""
     request, current = lock_request(factory, target, options, progress)
     return None if current else solve_request(factory, request, progress, build=True)
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Packages to build, each after those that it requires; what is not known yet comes last."""
-    left, ordered = sorted(rows, key=lambda row: not row["name"]), list[Mapping[str, Any]]()
-    while left:
-        names = {row["name"] for row in left}
-        ready = next((row for row in left if not names & (set(row["requires"]) - {row["name"]})), left[0])
-        left.remove(ready)
+    """Return the packages to build, each after its requirements. Unknown ones come last."""
+    pending, ordered = sorted(rows, key=lambda row: not row["name"]), list[Mapping[str, Any]]()
+    while pending:
+        names = {row["name"] for row in pending}
+        ready = next(
+            (row for row in pending if not names & (set(row["requires"]) - {row["name"]})), pending[0]
+        )
+        pending.remove(ready)
         ordered.append(ready)
     return tuple(ordered)
 
 
 def with_wheel(target: Target, wheel: ProjectWheel) -> Target:
-    """The target as it is with a wheel in place of what it was built from."""
+    """Return the target with a wheel in place of its source."""
     others = (
         text for text in _from_pypi(target) if not _is_of(text, {wheel.name}) or Requirement(text).extras
     )
     return replace(
         _with_pypi(target, (*others, f"{wheel.name}=={wheel.version}")),
-        sources=tuple(one for one in target.sources if one != wheel.source),
+        sources=tuple(source for source in target.sources if source != wheel.source),
         origins=tuple(sorted((dict(target.origins) | {wheel.name: wheel.path}).items())),
     )
 
 
 def _build_target(target: Target, pins: Iterable[str], absent: Collection[str]) -> Target:
-    """The target without what is to be built: the rest of its solution, as it is."""
-    kept = (text for text in _from_pypi(target) if not _is_of(text, absent))
-    left = {canonicalize_name(pin.partition("==")[0]): pin for pin in pins}
+    """Return the target without the packages to build, with the rest of its solution unchanged."""
+    texts = (text for text in _from_pypi(target) if not _is_of(text, absent))
+    pins_by_name = {canonicalize_name(pin.partition("==")[0]): pin for pin in pins}
     origins = tuple(pair for pair in target.origins if pair[0] not in absent)
     return replace(
-        _with_pypi(target, (*kept, *(pin for name, pin in left.items() if name not in absent))),
+        _with_pypi(target, (*texts, *(pin for name, pin in pins_by_name.items() if name not in absent))),
         name=f"{target.name}-build",
         origins=origins,
         sources=(),
@@ -367,9 +369,9 @@ def _build_image(
     built: Mapping[str, tuple[ProjectWheel, bool]],
     progress: Progress,
 ) -> BuildImage:
-    """The image of the target without what is to be built and what was built now."""
+    """Return the image of the target without the packages to build and those built now."""
     absent = {str(row["name"]): str(row["version"]) for row in missing.packages if row["version"]}
-    absent |= {name: one.version for name, (one, _) in built.items()}
+    absent |= {name: wheel.version for name, (wheel, _) in built.items()}
     own = _build_target(target, missing.pins, absent)
     base, below = factory.base_of(target), factory.target_below(target)
     parent = require_locked(factory, below) if below else None
@@ -400,59 +402,61 @@ def _build_wheel(
     progress: Progress,
 ) -> tuple[ProjectWheel, bool]:
     root, source = factory.settings.root_path, row["source"]
-    asked = source
+    requirement = source
     if source.startswith("."):
-        asked = str(root / source)
+        requirement = str(root / source)
     elif not source.startswith("git+"):
-        asked = f"{row['name']}=={row['version']}"
-    beside = tuple(root / one.path for name, (one, _) in built.items() if name in row["requires"])
-    taken = frozenset(
+        requirement = f"{row['name']}=={row['version']}"
+    beside = tuple(
+        root / built_wheel.path for name, (built_wheel, _) in built.items() if name in row["requires"]
+    )
+    reserved = frozenset(
         path.rpartition("/")[2]
-        for one in factory.targets
-        if one.name != target.name
-        for path in from_files(one.origins).values()
+        for other in factory.targets
+        if other.name != target.name
+        for path in from_files(other.origins).values()
     )
     ask = CompileRequest(
-        taken=taken,
-        source=asked,
-        label=source if asked != source and source.startswith(".") else "",
+        reserved=reserved,
+        source=requirement,
+        label=source if requirement != source and source.startswith(".") else "",
         target=target,
         folder=root / "wheels",
         beside=beside,
     )
-    made = compile_in(factory, ask, within, progress)
-    name, version, *_ = parse_wheel_filename(made.wheel.name)
+    result = compile_in(factory, ask, within, progress)
+    name, version, *_ = parse_wheel_filename(result.wheel.name)
     wheel = ProjectWheel(
-        name=name, version=str(version), path=f"./{made.wheel.relative_to(root)}", source=source
+        name=name, version=str(version), path=f"./{result.wheel.relative_to(root)}", source=source
     )
-    return wheel, made.made
+    return wheel, result.compiled
 
 
 def _draft(
-    factory: Project, target: Target, wanted: Target, wheels: Sequence[ProjectWheel]
+    factory: Project, target: Target, expected: Target, wheels: Sequence[ProjectWheel]
 ) -> tuple[str, Target]:
-    """The recipe's text with the wheels, and the target as it says it: the order of packages decides too.
+    """Return the recipe's text with the wheels, and its target, because the order of packages matters.
 
-    Raises UsageError where the text does not say `wanted` then.
+    Raises UsageError if the text does not define the expected target.
     """
     folder = recipes_directory(factory.settings)
     path = folder / f"{target.family}.yaml"
     text, _ = read_file(path)
-    family = [one for one in factory.targets if one.family == target.family]
+    family = [member for member in factory.targets if member.family == target.family]
     written = write_wheels(text, target, wheels, family)
     recipes, _ = read_each(folder)
     others = [recipe for recipe in recipes if recipe.family != target.family]
     hint = f"add them at {target.where}: {', '.join(wheel.path for wheel in wheels)}"
     try:
-        made = check_draft(written, target.family, others, factory.bases)
+        targets = check_draft(written, target.family, others, factory.bases)
     except RecipeError as error:
         raise UsageError(
             "recipe-not-writable", f"cannot write the wheels into {path}: {error.message}", hint=hint
         ) from error
-    found = next((one for one in made if one.name == target.name), None)
-    if found is None or _deciding(found) != _deciding(wanted):
+    draft = next((member for member in targets if member.name == target.name), None)
+    if draft is None or _deciding(draft) != _deciding(expected):
         raise UsageError("recipe-not-writable", f"cannot write the wheels into {path}", hint=hint)
-    return written, found
+    return written, draft
 
 
 def _write_recipe(factory: Project, target: Target, text: str) -> tuple[Project, Target]:
@@ -463,7 +467,7 @@ def _write_recipe(factory: Project, target: Target, text: str) -> tuple[Project,
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     whole = load_lenient(factory.settings, factory.environ, factory.tell)
-    return whole, next(one for one in whole.targets if one.name == target.name)
+    return whole, next(member for member in whole.targets if member.name == target.name)
 
 
 def _deciding(target: Target) -> tuple[object, ...]:

@@ -1,13 +1,12 @@
-"""Runs inside an image: builds a package into a wheel, with the tools that are shown beside it.
+"""Build a wheel of a package, inside an image, with the mounted tools.
 
     python wheel_builder.py STEP SOURCE OUT TOOLS CUDA
 
-STEP is `requires` (write OUT/requires.json: what the build backend asks for besides pyproject.toml, PEP 517)
-or `wheel`. With `-isolated` at its end the image's own packages are hidden, as pip does it: only the tools
-are seen. TOOLS/site holds pip, setuptools and what else the package builds with; nvcc too, as NVIDIA's wheels
-lay it, where the image's CUDA has wheels of it. Those wheels and the image's own, which have the libraries'
-headers, become one folder of links, CUDA, as a toolkit's installer lays it. Nothing is fetched. Standard
-library only.
+STEP is `requires` (write OUT/requires.json: requirements of the build backend beyond pyproject.toml, PEP 517)
+or `wheel`. The suffix `-isolated` hides the packages of the image, as pip does, so that only the tools are
+visible. TOOLS/site has pip, setuptools and the build requirements, and nvcc if there are wheels for the
+image's CUDA. Links to those wheels, and to the image's own with the headers, form the directory CUDA with a
+toolkit's usual layout. Nothing is fetched. Standard library only.
 """
 
 import importlib
@@ -48,7 +47,7 @@ def main(step: str, source: str, out: str, tools: str, cuda: str) -> None:
 
 
 def make_environment(folder: Path) -> str:
-    """A virtual environment without a package, and its Python."""
+    """Create a virtual environment without packages, and return its Python."""
     argv = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     os.environ["VIRTUAL_ENV"] = str(folder)
@@ -57,7 +56,7 @@ def make_environment(folder: Path) -> str:
 
 
 def write_requires(source: Path, out: Path) -> None:
-    """Ask the build backend in a copy of the source, as asking may write files."""
+    """Write the requirements of the build backend. It runs in a copy, because it may write files."""
     copy = out.with_name("copy")
     if source.is_dir():
         shutil.copytree(source, copy, symlinks=True)
@@ -73,7 +72,7 @@ def write_requires(source: Path, out: Path) -> None:
     for name in attribute.split(".") if attribute else ():
         backend = getattr(backend, name)
     ask = getattr(backend, "get_requires_for_build_wheel", list)
-    (out / "requires.json").write_text(json.dumps([str(one) for one in ask()]))
+    (out / "requires.json").write_text(json.dumps([str(requirement) for requirement in ask()]))
 
 
 def read_build_system(path: Path) -> "dict[str, Any]":
@@ -85,7 +84,7 @@ def read_build_system(path: Path) -> "dict[str, Any]":
 
 
 def link_tree(root: Path, place: Path) -> None:
-    """Links of the files below `root` in the same folders below `place`; the first of a name stays."""
+    """Link the files below `root` into the same directories below `place`. Existing names stay."""
     for part in PARTS:
         for folder, _, names in os.walk(root / part):
             inside = place / Path(folder).relative_to(root)
@@ -96,7 +95,7 @@ def link_tree(root: Path, place: Path) -> None:
 
 
 def link_libraries(folder: Path) -> None:
-    """The names that linkers look for, libcudart.so for libcudart.so.13: wheels do without them."""
+    """Add the names that linkers need (libcudart.so for libcudart.so.13), which wheels lack."""
     for path in sorted(folder.glob("lib*.so.*")):
         plain = folder / f"{path.name.partition('.so.')[0]}.so"
         if not plain.exists():

@@ -1,7 +1,7 @@
 """A registry as a Store: a small client of the OCI distribution specification that retries faults.
 
-Faults that may pass (408, 425, 429, 5xx, resets, timeouts, truncated responses, expired tokens, lost upload
-sessions) are retried with jittered backoff; rejections are not. A response alone confirms nothing: blobs and
+Transient faults (408, 425, 429, 5xx, resets, timeouts, truncated responses, expired tokens, lost upload
+sessions) are retried with jittered backoff; rejections are not. A response is not a confirmation: blobs and
 manifests are queried again by digest.
 
 Sources: OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema" too; docker/distribution's
@@ -186,14 +186,14 @@ class RegistryClient(RegistryWriter):
             if self._listed(repository, subject, lambda _: None) is not None:
                 return
         tag = subject.replace(":", "-")
-        patience, present = self.options.patience, set[str]()
+        retry_policy, present = self.options.retry_policy, set[str]()
         with self._attaching:
-            for attempt in range(patience.attempts + 1):
+            for attempt in range(retry_policy.attempts + 1):
                 rows = self._tag_rows(repository, subject)
                 if any(row["digest"] == descriptor.digest for row in rows):
                     return
                 if attempt:
-                    self.options.sleep(patience.wait(attempt, None, self.options.random))
+                    self.options.sleep(retry_policy.wait(attempt, None, self.options.random))
                     rows = self._tag_rows(repository, subject)
                 # Known manifests are not queried again: others write this list meanwhile.
                 digests = [str(row["digest"]) for row in rows]

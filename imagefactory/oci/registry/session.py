@@ -86,7 +86,7 @@ class RegistryOptions:
     certificates: Path | None = None
     plain_hosts: Collection[str] = ()
     loopback_plain: bool = True
-    patience: RetryPolicy = _RETRY_POLICY
+    retry_policy: RetryPolicy = _RETRY_POLICY
     piece: int = 0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -322,7 +322,7 @@ MOST_IN_TAG = 2000
 
 
 class ListReader:
-    """Counts what one list costs, and raises RejectedError that names the limit it exceeds."""
+    """A reader that counts the cost of a list, and raises RejectedError for an exceeded limit."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began = clock, clock()
@@ -409,7 +409,7 @@ class RegistrySession:
     def retry(self, call: Callable[[], T], *, progress: Callable[[], int] = lambda: 0) -> T:
         """Return `call()` with the retries of the options."""
         options = self.options
-        return options.patience.retry(call, progress=progress, sleep=options.sleep, dice=options.random)
+        return options.retry_policy.retry(call, progress=progress, sleep=options.sleep, dice=options.random)
 
     @contextmanager
     def answer(self, request: RegistryRequest) -> Iterator[Response]:
@@ -441,7 +441,7 @@ class RegistrySession:
 
     def _send(self, request: RegistryRequest, authorization: str) -> Response:
         """Send one request. Raises RejectedError for an address to which this registry may not send it."""
-        patience, ours = self.options.patience, self.is_ours(request.url)
+        retry_policy, ours = self.options.retry_policy, self.is_ours(request.url)
         if not ours:
             self._check_elsewhere(request)
         with reaching(None if ours else reachable_from(self._networks or {PUBLIC})):
@@ -452,7 +452,7 @@ class RegistrySession:
                 headers=request.headers,
                 data=request.body() if callable(request.body) else request.body,
                 auth=_AuthorizationHeader(authorization),
-                timeout=(patience.connect, patience.commit if request.patient else patience.read),
+                timeout=(retry_policy.connect, retry_policy.commit if request.patient else retry_policy.read),
                 certificates=str(self.options.certificates or ""),
             )
         if ours:

@@ -1,9 +1,9 @@
-"""Runs a build as root of separate ids: mmdebstrap and the scripts of Debian packages, for a base.
+"""Run a build as root of separate ids: mmdebstrap and the scripts of Debian packages, for a base.
 
-The command has every capability, but over nothing of the machine: its user 0 is an id outside that owns no
-file and no process. Of the host it sees the system's programs, read-only, and two directories of the caller.
-It has no network, no device but those of DEVICES, no socket and no process of the host. The root is new
-(pivot_root), so leaving a chroot leads to the same few files.
+The command has every capability, but not over the machine: its user 0 is an id outside that owns no file and
+no process. Of the host it sees the system's programs, read-only, and two directories of the caller. It has no
+network, only the devices of DEVICES, and no socket or process of the host. The root is new (pivot_root), so
+leaving a chroot leads to the same few files.
 
 It has two processes, as a run: the *keeper* stays outside, is killed with its caller and watches the limits;
 the *init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
@@ -131,7 +131,7 @@ class BuildKeeper:
         return code if code >= 0 else 128 - code, {"over": over} if over else {}
 
     def watch(self, init: int, watch: Watch) -> str | None:
-        """Return when the init has ended, by itself or by the limit that is returned."""
+        """Wait until the init ends. Return the limit that ended it, if any."""
         poll = select.poll()
         poll.register(os.pidfd_open(init), select.POLLIN)
         while not poll.poll(INTERVAL):
@@ -269,7 +269,7 @@ def tree(path: str, attributes: int) -> int:
 
 
 def mount_at(fd: int, path: str) -> None:
-    """Mount a detached tree below the new root, on a file or folder that is made if need be."""
+    """Mount a detached tree below the new root, on a file or directory that is created if necessary."""
     if is_folder(fd):
         os.makedirs(path, exist_ok=True)
     else:

@@ -4,7 +4,7 @@ From /proc and the state of directories `find_parent` decides where a group can 
 process's own group (v1), or next to it (v2, where a group has processes or groups, never both). It moves no
 other process, and escapes no limit of the own group.
 
-`Watch` measures what no limit of the kernel counts.
+`Watch` measures resources for which the kernel has no limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CgroupParent(NamedTuple):
 
 
 class NoCgroup(NamedTuple):
-    """Why a run has no group."""
+    """The reason why a run has no group."""
 
     reason: str
 
@@ -136,7 +136,7 @@ def unescape(text: str) -> str:
 
 
 def read_own() -> tuple[str, str]:
-    """Return the texts that say in which groups this process is, and where groups are mounted."""
+    """Return the texts with this process's groups and with the mounts of groups."""
     return read_file("/proc/self/cgroup"), read_file("/proc/self/mountinfo")
 
 
@@ -419,7 +419,7 @@ class Watch:
 
 
 def sizes(*tops: str) -> Iterator[int]:
-    """Return the bytes so far, after each file below `tops`, untrusted trees that change meanwhile."""
+    """Yield the bytes so far after each file below `tops`, which are untrusted and change meanwhile."""
     total = 0
     opened: list[tuple[int, list[str]]] = []
 
@@ -458,8 +458,9 @@ def sizes(*tops: str) -> Iterator[int]:
 def run_before_others() -> None:
     """Let this process, and the init that it forks, run before others, where root may.
 
-    Otherwise a command that forks without end, which no limit of the kernel stops as root, takes all process
-    numbers of the machine. The watch would wait among thousands, and so would the init, with which they end.
+    Otherwise a command of root that forks without end, which no kernel limit stops, takes all process numbers
+    of the machine. Watch and init would wait among thousands of processes, which only the end of the init
+    ends.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))

@@ -1,4 +1,4 @@
-"""Process 1 inside: it builds the file system, gives up every privilege, starts the command and reaps."""
+"""Process 1 inside: it builds the file system, drops every privilege, starts the command and reaps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Init:
         os.read(self.alive, 1)  # the keeper writes when it has put this process into its group
         os.umask(0o022)
         os.setsid()
-        with step("limits"):  # where the machine's memory ends before the watch looks, this run goes first
+        with step("limits"):  # if memory runs out before the watch sees it, this run dies first
             write_file("/proc/self/oom_score_adj", "1000")
         with step("namespaces"):
             unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
@@ -108,7 +108,7 @@ class Init:
         return self.serve(followers, mask)
 
     def open_terminals(self, visible: list[int], overlays: list[int]) -> list[int]:
-        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides and the rest."""
+        """Create a pseudo-terminal for each terminal. The keeper gets their other sides and the rest."""
         followers, masters = [], list[int]()
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])

@@ -313,7 +313,7 @@ class Keeper:
             reconfigure(top, "ro")  # as it is already: the overlay forgets what is not in use
 
     def watch(self, caller: int, init: int, relays: list[Relay], watch: Watch | None) -> None:
-        """Return when the init has ended: by itself, by a limit, or because the caller is gone."""
+        """Wait until the init ends: by itself, by a limit, or because the caller died."""
         deadline = None if self.plan["timeout"] is None else self.began + self.plan["timeout"]
         look, stale = self.began, self.began + REFRESH
         watched = {init, caller}

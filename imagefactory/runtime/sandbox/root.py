@@ -107,7 +107,7 @@ def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] =
 
 
 def led_to(path: str, place: str) -> SetupError:
-    """`place` is one of ours: the text of an image's link may be anything, and must not reach a terminal."""
+    """Return the error. `place` is our own text, because an image's link must not reach a terminal."""
     return SetupError("target", errno.EXDEV, f"a link of the image leads {path} to {place}")
 
 
@@ -128,16 +128,16 @@ REFRESH = 1.0  # seconds until what the host has changed is seen
 
 
 def needs_overlay(source: str) -> bool:
-    """Return whether it is a folder or a file. Who mounts a socket or pipe itself wants that very one."""
+    """Return whether it is a directory or a file. A mounted socket or pipe must stay the host's own."""
     mode = os.stat(source).st_mode
     return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
 
 
 def overlay(source: str, empty: str) -> tuple[int, int]:
-    """Return a folder or file in an overlay, to be attached, and the overlay's top, to be refreshed.
+    """Return a directory or file in an overlay, to be attached, and the overlay's top, to be refreshed.
 
-    `empty` is an empty folder: an overlay without a place for changes has two layers. Raises SetupError where
-    the kernel refuses: it takes no layer of some file systems, nor one in which others are mounted.
+    `empty` is an empty directory: an overlay without a place for changes has two layers. Raises SetupError if
+    the kernel rejects the layer: some file systems, and directories with mounts inside.
     """
     source = os.path.realpath(source)
     folder, name = (source, "") if os.path.isdir(source) else os.path.split(source)
@@ -169,7 +169,7 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
 
 
 def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:
-    """Return the mount points in a folder, of the lines of /proc/self/mountinfo."""
+    """Return the mount points in a directory, from the lines of /proc/self/mountinfo."""
     prefix = os.path.join(folder, "")
     points = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4])
               for line in mountinfo)  # fmt: skip
@@ -342,7 +342,7 @@ class Root:
         return tree
 
     def mount_overlay(self, root: str) -> None:
-        """Layers by the shortest names there are: numbers of open folders, read from /proc/self/fd."""
+        """Layers with the shortest names: numbers of open directories, read from /proc/self/fd."""
         plan = self.plan
         lower = [*reversed(plan["lower"]), os.path.join(self.scratch, "skeleton")]
         self.in_memory = plan["read_only"]

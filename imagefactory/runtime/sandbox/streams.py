@@ -69,14 +69,14 @@ def read_rest(fd: int) -> bytes:
 
 
 def fill_stdio() -> None:
-    """Open closed ones: the next files would get their numbers, and the command those files."""
+    """Open closed descriptors. Otherwise later files get their numbers, and the command gets those files."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def forget_stdio(*except_: int) -> None:
-    """Leave the pipes only to the command, so that their other ends notice when it closes them."""
+    """Close our copies of the pipes, so that their other ends notice when the command closes them."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         if fd not in except_:
@@ -94,7 +94,7 @@ EXPECTED = (errno.EPIPE, errno.ECONNRESET, errno.EISDIR, errno.EBADF, errno.ENOT
 
 
 class Carriers:
-    """Processes that end with this one. The command's descriptors are pipes once this is made.
+    """Processes that end with this one. The constructor makes the command's descriptors pipes.
 
     Terminals and /dev/null stay as they are: the command gets its own.
     """
@@ -275,7 +275,7 @@ def _feed_from(fd: int, sink: int) -> None:
 
 
 def _feed(source: Source, sink: int) -> None:
-    """Give the command what it reads, and take no more: the caller may read the rest.
+    """Copy only the input that the command reads: the caller may read the rest.
 
     Bytes are taken when the command has read them. A pipe reports to its writer that a page is free, not that
     all are. So it is as large as its contents, and grows for a command that reads all of it at once.

@@ -1,4 +1,4 @@
-"""Linux's system calls that Python has no function for, the step in which one failed, and two filters.
+"""Linux system calls that Python lacks, the step in which one failed, and two filters.
 
 The seccomp filter says which system calls a command may not make. Landlock restricts which programs a sandbox
 may start: those of its own tree, and none of the host's.
@@ -257,8 +257,8 @@ LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 NO_CALL = REFUSE | errno.ENOSYS
 NOT_PERMITTED = REFUSE | errno.EPERM
-# Reachable without any privilege, wide, and of no use to a computation. The kernel's key rings and vsock
-# are not wholly namespaced, its log is the machine's; the rest is there to be attacked.
+# Reachable without any privilege, large, and not needed for a computation. The kernel's key rings and vsock
+# are not fully namespaced, and its log is the machine's. The rest is attack surface.
 DENIED = (
     "add_key", "request_key", "keyctl", "perf_event_open", "open_by_handle_at", "bpf", "userfaultfd",
     "syslog", "fanotify_init", "fanotify_mark",
@@ -342,7 +342,7 @@ OLDEST = 2  # Linux 5.19: the first that leaves renaming from folder to folder a
 
 
 def has_landlock() -> bool:
-    """Return whether the kernel has it, new enough: built in, enabled, allowed by a container's filter."""
+    """Return whether Landlock is usable: new enough, enabled, and allowed by a container's filter."""
     try:
         return syscall(CREATE_RULESET, None, 0, VERSION) >= OLDEST
     except OSError:
@@ -350,11 +350,11 @@ def has_landlock() -> bool:
 
 
 def start_own_programs_only(*others: int) -> bool:
-    """For this process and its children, and `others`, open files. False where Landlock is missing or old.
+    """Restrict this process and its children to their own tree and `others`, open files.
 
-    The process that starts the command runs the host's Python. Where the image leads that start to
-    /proc/self/exe, by a link or by the first line of a script, the command is that very file, and some
-    kernels (6.11) let a running program be written to by whoever owns it.
+    Return False if Landlock is missing or too old. The process that starts the command runs the host's
+    Python. The image can redirect that start to /proc/self/exe, by a link or the first line of a script. Then
+    the command is that file, and some kernels (6.11) let its owner write to a running program.
     """
     if not has_landlock():
         return False

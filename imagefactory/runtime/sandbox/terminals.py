@@ -1,4 +1,4 @@
-"""The caller's terminals, which no command gets: each is relayed to a pseudo-terminal of the sandbox's own.
+"""Relay the caller's terminals to pseudo-terminals of the sandbox. A command never gets the originals.
 
 If 0 and 1 are terminals the command is interactive: the caller's terminal is raw, and the pseudo-terminal
 does the rest. Otherwise other programs use that terminal too, such as a pager after a pipe. So its mode
@@ -246,7 +246,7 @@ def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
 
 
 def _wait(ended: int, caller: int, relays: Sequence[Relay]) -> bool:
-    """Return when the program has ended, or, False then, its caller."""
+    """Wait until the program or its caller ends. Return False for the caller."""
     while True:
         events = poll_all((ended, caller), relays, LONGEST_WAIT)
         if ended in events or caller in events:
@@ -283,7 +283,7 @@ def _become(
 
 
 def descendants(pid: int, *, but: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return every process below `pid`, by its parent, without `but` and processes below these."""
+    """Return the processes below `pid`, by parent, without those in `but` and their children."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):

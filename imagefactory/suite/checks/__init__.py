@@ -1,4 +1,4 @@
-"""The table of checks: one function each, called with a Context, answering a Finding or a CheckFailure."""
+"""The table of checks: functions that take a Context, and return a Finding or raise a CheckFailure."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CACHE_FILE = "/etc/ld.so.cache"
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = 48, struct.Struct("<iIIIQ")
 
-# Brought by the machine with the GPU, never by an image.
+# Part of the machine with the GPU, never of an image.
 DRIVER_LIBRARIES = (
     "libcuda.so.1",
     "libcudadebugger.so.1",
@@ -44,7 +44,7 @@ RDMA = "GPUDirect Storage over the network, opened only where the machine has it
 CUPY = "CuPy has a module for each of NVIDIA's libraries and loads those that are there"
 NVSHMEM = "NVSHMEM has a plugin per network and launcher and opens the one that is asked for"
 
-# (whose libraries, what they ask for, why its absence is no fault)
+# (whose libraries, what they need, why its absence is not a fault)
 OPTIONAL_LIBRARIES = (
     ("torchaudio/lib/*", "libsox.so*", "torchaudio's SoX backend uses the system's SoX where there is one"),
     ("torchaudio/lib/*torchaudio_ffmpeg*", "libav*.so.*", FFMPEG),
@@ -102,7 +102,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class System:
-    """What the loader knows besides a library's own paths. `program` is the RPATH of the Python that loads.
+    """The loader's search paths besides those of a library. `program` is the RPATH of Python.
 
     `absent` are patterns of libraries of the machine that has the GPU.
     """

@@ -1,4 +1,4 @@
-"""How an image is used: `jupyter` for notebooks, `unprivileged` for batch jobs.
+"""Check how an image is used: `jupyter` for notebooks, `unprivileged` for batch jobs.
 
 A kernel computes, and JupyterLab's page is served on the loopback. Batch systems run an ordinary user, a
 read-only root and no home. The host starts a second run for that, with `import` and `compute` too.

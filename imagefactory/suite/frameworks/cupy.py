@@ -1,4 +1,4 @@
-"""CuPy. It computes on GPUs alone; what it compiles with can be tried without one."""
+"""CuPy. It computes only on GPUs, but its compiler can be tested without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..context import CheckFailure, Context
 
 MODULES = (("cupy-cuda12x", "cupy"),)
 
-# CUDA's libraries that it finds by cuda-pathfinder when they are first used.
+# CUDA libraries that cuda-pathfinder finds at their first use.
 LIBRARIES = ("cublas", "cufft", "curand", "cusolver", "cusparse")
 SOURCE = """
 extern "C" __global__ void twice(const float* values, float* out, int count) {

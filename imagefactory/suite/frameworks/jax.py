@@ -21,7 +21,7 @@ jax: Any = LazyModule("jax")
 
 
 def prepare() -> None:
-    """Choose the CPU by name: with the CUDA plugin and no driver jax would warn and take it anyway."""
+    """Choose the CPU by name. With the CUDA plugin and no driver, jax would warn and use it anyway."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_X64"] = "1"
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime. Models are written by hand, because the lock does not hold the package `onnx`."""
+"""ONNX Runtime. Models are written manually, because the lock does not have the package `onnx`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ runtime: Any = LazyModule("onnxruntime")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """Return the CUDA of the build. All that its CUDA provider needs must load.
+    """Return the CUDA of the build. All libraries of its CUDA provider must load.
 
     Newer wheels name their CUDA (1.23 does, 1.18 does not). For the others, the provider's libcudart has the
     major version, and the locked runtime of that major version has the rest.

@@ -1,4 +1,4 @@
-"""Any package that no other file knows. Its modules are read from its files."""
+"""Packages without a file of their own. Their modules are found from their files."""
 
 from __future__ import annotations
 

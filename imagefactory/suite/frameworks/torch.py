@@ -1,4 +1,4 @@
-"""PyTorch, with torchvision, torchaudio and what exports to and runs ONNX where they are locked."""
+"""PyTorch, with torchvision, torchaudio and the packages for ONNX if they are locked."""
 
 from __future__ import annotations
 

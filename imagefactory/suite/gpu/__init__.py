@@ -1,7 +1,7 @@
-"""The GPU suite: runs inside the image, on a GPU, each part in a process of its own.
+"""The GPU suite: it runs inside the image, on a GPU, each part in its own process.
 
-`table.py` says what there is to check, in which part and at which level; `suite.py` starts the parts one
-after the other and writes the report, `part.py` is one of them; `driver.py` and `kernels.py` speak to the
-driver without a framework; `checks/` holds one file a tier, `frameworks/` one file a framework with the same
-names in each. Nothing here falls back to the CPU: a check that does not compute on the GPU has failed.
+`table.py` lists the checks by part and level. `suite.py` starts the parts one after the other and writes the
+report; `part.py` is one of them. `driver.py` and `kernels.py` use the driver without a framework. `checks/`
+has a file for each tier, `frameworks/` a file for each framework with the same names in each. Nothing falls
+back to the CPU: a check that does not compute on the GPU fails.
 """

@@ -1,4 +1,4 @@
-"""What every GPU check gets, and how it answers."""
+"""The input and the results of GPU checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Discovery(Finding):
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the host's scan of the image predicts for one capability: machine code, PTX, either of them."""
+    """The prediction of the host's scan for one capability: machine code, PTX, either of them."""
 
     native: bool
     ptx: bool
@@ -44,7 +44,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What to run. The GPU must have `capability` (`8.0`), empty for any; `predicted` is by capability.
+    """The request. The GPU must have `capability` (`8.0`), empty for any; `predicted` is by capability.
 
     `driver` is the oldest driver for the image's CUDA, as libcuda reports it (`12.0`), empty if unknown.
     A `rehearsal` computes on the CPU, only for tests of this suite, and its report says so.

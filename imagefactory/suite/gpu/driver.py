@@ -1,4 +1,4 @@
-"""The CUDA driver's library by ctypes: the calls of T0, and nothing of CUDA's toolkit.
+"""The CUDA driver library by ctypes: the calls of T0, without the CUDA toolkit.
 
 Names and numbers are those of the CUDA Driver API. Calls have the names that the library exports: `_v2` where
 cuda.h replaces the plain one, which new drivers keep for old programs.
@@ -89,7 +89,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Calls:
-    """The names of the calls that libcuda and HIP have alike."""
+    """The names of the calls that both libcuda and HIP have."""
 
     start: str = "cuInit"
     count: str = "cuDeviceGetCount"

@@ -1,4 +1,4 @@
-"""HIP's library by ctypes: what driver.py does with libcuda, on AMD GPUs.
+"""The HIP library by ctypes: the calls of driver.py for AMD GPUs.
 
 Names, numbers and error codes are those of the HIP runtime API and of HIPRTC. The library is the image's own,
 as all of ROCm is; only the kernel's driver belongs to the machine. The processor of a device is in a

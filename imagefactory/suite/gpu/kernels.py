@@ -113,7 +113,7 @@ def poison(count: int) -> bytes:
 
 
 def compare(result: bytes, expected: bytes) -> str:
-    """Return how the result and its guard differ from what they must be; empty if they do not."""
+    """Return how the result and its guard differ from the expected ones, empty if they do not."""
     whole = expected + POISON * GUARD
     if result == whole:
         return ""

@@ -1,4 +1,4 @@
-"""What the GPU suite checks, in which part and level, and what cannot apply: data for suite and host.
+"""The checks of the GPU suite by part and level, and the checks that cannot apply: data for suite and host.
 
 A part is a process, so a crash, a hang or an environment that must be set before CUDA starts stays in it. The
 host rejects a state `not-applicable` that is not from these tables.
@@ -28,7 +28,7 @@ QUICK, FULL, SEVERAL = "quick", "full", "several"
 PARTS = {
     # The driver's library alone, by ctypes: no framework.
     "driver": ("driver", "device", "vector-add", "memory-returned", "driver-controls"),
-    # The framework with the driver's compiler for PTX switched off, then with all machine code passed over.
+    # The framework with the driver's compiler for PTX switched off, then with all machine code skipped.
     "native": ("native-code",),
     "ptx": ("ptx-code",),
     "numbers": (
@@ -46,12 +46,12 @@ PARTS = {
     "jit": ("jit",),
     "portability": ("portability",),
     "profile": ("profile",),
-    # All GPUs of one capability that the image is given, a process each.
+    # All visible GPUs of one capability, a process for each.
     "several": ("gpus", "peer-to-peer", "all-reduce", "data-parallel"),
 }
-# What the driver reads when it starts (CUDA C++ Programming Guide, "CUDA Environment Variables"). The image's
-# own settings of JIT_VARIABLES are taken away from every part first. Loading is lazy in `ptx`, or a framework
-# would have all of its code compiled before its first operation.
+# Variables that the driver reads at start (CUDA C++ Programming Guide, "CUDA Environment Variables"). The
+# image's own settings of JIT_VARIABLES are removed from every part first. Loading is lazy in `ptx`, or a
+# framework would compile all of its code before its first operation.
 JIT_VARIABLES = (
     "CUDA_DISABLE_PTX_JIT",
     "CUDA_DISABLE_JIT",
@@ -66,14 +66,14 @@ PART_ENVIRONMENT = {
     # Framework and runtime compute float32 as such, whatever their own settings for it are.
     "portability": {"NVIDIA_TF32_OVERRIDE": "0"},
 }
-# Parts of which each check needs the one before it.
+# Parts in which each check needs the one before it.
 CHAINED = ("driver",)
 LEVELS = {
     QUICK: ("driver", "native", "ptx", "numbers", "jit"),
     FULL: ("driver", "native", "ptx", "numbers", "jit", "portability", "profile"),
     SEVERAL: ("driver", "several"),
 }
-# Seconds after which a part is ended, by level: what ends a hang, several times what a slow start takes.
+# Seconds after which a part is ended, by level: several times those of a slow start, to end a hang.
 SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0}
 
 CHECKS = tuple(check for checks in PARTS.values() for check in checks)
@@ -81,10 +81,10 @@ CHECKS = tuple(check for checks in PARTS.values() for check in checks)
 # Checks that need a framework the suite knows.
 OF_FRAMEWORKS = tuple(check for part, checks in PARTS.items() if part != "driver" for check in checks)
 
-# (file of frameworks/, check) -> why it has no meaning there.
+# (file of frameworks/, check) -> why it does not apply.
 CHECKS_NOT_APPLICABLE = {
-    # XLA compiles each program in the process and loads it as machine code; told to pass over machine code, a
-    # driver refuses it, whatever PTX the plugin's library holds.
+    # XLA compiles each program in the process and loads it as machine code. A driver that must skip machine
+    # code rejects it, even if the plugin's library has PTX.
     ("jax", "ptx-code"): "XLA hands the driver machine code that it made itself, no PTX",
     ("onnxruntime", "linear-algebra"): "ONNX has no operators that factorise or solve",
     ("onnxruntime", "training"): "ONNX Runtime's inference package does not train",
@@ -97,7 +97,7 @@ CHECKS_NOT_APPLICABLE = {
     ("cupy", "ptx-code"): "CuPy has NVRTC make machine code, and hands that to the driver",
 }
 
-# check -> why it has no meaning on AMD's GPUs.
+# check -> why it does not apply to AMD GPUs.
 ROCM_NOT_APPLICABLE = {
     "ptx-code": "AMD's GPUs have no PTX: code is for a processor or it is not",
     "collective": "the suite knows NCCL, and ROCm has RCCL",
@@ -107,16 +107,16 @@ ROCM_NOT_APPLICABLE = {
     **dict.fromkeys(PARTS["several"], "the suite knows NCCL, and ROCm has RCCL"),
 }
 
-# The one framework of the parts `profile` and `several`, and why they have no meaning for the others.
+# The only framework of the parts `profile` and `several`, and why they do not apply to the others.
 TORCH, NOT_SEVERAL = "torch", "on several GPUs the suite knows PyTorch alone"
 NOT_PROFILED = "a GPU is profiled by PyTorch, for which it is emulated"
 
-# CuPy uses NCCL where it is locked; of cuDNN it knows nothing since 14.
+# CuPy uses NCCL if it is locked. It has not used cuDNN since 14.
 NCCL, NO_NCCL = "nvidia-nccl", "the lock holds no NCCL (nvidia-nccl-cu12), which CuPy takes where it is there"
 
 
 def checks_of(level: str) -> tuple[str, ...]:
-    """The checks of a level, in order."""
+    """Return the checks of a level, in order."""
     return tuple(check for part in LEVELS[level] for check in PARTS[part])
 
 
@@ -125,7 +125,7 @@ def part_of(check: str) -> str:
 
 
 def is_rocm(packages: Mapping[str, str]) -> bool:
-    """Whether a lock is of builds for AMD's GPUs, by a name (`jax-rocm7-plugin`) or a local version."""
+    """Whether a lock has builds for AMD GPUs, by a name (`jax-rocm7-plugin`) or a local version."""
     return any(
         "-rocm" in name or name.endswith("-migraphx") or "+rocm" in version
         for name, version in packages.items()
@@ -133,9 +133,9 @@ def is_rocm(packages: Mapping[str, str]) -> bool:
 
 
 def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:
-    """Why `check` has no meaning for this framework and lock; empty when it has.
+    """Return why `check` does not apply to this framework and lock, empty if it does.
 
-    `packages` maps locked names, of wheels and of conda's packages, to versions.
+    `packages` maps locked names of wheels and conda packages to versions.
     """
     if framework == table.OTHER:
         return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""

@@ -1,4 +1,4 @@
-"""How far a result may be from float64, by type and size, and why.
+"""Tolerances: how far a result may be from float64, by type and size, and why.
 
 A kind is a type of numbers, or `tf32`: float32 multiplied by tensor cores that keep ten bits of each factor.
 
@@ -10,8 +10,8 @@ sign of another (Higham and Mary, "A New Approach to Probabilistic Rounding Erro
   kinds but float64; cuBLAS and XLA's defaults);
 - the result's: u of a value that is itself a few s.
 SPREAD times that covers the largest of many millions of results. A kernel that loses a product, reads a wrong
-place or multiplies in a coarser kind is beyond it: tf32 where float32 was asked for errs by some 2^-11 s, 30
-times what float32 may at n = 1024.
+place or multiplies in a coarser kind exceeds it. For example, tf32 in place of float32 has an error of about
+2^-11 s, which is 30 times the limit for float32 at n = 1024.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ STABLE, JACOBI = 8.0, 32.0
 
 
 def unit_of(kind: str) -> float:
-    """The rounding of a result of this kind."""
+    """Return the rounding of a result of this kind."""
     return UNITS["float32" if kind == "tf32" else kind]
 
 
 def applies(kind: str, capability: str) -> bool:
     """Whether a GPU of `capability` (`7.5`; empty in a rehearsal) multiplies numbers of this kind."""
-    if not capability or capability.startswith("gfx"):  # of AMD's all that ROCm supports have them
+    if not capability or capability.startswith("gfx"):  # all AMD GPUs that ROCm supports have them
         return True
     major, _, minor = capability.partition(".")
     return (int(major), int(minor or 0)) >= OLDEST.get(kind, (0, 0))
 
 
 def oldest(kind: str) -> str:
-    """The oldest capability with units for it: `8.0`."""
+    """Return the oldest capability with units for this kind, such as `8.0`."""
     return ".".join(map(str, OLDEST[kind]))
 
 
 def products(kind: str, length: int) -> float:
-    """Of a sum of `length` products, in units of the root of the sum of their squares."""
+    """Return the bound for a sum of `length` products, in units of the root of the sum of their squares."""
     unit = unit_of(kind)
     running = math.sqrt(length) * (unit if kind == "float64" else UNITS["float32"])
     ending = unit if kind in ("float64", "float32", "tf32") else SPLIT * unit
@@ -69,48 +69,51 @@ def products(kind: str, length: int) -> float:
 
 
 def convolution(kind: str, length: int) -> float:
-    """As `products`, of a convolution: Winograd's transforms enlarge the rounding of the running sums."""
+    """Return the bound for a convolution: Winograd's transforms enlarge the rounding of the running sums."""
     return products(kind, length) + SPREAD * (WINOGRAD - 1) * math.sqrt(length) * UNITS["float32"]
 
 
 def sums(kind: str, length: int) -> float:
-    """Of a sum of `length` numbers of one sign, relative to it.
+    """Return the bound for a sum of `length` numbers of one sign, relative to the sum.
 
-    Summed one after the other the running sum grows like k, so the roundings are u k at random signs:
-    together sqrt(length / 3) u of the whole. Kernels that add in a tree do better.
+    In sequence, the running sum grows like k, so the roundings are u k at random signs: in total
+    sqrt(length / 3) u of the whole. Kernels that add in a tree have smaller errors.
     """
     running = math.sqrt(length / 3) * (UNITS["float64"] if kind == "float64" else UNITS["float32"])
     return SPREAD * running + SPLIT * unit_of(kind)
 
 
 def solution(kind: str, size: int) -> float:
-    """Of residuals of LU and of solutions of `size` equations, relative to the norms of the factors."""
+    """Return the bound for residuals of LU and of `size` equations, relative to the norms of the factors."""
     return STABLE * size * unit_of(kind)
 
 
 def singular(kind: str, size: int) -> float:
-    """Of singular values and of what the factors multiply to, relative to the largest singular value."""
+    """Return the bound for singular values and the product of the factors, relative to the largest value."""
     return JACOBI * size * unit_of(kind)
 
 
 def training(steps: int, length: int) -> float:
-    """Of losses and weights after `steps` of gradient descent in float32, relative to their largest.
+    """Return the bound for losses and weights after `steps` of gradient descent in float32, relative.
 
-    Each step errs as its longest sum does. The loss falls, so an earlier error is not enlarged by much: two.
+    Each step has the error of its longest sum. The loss falls, so earlier errors grow at most by a factor of
+    two.
     """
     return 2.0 * steps * products("float32", length)
 
 
 def data_parallel(steps: int, length: int) -> float:
-    """Of the same steps on several GPUs and on one, relative to the largest: each is within `training` of the
-    true value, so they are within twice that of each other. The sum over the GPUs is part of the longest sum.
+    """Return the bound between the same steps on several GPUs and on one, relative to the largest.
+
+    Each is within `training` of the true value, so they are within twice that of each other. The sum over the
+    GPUs is part of the longest sum.
     """
     return 2.0 * training(steps, length)
 
 
 def compiled(length: int) -> float:
-    """Of float32 results with exp, log and tanh in them, relative to their largest.
+    """Return the bound for float32 results with exp, log and tanh, relative to the largest.
 
-    Compilers order sums anew and take their own approximations of functions, good to a few units.
+    Compilers reorder sums and use their own approximations of functions, accurate to a few units.
     """
     return products("float32", length) + 16.0 * UNITS["float32"]

@@ -49,7 +49,7 @@ def off(outputs: list[Any] | None, expected: list[Any]) -> float:
     if outputs is None or len(outputs) != len(expected):
         return float("inf")
     worst = 0.0
-    for output, right in zip(outputs, expected, strict=True):
+    for output, right in zip(outputs, expected):  # noqa: B905
         if output.shape != right.shape or not numpy.isfinite(output).all():
             return float("inf")
         if right.size:

@@ -27,7 +27,7 @@ from .case import TOLERANCE, Case, agree, check_repeats, of_batch
 from .onnxruntime import read_model
 
 EXPORTERS = ("torch", "tensorflow", "jax")
-"""In this order: JAX's models are functions, which others may be as well."""
+"""In this order, because JAX models are functions, and those of other frameworks may be too."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 KEYS = ("name", "model", "sample", "held_out", "tolerance", "override", "batched")
 LARGEST_BATCH = 65536

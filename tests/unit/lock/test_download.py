@@ -192,7 +192,7 @@ def never(wanted: Wanted) -> dict[str, str]:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> PackageCache:
-    return PackageCache(tmp_path / "cache", INDEX, patience=QUICK)
+    return PackageCache(tmp_path / "cache", INDEX, retry_policy=QUICK)
 
 
 def whole(server: Faults, paths: dict[LockedWheel, Path]) -> bool:
@@ -354,13 +354,13 @@ def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(
 def test_a_silent_server_is_asked_again(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 1000)
     server.next[wanted[0].filename] = ["stall"]
-    impatient = PackageCache(cache.folder, INDEX, patience=replace(QUICK, attempts=99, read=0.5))
-    assert whole(server, impatient.fetch(wanted, locate(server), QuietProgress()))
+    hurried = PackageCache(cache.folder, INDEX, retry_policy=replace(QUICK, attempts=99, read=0.5))
+    assert whole(server, hurried.fetch(wanted, locate(server), QuietProgress()))
     assert len(server.requests) > 1
 
 
 def test_one_failure_stops_the_others_and_keeps_their_parts(server: Faults, tmp_path: Path) -> None:
-    cache = PackageCache(tmp_path, INDEX, patience=QUICK)
+    cache = PackageCache(tmp_path, INDEX, retry_policy=QUICK)
     wanted = offer(server, 8_000_000, 1000)
     server.next[wanted[0].filename] = ["held"]
     server.next[wanted[1].filename] = ["404"]
@@ -443,7 +443,7 @@ from imagefactory.http import RetryPolicy
 folder, url, rows = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 wanted = tuple(LockedWheel(**row) for row in rows)
 index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
-cache = PackageCache(Path(folder), index, patience=RetryPolicy(first_wait=0.01, read=5))
+cache = PackageCache(Path(folder), index, retry_policy=RetryPolicy(first_wait=0.01, read=5))
 cache.fetch(wanted, lambda wanted: {w.filename: f"{url}/{w.filename}" for w in wanted}, QuietProgress())
 """
 
@@ -532,12 +532,12 @@ def test_many_faults_in_any_order(server: Faults, cache: PackageCache, seed: int
 
 
 def test_retry_after_is_capped_and_waits_grow() -> None:
-    patience = RetryPolicy(first_wait=1.0, longest_wait=30.0)
-    assert patience.wait(1, 3600.0) == 30.0
-    assert patience.wait(1, 5.0) == 5.0
-    assert 0.5 <= patience.wait(1, None) <= 1.0
-    assert 4.0 <= patience.wait(4, None) <= 8.0
-    assert patience.wait(20, None) == 30.0
+    retry_policy = RetryPolicy(first_wait=1.0, longest_wait=30.0)
+    assert retry_policy.wait(1, 3600.0) == 30.0
+    assert retry_policy.wait(1, 5.0) == 5.0
+    assert 0.5 <= retry_policy.wait(1, None) <= 1.0
+    assert 4.0 <= retry_policy.wait(4, None) <= 8.0
+    assert retry_policy.wait(20, None) == 30.0
 
 
 def test_credentials_go_to_the_indexs_own_host_alone(server: Faults) -> None:

@@ -114,7 +114,7 @@ def test_a_manifest_is_what_it_says_where_the_header_says_nothing(header: str) -
     ],
 )
 def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, code: str, named: str, hint: str) -> None:
-    options = RegistryOptions(patience=RetryPolicy(attempts=1))
+    options = RegistryOptions(retry_policy=RetryPolicy(attempts=1))
     with service(lambda _: (200, {}, data)) as served, fails(code, named) as raised:
         read_manifest(StoreRepository(store=RegistryClient(served.address, options), repository="a"), "1")
     assert hint in raised.value.hint

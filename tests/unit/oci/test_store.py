@@ -43,7 +43,7 @@ WAYS = {
 def options(**more: object) -> RegistryOptions:
     return RegistryOptions(
         credentials=lambda host: Credential(user=USER, secret=PASSWORD, origin="the test"),
-        patience=RetryPolicy(first_wait=0.001, longest_wait=0.01, connect=60, read=60, commit=60),
+        retry_policy=RetryPolicy(first_wait=0.001, longest_wait=0.01, connect=60, read=60, commit=60),
         **more,  # type: ignore[arg-type]
     )
 

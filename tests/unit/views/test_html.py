@@ -188,7 +188,7 @@ def test_a_page_of_an_image_tells_all_of_it(report: ReportContents, site: dict[s
 def test_a_failure_stands_beside_what_was_predicted(report: ReportContents, site: dict[str, str]) -> None:
     image = next(one for one in report.images if any(cell.state is ComboState.FAILED for cell in one.combos))
     said = Page(site[f"images/{image.target}.html"]).text
-    assert "Other than predicted: predicted to run, and it did not" in said
+    assert "Contradicts the prediction: predicted to run, and it did not" in said
     assert "matmul is off by 0.3" in said
 
 

@@ -1,21 +1,21 @@
-"""A GPU that is not there: what stands before a program inside an image, so that torch sees one.
+"""Emulate a GPU inside an image, so that torch sees one.
 
-    sitecustomize.py  found by every Python of the run; waits for `import torch`, then installs what is below
-    start.py          installs the rest, in order
+    sitecustomize.py  every Python of the run imports it; waits for `import torch`, then installs the rest
+    start.py          installs the other modules, in order
     roofline.py       seconds of an operation from its arithmetic and its bytes: pure
-    machine.py        the devices of this process: time of both sides, memory, page-locked memory
+    machine.py        the devices of this process: host and device time, memory, page-locked memory
     dispatch.py       every operation of torch: shapes, arithmetic, values, attention; charged to the clock
     ranks.py          several processes, each with a GPU
-    tensors.py        what a tensor says of itself: its device, its copies, its bytes on disk, checkpoints
+    tensors.py        tensors: their device, copies, pickling, checkpoints
     cuda.py           the module torch.cuda, and mixed precision
-    loader.py         who waits for the DataLoader, and how long a batch takes to be made
-    summary.py        what a run was, as JSON
+    loader.py         waiting for the DataLoader, and the time that a batch takes
+    summary.py        the summary of a run, as JSON
 
-It runs inside images under another name, `imagefactory_emulate`: standard library and the image's torch
-alone, and nothing of this package's other rooms. A tensor of such a device is one of torch's own `meta`
-tensors, which have a shape and no bytes; it says that its device is `cuda`, and the bytes that it would have
-are counted.
+Inside the image this package is named `imagefactory_emulate`. It uses only the standard library and the
+image's torch, and no other package of imagefactory. A tensor of an emulated device is a `meta` tensor of
+torch, which has a shape but no data. Its device is reported as `cuda`, and the bytes that it would have are
+counted.
 
-What it says of time is by a profile that was *recorded* on such a GPU, or *estimated*: a roofline by a data
-sheet is the fastest that a GPU could be, never what one was seen to be.
+Times come from a profile that was *recorded* on a GPU, or are *estimated*. An estimate is a roofline from a
+data sheet: a lower bound, which no GPU was measured to reach.
 """

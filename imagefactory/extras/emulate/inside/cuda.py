@@ -1,4 +1,4 @@
-"""The module torch.cuda, other ways to ask torch for an accelerator, and mixed precision.
+"""Replace torch.cuda, other ways to query torch for an accelerator, and mixed precision.
 
 torch casts only for tensors of a GPU, so `install_autocast` casts for tensors of an emulated device.
 Which operations run in lower precision and which in fp32: PyTorch's documentation, Automatic Mixed Precision
@@ -20,7 +20,7 @@ from .machine import Machine, Memory
 
 
 def install(machine: Machine) -> None:
-    """Puts it in place of torch's own, whose driver is not there."""
+    """Replace the functions of torch.cuda, which require a driver."""
     cuda = machine.torch.cuda
     for name, answer in {
         **_devices(machine),
@@ -36,14 +36,14 @@ def install(machine: Machine) -> None:
 
 
 def _index(machine: Machine, device: Any = None) -> int:
-    """The number of a device as torch.cuda takes it: None, a number, a name or a device."""
+    """Return the index of a device as torch.cuda accepts it: None, a number, a name or a device."""
     if device is None:
         return machine.current
     if isinstance(device, int):
         index = device if device >= 0 else machine.current
     else:
-        found = machine.torch.device(device).index if not hasattr(device, "idx") else device.idx
-        index = machine.current if found is None else found
+        number = machine.torch.device(device).index if not hasattr(device, "idx") else device.idx
+        index = machine.current if number is None else number
     if index >= machine.count:
         raise RuntimeError(f"CUDA error: invalid device ordinal: {index}, of {machine.count}")
     return int(index)
@@ -123,11 +123,11 @@ def _memory(machine: Machine) -> dict[str, Any]:
 
     def stats(memory: Memory) -> dict[str, int]:
         return {
-            "allocated_bytes.all.current": memory.taken,
+            "allocated_bytes.all.current": memory.allocated,
             "allocated_bytes.all.peak": memory.most,
             "reserved_bytes.all.current": memory.reserved,
             "reserved_bytes.all.peak": memory.most_reserved,
-            "active_bytes.all.current": memory.taken,
+            "active_bytes.all.current": memory.allocated,
             "active_bytes.all.peak": memory.most,
             "allocation.all.current": memory.blocks,
             "num_alloc_retries": 0,
@@ -142,7 +142,7 @@ def _memory(machine: Machine) -> dict[str, Any]:
             memory.empty_cache()
 
     return {
-        "memory_allocated": of(lambda memory: memory.taken),
+        "memory_allocated": of(lambda memory: memory.allocated),
         "max_memory_allocated": of(lambda memory: memory.most),
         "memory_reserved": of(lambda memory: memory.reserved),
         "max_memory_reserved": of(lambda memory: memory.most_reserved),
@@ -154,7 +154,7 @@ def _memory(machine: Machine) -> dict[str, Any]:
         "reset_accumulated_memory_stats": of(lambda memory: None),
         "memory_stats": of(stats),
         "memory_summary": of(
-            lambda memory: f"emulated: {memory.taken} bytes allocated, {memory.most} at most"
+            lambda memory: f"emulated: {memory.allocated} bytes allocated, {memory.most} at most"
         ),
         "mem_get_info": of(lambda memory: (memory.total - memory.context - memory.reserved, memory.total)),
         "set_per_process_memory_fraction": share,
@@ -163,7 +163,7 @@ def _memory(machine: Machine) -> dict[str, Any]:
 
 
 def _random(machine: Machine) -> dict[str, Any]:
-    """A seed is kept and given back; nothing is drawn."""
+    """Return functions that store and return a seed. They draw no random numbers."""
     torch = machine.torch
     host = torch.get_rng_state
     seeds = [0] * machine.count
@@ -193,7 +193,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
     stream_base, event_base = _abstract("_StreamBase"), _abstract("_EventBase")
 
     class Stream(stream_base):  # type: ignore[misc,valid-type]
-        """One after the other on a stream, side by side on several."""
+        """A stream: its operations run in order, and in parallel with other streams."""
 
         def __init__(
             self, device: Any = None, priority: int = 0, number: int | None = None, **_: Any
@@ -248,7 +248,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
             return hash((self.device_index, self.stream_id))
 
     class Event(event_base):  # type: ignore[misc,valid-type]
-        """A time of a stream."""
+        """A point in time on a stream."""
 
         def __init__(
             self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -273,7 +273,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
                 self._clock.wait_until(self.at)
 
         def elapsed_time(self, other: Any) -> float:
-            """Milliseconds."""
+            """Return milliseconds."""
             if self.at is None or other.at is None:
                 raise RuntimeError("Both events must be recorded before calculating elapsed time.")
             return float(other.at - self.at) * 1000
@@ -310,13 +310,13 @@ def _streams(machine: Machine) -> dict[str, Any]:
 
 
 def _abstract(name: str) -> type:
-    """What some versions of torch want every stream and event to be of, where that asks for no driver."""
+    """Return the base class that some torch versions require of streams and events, if it needs no driver."""
     kind = getattr(sys.modules.get("torch._streambase"), name, object)
     return kind if inspect.isabstract(kind) else object
 
 
 def _around(machine: Machine) -> None:
-    """What else would ask the driver, or go where nothing can be emulated."""
+    """Replace other functions that query the driver or cannot be emulated."""
     torch = machine.torch
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(torch.cuda.nvtx, name, lambda *_args, **_kwargs: None)
@@ -339,16 +339,16 @@ def _around(machine: Machine) -> None:
     torch.compile = _uncompiled
     torch.jit.script = lambda code, *_args, **_kwargs: code
     torch.nn.Module.compile = lambda self, *_args, **_kwargs: None
-    # What depends on values cannot be checked.
+    # Checks that depend on values are not possible.
     importlib.import_module("torch.distributions").Distribution.set_default_validate_args(False)
-    # No gradient is known to be finite or not: a step is made, as it is in all but a few.
+    # Whether gradients are finite is unknown: always step, as almost all iterations do.
     scaler = importlib.import_module("torch.amp.grad_scaler").GradScaler
     scaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
 
 
 def _uncompiled(model: Any = None, **_: Any) -> Any:
-    """Compiled code would be made for a GPU: the program goes on as it is written."""
-    return model if model is not None else lambda one: one
+    """Return the model unchanged, because torch.compile requires a GPU."""
+    return model if model is not None else lambda function: function
 
 
 LOWER = frozenset(
@@ -443,21 +443,21 @@ FULL = frozenset(
 
 
 def install_autocast(machine: Machine) -> None:
-    """Makes `torch.autocast("cuda")` cast."""
+    """Make `torch.autocast("cuda")` cast tensors of emulated devices."""
     torch = machine.torch
     kind = torch.amp.autocast_mode.autocast
     enter, leave = kind.__enter__, kind.__exit__
-    asked: list[Any] = []
+    precisions: list[Any] = []
 
     def start(self: Any) -> Any:
-        made = enter(self)
+        context = enter(self)
         if self.device == "cuda":
-            asked.append(self.fast_dtype if self._enabled else None)
-        return made
+            precisions.append(self.fast_dtype if self._enabled else None)
+        return context
 
     def stop(self: Any, *error: Any) -> Any:
         if self.device == "cuda":
-            asked.pop()
+            precisions.pop()
         return leave(self, *error)
 
     kind.__enter__, kind.__exit__ = start, stop
@@ -465,13 +465,13 @@ def install_autocast(machine: Machine) -> None:
         for name in sorted(names):
             for holder in (torch, torch.nn.functional, torch.Tensor, torch._VF, torch._C._nn):
                 if callable(function := getattr(holder, name, None)):
-                    setattr(holder, name, _casting(machine, function, asked, lower=lower))
+                    setattr(holder, name, _casting(machine, function, precisions, lower=lower))
 
 
-def _casting(machine: Machine, function: Any, asked: list[Any], *, lower: bool) -> Any:
-    """The function, that casts what it is given within a region of autocast.
+def _casting(machine: Machine, function: Any, precisions: list[Any], *, lower: bool) -> Any:
+    """Return the function with its arguments cast inside an autocast region.
 
-    `asked` are the lower precisions of the regions that the program is in, None where it turned casting off.
+    `precisions` are the lower precisions of the current regions, None where casting is off.
     """
     torch = machine.torch
     plain = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -482,14 +482,14 @@ def _casting(machine: Machine, function: Any, asked: list[Any], *, lower: bool) 
                 return value.to(dtype)
             return value
         if type(value) in (list, tuple):
-            return type(value)(cast(one, dtype) for one in value)
+            return type(value)(cast(item, dtype) for item in value)
         return value
 
     @functools.wraps(function)
     def casting(*args: Any, **kwargs: Any) -> Any:
-        if not asked or asked[-1] is None:
+        if not precisions or precisions[-1] is None:
             return function(*args, **kwargs)
-        dtype = asked[-1] if lower else torch.float32
-        return function(*cast(args, dtype), **{key: cast(one, dtype) for key, one in kwargs.items()})
+        dtype = precisions[-1] if lower else torch.float32
+        return function(*cast(args, dtype), **{key: cast(item, dtype) for key, item in kwargs.items()})
 
     return casting

@@ -1,4 +1,4 @@
-"""Every operation of torch on a tensor of an emulated device: its shapes are computed, its time is charged.
+"""Emulate torch operations on tensors of an emulated device: compute shapes, charge time.
 
 torch calls `Dispatch` for each operation, below autograd: forward, backward and optimizer alike. An operation
 without such a tensor runs unchanged.
@@ -6,12 +6,12 @@ without such a tensor runs unchanged.
 Arithmetic (`flops_of`): from the shapes of inputs and outputs, pure. A multiplication and an addition are two
 operations. An operation without a rule counts only the bytes that it moves.
 
-Whole numbers and conditions (`Whole`) are computed: labels, masks, lengths, on the host next to the device.
-A program reads them: how long the longest sentence is, whether each label is a class, which rows are masked.
-They are small, and their cost is hidden like every cost of emulating. Results of floating-point numbers have
-no value.
+IntegerValues numbers and conditions (`IntegerValues`) are computed: labels, masks, lengths, on the host next
+to the device. A program reads them: how long the longest sentence is, whether each label is a class, which
+rows are masked. They are small, and their cost is hidden like every cost of emulating. Results of
+floating-point numbers have no value.
 
-Operations whose result depends on values that `Whole` does not know (`handlers`): a number is 1 and a
+Operations whose result depends on values that `IntegerValues` does not know (`handlers`): a number is 1 and a
 condition is false. So a loss can be divided by and has a logarithm, and a gradient is finite. A shape that
 depends on values is the largest possible.
 
@@ -27,16 +27,16 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
-from .machine import Held, Machine
+from .machine import DeviceStorage, Machine
 
 Shape = Sequence[int]
 
 
 def flops_of(name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, transposed: bool = False) -> float:
-    """Operations of one call. `name` is aten's without its namespace (`addmm`), `ins` and `outs` the
-    tensors'.
+    """Return the arithmetic operations of one call.
 
-    `transposed` is of convolutions.
+    `name` is the aten name without its namespace (`addmm`). `ins` and `outs` are tensor shapes. `transposed`
+    applies to convolutions.
     """
     if name in MATMULS:
         return _matmul(ins[-2:], outs[0])
@@ -52,7 +52,7 @@ def flops_of(name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, transpos
 
 
 def what_of(name: str) -> str:
-    """What such an operation is to a profile."""
+    """Return the profile's name for such an operation."""
     if name.startswith("_scaled_dot_product"):
         return "attention_backward" if "backward" in name else "attention"
     return "backward" if name in BACKWARDS else "convolution" if name in CONVOLUTIONS else "product"
@@ -64,21 +64,19 @@ BACKWARDS = frozenset({"convolution_backward"})
 
 
 def _matmul(ins: Sequence[Shape], out: Shape) -> float:
-    """`(..., m, k) x (..., k, n)`: each of the results is k multiplications and additions."""
+    """Return the operations of `(..., m, k) x (..., k, n)`: k multiplications and additions per result."""
     inner = ins[0][-1] if ins[0] else 1
     return 2.0 * prod(out) * inner
 
 
 def _convolution(image: Shape, weight: Shape, out: Shape, *, transposed: bool) -> float:
-    """Each result is a product over the kernel and the channels of its group; transposed, each of what goes
-    in.
-    """
+    """Return the operations: a product over kernel and group channels per result (transposed: per input)."""
     points = prod(image if transposed else out)
     return 2.0 * points * prod(weight[1:])
 
 
 def _attention(name: str, ins: Sequence[Shape]) -> float:
-    """Two products of query length x key length x width; two and a half times that on the way back."""
+    """Return the operations: two products of query length x key length x width; 2.5 times that backward."""
     if "backward" in name:
         _, query, key, value = ins[0], ins[1], ins[2], ins[3]
         return 2.5 * _forward(query, key, value)
@@ -91,9 +89,9 @@ def _forward(query: Shape, key: Shape, value: Shape) -> float:
 
 
 LARGEST = 1 << 20
-"""Numbers of a tensor, beyond which it has no value."""
+"""Elements of a tensor above which it has no value."""
 _NAME = "_emulated_value"
-# What is another number each time, or none yet.
+# Operations whose result is random or not initialized.
 _UNSURE = (
     "rand",
     "multinomial",
@@ -111,25 +109,25 @@ class _Unknown(Exception):
     """A tensor without a value."""
 
 
-class Whole:
-    """The values of a machine's tensors; each hangs on its tensor."""
+class IntegerValues:
+    """The known values of tensors, stored as an attribute of each tensor."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._tensor = machine, machine.torch.Tensor
 
     def value(self, tensor: Any) -> Any:
-        """What a tensor of a device holds, as one of the host; None where that is not known."""
+        """Return the value of a device tensor as a host tensor, None if it is unknown."""
         return tensor.__dict__.get(_NAME)
 
     def keep(self, tensor: Any, value: Any) -> None:
-        """`value` is None for a tensor of which nothing is known any more."""
+        """Store the value of a tensor. `value` is None if it is no longer known."""
         if value is not None and not tensor.dtype.is_floating_point and value.numel() <= LARGEST:
             tensor.__dict__[_NAME] = value
         else:
             tensor.__dict__.pop(_NAME, None)
 
     def follow(self, func: Any, short: str, args: Any, kwargs: Any, out: Any, *, mutable: bool) -> None:
-        """Does on the values what was done on the tensors, where all of them are known."""
+        """Apply an operation to the values too, if all of them are known."""
         if not isinstance(out, self._tensor) or out.dtype.is_floating_point or out.dtype.is_complex:
             return
         value = None
@@ -141,10 +139,10 @@ class Whole:
             self.keep(out, None)
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result on the host; None where an argument has no value."""
+        """Return the result on the host, None if an argument has no value."""
         try:
-            known = {name: self._known(one) for name, one in kwargs.items()}
-            return func(*(self._known(one) for one in args), **known)
+            known = {name: self._known(argument) for name, argument in kwargs.items()}
+            return func(*(self._known(argument) for argument in args), **known)
         except (_Unknown, NotImplementedError, RuntimeError, IndexError):
             return None
 
@@ -157,7 +155,7 @@ class Whole:
                 raise _Unknown
             return value
         if isinstance(argument, list | tuple):
-            return type(argument)(self._known(one) for one in argument)
+            return type(argument)(self._known(item) for item in argument)
         if isinstance(argument, self._machine.torch.device):
             return self._machine.torch.device("cpu")
         return argument
@@ -167,7 +165,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def plain_value(torch: Any, dtype: Any) -> Any:
-    """What a value of this type is said to be."""
+    """Return the placeholder value for this type."""
     if dtype is torch.bool:
         return False
     if dtype.is_complex:
@@ -175,31 +173,33 @@ def plain_value(torch: Any, dtype: Any) -> Any:
     return 1.0 if dtype.is_floating_point else 1
 
 
-def handlers(machine: Machine, whole: Whole) -> dict[str, Handler]:
-    """By aten's name. Each is given the operation and its arguments, and returns what stands for it."""
+def handlers(machine: Machine, integers: IntegerValues) -> dict[str, Handler]:
+    """Return handlers by aten name. Each takes the operation and its arguments, and returns a result."""
     torch = machine.torch
 
     def meta(shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
     def scalar(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        value = whole.value(args[0])
+        value = integers.value(args[0])
         return plain_value(torch, args[0].dtype) if value is None else value.item()
 
     def equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return whole.compute(func, args, kwargs) is not False
+        return integers.compute(func, args, kwargs) is not False
 
     def known(otherwise: Handler) -> Handler:
-        """The result itself, where the values that decide its shape are known."""
+        """Return the real result if the values that decide its shape are known."""
 
         def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            real = whole.compute(func, args, kwargs)
+            real = integers.compute(func, args, kwargs)
             if real is None:
                 return otherwise(func, args, kwargs)
-            made = [meta(one.shape, one.dtype) for one in (real if isinstance(real, tuple) else (real,))]
-            for one, value in zip(made, real if isinstance(real, tuple) else (real,), strict=True):
-                whole.keep(one, value)
-            return tuple(made) if isinstance(real, tuple) else made[0]
+            outputs = [
+                meta(output.shape, output.dtype) for output in (real if isinstance(real, tuple) else (real,))
+            ]
+            for output, value in zip(outputs, real if isinstance(real, tuple) else (real,), strict=True):
+                integers.keep(output, value)
+            return tuple(outputs) if isinstance(real, tuple) else outputs[0]
 
         return answer
 
@@ -208,24 +208,24 @@ def handlers(machine: Machine, whole: Whole) -> dict[str, Handler]:
 
     def masked_select(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-        mask = whole.value(args[1])
+        mask = integers.value(args[1])
         count = prod(shape) if mask is None else int(mask.expand(shape).sum())
         return meta((count,), args[0].dtype)
 
     def index(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        source, wanted = args
-        if not any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in wanted):
-            return func(source, [_on_meta(torch, one) for one in wanted])
+        source, indices = args
+        if not any(item is not None and item.dtype in (torch.bool, torch.uint8) for item in indices):
+            return func(source, [_on_meta(torch, item) for item in indices])
         numbers: list[Any] = []
-        for one in wanted:
-            if one is not None and one.dtype in (torch.bool, torch.uint8):
-                mask = one if not machine.is_meta(one) else whole.value(one)
-                count = one.numel() if mask is None else int(mask.sum())
-                numbers += [meta((count,), torch.int64) for _ in range(max(1, one.dim()))]
-                if one.dim() == 0:
+        for item in indices:
+            if item is not None and item.dtype in (torch.bool, torch.uint8):
+                mask = item if not machine.is_meta(item) else integers.value(item)
+                count = item.numel() if mask is None else int(mask.sum())
+                numbers += [meta((count,), torch.int64) for _ in range(max(1, item.dim()))]
+                if item.dim() == 0:
                     source = source.unsqueeze(len(numbers) - 1)
             else:
-                numbers.append(_on_meta(torch, one))
+                numbers.append(_on_meta(torch, item))
         return func(source, numbers)
 
     def unique(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -283,11 +283,11 @@ WAITS = frozenset(
         ),
     }
 )
-"""Whoever asks for one of these waits for the device, since the program must know the value or the shape."""
+"""Operations that wait for the device, because the program needs the value or the shape."""
 
 
 def _on_meta(torch: Any, tensor: Any) -> Any:
-    """A tensor's shape alone."""
+    """Return an empty meta tensor of the same shape."""
     return (
         tensor
         if tensor is None
@@ -296,14 +296,14 @@ def _on_meta(torch: Any, tensor: Any) -> Any:
 
 
 FLASH = (8, 0)
-"""The capability from which torch takes the flash kernel, for half precision and without a mask."""
+"""The capability from which torch uses the flash kernel, for half precision and without a mask."""
 WIDEST = 256
 ROWS = 32
-"""The efficient kernel keeps its sums in blocks of so many rows."""
+"""The efficient kernel stores its sums in blocks of this number of rows."""
 
 
 def install_attention(machine: Machine) -> None:
-    """In place of torch's choice, which knows of no GPU here."""
+    """Choose the attention kernel as torch does on a GPU."""
     torch = machine.torch
     plain = torch.nn.functional.scaled_dot_product_attention
     flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -335,14 +335,16 @@ def install_attention(machine: Machine) -> None:
             if attn_mask.dtype is torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask, 0.0)
             attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-        kept = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        return efficient(query, key, value, attn_mask, kept, dropout_p, is_causal, scale=scale)[0]
+        needs_gradient = torch.is_grad_enabled() and (
+            query.requires_grad or key.requires_grad or value.requires_grad
+        )
+        return efficient(query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale)[0]
 
     torch.nn.functional.scaled_dot_product_attention = attention
 
 
 def attention_handlers(machine: Machine) -> dict[str, Callable[..., Any]]:
-    """The shapes of both kernels, which older versions of torch do not tell."""
+    """Return handlers with the shapes of both kernels, which older torch versions lack."""
     torch = machine.torch
 
     def empty(*shape: int, dtype: Any) -> Any:
@@ -363,9 +365,9 @@ def attention_handlers(machine: Machine) -> dict[str, Callable[..., Any]]:
     def efficient(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         query, _, value = args[:3]
         batch, heads, rows, _ = query.shape
-        kept = -(-rows // ROWS) * ROWS if args[4] else 0
+        length = -(-rows // ROWS) * ROWS if args[4] else 0
         seed, offset = (empty(dtype=torch.int64) for _ in range(2))
-        return attended(query, value), empty(batch, heads, kept, dtype=torch.float32), seed, offset
+        return attended(query, value), empty(batch, heads, length, dtype=torch.float32), seed, offset
 
     return {
         "aten::_scaled_dot_product_flash_attention": flash,
@@ -373,14 +375,14 @@ def attention_handlers(machine: Machine) -> dict[str, Callable[..., Any]]:
     }
 
 
-# What may have tensors of the host among its arguments, as on a GPU.
+# Operations that accept host tensors, as on a GPU.
 MIXED = frozenset(
     {"aten::copy_", "aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
 )
 
 
 class OperationInfo:
-    """What there is to know of an operation, looked up once."""
+    """The properties of an operation, looked up once."""
 
     __slots__ = ("composite", "empty", "handler", "mutable", "name", "short", "waits")
 
@@ -399,14 +401,14 @@ class OperationInfo:
 
 
 class Dispatch:
-    """What the mode of torch calls."""
+    """The target of torch's dispatch mode."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.torch = machine, machine.torch
         self.tensor = machine.torch.Tensor
         self.known: dict[Any, OperationInfo] = {}
-        self.whole = Whole(machine)
-        self.by_name = {**handlers(machine, self.whole), **attention_handlers(machine)}
+        self.integers = IntegerValues(machine)
+        self.by_name = {**handlers(machine, self.integers), **attention_handlers(machine)}
         self.by_name["aten::_to_copy"] = self._to_copy
         self.by_name["aten::copy_"] = self._copy
         self.device = machine.torch.device
@@ -416,26 +418,30 @@ class Dispatch:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         began = time.thread_time()
-        held = self._held(args, kwargs)
-        if not held and any(isinstance(one, self.device) and one.type == "cuda" for one in args):
-            with self.mode:  # `to`, which torch makes of others, where nobody asks for a gradient
+        device_tensors = self._device_tensors(args, kwargs)
+        if not device_tensors and any(
+            isinstance(argument, self.device) and argument.type == "cuda" for argument in args
+        ):
+            with self.mode:  # `to`, which torch composes of others if no gradient is required
                 return func.decompose(*args, **kwargs)
-        if held and (known := self._known(func)).composite and known.handler is None:
+        if device_tensors and (known := self._known(func)).composite and known.handler is None:
             with self.mode:
                 return func.decompose(*args, **kwargs)
         device = kwargs.get("device")
-        wanted = device is not None and (device.type == "cuda" or (device.type == "meta" and self._own(args)))
-        if not held and not wanted:
+        on_device = device is not None and (
+            device.type == "cuda" or (device.type == "meta" and self._own(args))
+        )
+        if not device_tensors and not on_device:
             self.machine.hide(self.passing)
             return func(*args, **kwargs)
         self.machine.place.inside = True
         try:
-            return self._emulate(func, args, kwargs, held)
+            return self._emulate(func, args, kwargs, device_tensors)
         finally:
             self.machine.place.inside = False
             if time.monotonic() >= self.machine.tell_at:
                 self.machine.tell()
-            # Of a core: in what time it waited for one, the clock leaves out as a whole.
+            # Time on a core. The clock excludes all time without one.
             self.machine.hide(time.thread_time() - began + self.passing)
 
     def _known(self, func: Any) -> OperationInfo:
@@ -445,22 +451,24 @@ class Dispatch:
         return known
 
     def _own(self, args: tuple[Any, ...]) -> bool:
-        """Whether it is torch itself that makes a tensor like one of a device, in the middle of an operation.
+        """Whether torch itself creates a device-like tensor in the middle of an operation.
 
-        What a program makes on the device `meta` it makes within `torch.device("meta")`, or copies there.
+        A program creates `meta` tensors inside `torch.device("meta")`, or copies tensors there.
         """
         return (
-            bool(self.machine.held)
+            bool(self.machine.storages)
             and not self.machine.place.on_meta
             and not any(True for _ in self._tensors(args))
         )
 
-    def _held(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Held]]:
+    def _device_tensors(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[Any, DeviceStorage]]:
         machine = self.machine
         return [
-            (tensor, held)
+            (tensor, storage)
             for tensor in self._tensors((*args, *kwargs.values()) if kwargs else args)
-            if machine.is_meta(tensor) and (held := machine.find(tensor)) is not None
+            if machine.is_meta(tensor) and (storage := machine.find(tensor)) is not None
         ]
 
     def _tensors(self, values: Any) -> Iterator[Any]:
@@ -471,48 +479,52 @@ class Dispatch:
                 yield from self._tensors(value)
 
     def _emulate(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held: list[tuple[Any, Held]]
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device_tensors: list[tuple[Any, DeviceStorage]],
     ) -> Any:
         machine = self.machine
         known = self._known(func)
         if known.name.startswith("c10d::"):
-            moved = sum(_bytes(one) for one, _ in held)
+            moved = sum(_bytes(tensor) for tensor, _ in device_tensors)
             began = time.thread_time()
             with machine.apart():
-                machine.ranks.collective(known.short, held[0][1].index, moved)
+                machine.ranks.collective(known.short, device_tensors[0][1].index, moved)
                 out = machine.ranks.answer(func, args, kwargs)
             machine.hide(began - time.thread_time())  # its own part is hidden below
             return out
         device = kwargs.get("device")
-        index = held[0][1].index if held else machine.current
+        index = device_tensors[0][1].index if device_tensors else machine.current
         if device is not None and device.type == "cuda":
             index = machine.current if device.index is None else device.index
         if known.waits:
-            machine.asked[known.short] += 1
+            machine.host_reads[known.short] += 1
             machine.clocks[index].synchronize()
         if known.handler is not None and known.name in ("aten::_to_copy", "aten::copy_"):
             return known.handler(func, args, kwargs)
-        whole = None
+        original = None
         if known.handler is not None:
             out = known.handler(func, args, kwargs)
         else:
-            whole = kwargs
+            original = kwargs
             if device is not None:
                 kwargs = {**kwargs, "device": self.meta if device.type == "cuda" else device}
             kwargs.pop("pin_memory", None)
-            if held:
+            if device_tensors:
                 self._refuse_mixed(known, args)
             out = self._call(func, known, args, kwargs)
-        self._charge(known, args, held, out, index)
-        if whole is not None:
-            self.whole.follow(func, known.short, args, whole, out, mutable=known.mutable)
+        self._charge(known, args, device_tensors, out, index)
+        if original is not None:
+            self.integers.follow(func, known.short, args, original, out, mutable=known.mutable)
         return out
 
     def _call(self, func: Any, known: OperationInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
-            if known.mutable:  # it changes values alone
+            if known.mutable:  # it changes only values
                 return args[0] if func._schema.returns else None
             raise NotImplementedError(
                 f"{known.name}: torch {self.torch.__version__} cannot say its shapes without its values, so "
@@ -520,7 +532,7 @@ class Dispatch:
             ) from error
 
     def _refuse_mixed(self, known: OperationInfo, args: tuple[Any, ...]) -> None:
-        """As a GPU does: what it computes with must lie in it, but for single numbers."""
+        """Reject host tensors as a GPU does, except scalars."""
         if known.name in MIXED:
             return
         for tensor in self._tensors(args):
@@ -533,31 +545,36 @@ class Dispatch:
                 )
 
     def _charge(
-        self, known: OperationInfo, args: tuple[Any, ...], held: list[tuple[Any, Held]], out: Any, index: int
+        self,
+        known: OperationInfo,
+        args: tuple[Any, ...],
+        device_tensors: list[tuple[Any, DeviceStorage]],
+        out: Any,
+        index: int,
     ) -> None:
         machine = self.machine
         outs = [
-            one
-            for one in self._tensors(out if isinstance(out, list | tuple) else (out,))
-            if machine.is_meta(one)
+            tensor
+            for tensor in self._tensors(out if isinstance(out, list | tuple) else (out,))
+            if machine.is_meta(tensor)
         ]
-        fresh = [one for one in outs if machine.adopt(one, index)]
+        fresh = [tensor for tensor in outs if machine.adopt(tensor, index)]
         if known.empty or not (fresh or known.mutable or known.waits):
             return
-        moved = sum({id(one): _bytes(one) for one, _ in held}.values())
-        moved += sum(_bytes(one) for one in (outs if known.mutable else fresh))
-        shapes = [tuple(one.shape) for one, _ in held]
+        moved = sum({id(tensor): _bytes(tensor) for tensor, _ in device_tensors}.values())
+        moved += sum(_bytes(tensor) for tensor in (outs if known.mutable else fresh))
+        shapes = [tuple(tensor.shape) for tensor, _ in device_tensors]
         convolution = known.short in CONVOLUTIONS or known.short in BACKWARDS
         flops = flops_of(
             known.short,
             shapes,
-            [tuple(one.shape) for one in outs],
-            transposed=convolution and any(one is True for one in args),
+            [tuple(tensor.shape) for tensor in outs],
+            transposed=convolution and any(tensor is True for tensor in args),
         )
         if not flops:
             machine.move(index, moved)
             return
-        kind = self._kind(held[0][0].dtype, convolution=convolution)
+        kind = self._kind(device_tensors[0][0].dtype, convolution=convolution)
         machine.work(index, what_of(known.short), kind, flops, moved)
 
     def _kind(self, dtype: Any, *, convolution: bool) -> str:
@@ -578,25 +595,25 @@ class Dispatch:
 
     def _to_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         machine, source = self.machine, args[0]
-        held, device = machine.find(source), kwargs.get("device")
+        storage, device = machine.find(source), kwargs.get("device")
         if device is not None and device.type == "cpu":
-            machine.asked["copies to the host"] += 1
-            made = self._on_host(source, kwargs.get("dtype") or source.dtype)
-            index = held.index if held else machine.current
-            machine.transfer(index, "down-pageable", _bytes(made), wait=True)
-            return made
+            machine.host_reads["copies to the host"] += 1
+            host_copy = self._on_host(source, kwargs.get("dtype") or source.dtype)
+            index = storage.index if storage else machine.current
+            machine.transfer(index, "down-pageable", _bytes(host_copy), wait=True)
+            return host_copy
         kwargs = {
             key: value for key, value in kwargs.items() if key not in ("pin_memory", "non_blocking")
         } | {"device": self.meta}
         out = func(*args, **kwargs)
-        index = held.index if held else machine.current
+        index = storage.index if storage else machine.current
         if device is not None and device.type == "cuda":
             index = machine.current if device.index is None else device.index
         machine.adopt(out, index)
-        value = source if held is None else self.whole.value(source)
+        value = source if storage is None else self.integers.value(source)
         if value is not None and not out.dtype.is_floating_point:
-            self.whole.keep(out, value.detach().to(out.dtype, copy=True))
-        if held is None:
+            self.integers.keep(out, value.detach().to(out.dtype, copy=True))
+        if storage is None:
             self._up(index, source)
         else:
             machine.move(index, _bytes(source) + _bytes(out))
@@ -606,12 +623,12 @@ class Dispatch:
         machine, (into, source) = self.machine, args[:2]
         there, here = machine.find(into), machine.find(source)
         if there is not None:
-            value = source if here is None else self.whole.value(source)
-            own = self.whole.value(into)
+            value = source if here is None else self.integers.value(source)
+            own = self.integers.value(into)
             if own is not None and value is not None:
                 own.copy_(value)
             else:
-                self.whole.keep(
+                self.integers.keep(
                     into,
                     None if value is None else value.detach().expand(into.shape).to(into.dtype, copy=True),
                 )
@@ -620,7 +637,7 @@ class Dispatch:
         elif there is not None:
             self._up(there.index, source)
         elif here is not None:
-            machine.asked["copies to the host"] += 1
+            machine.host_reads["copies to the host"] += 1
             into.copy_(self._on_host(source, into.dtype))
             way = "down-pinned" if into.is_pinned() else "down-pageable"
             machine.transfer(here.index, way, _bytes(source), wait=True)
@@ -632,7 +649,7 @@ class Dispatch:
         self.machine.transfer(index, way, _bytes(source), wait=not pinned)
 
     def _on_host(self, source: Any, dtype: Any) -> Any:
-        value = self.whole.value(source)
+        value = self.integers.value(source)
         if value is not None:
             return value.to(dtype, copy=True)
         return self.torch.full(tuple(source.shape), plain_value(self.torch, dtype), dtype=dtype, device="cpu")
@@ -643,7 +660,7 @@ HOST_ARGUMENTS = frozenset({"_pack_padded_sequence", "_cudnn_rnn", "_ctc_loss", 
 
 
 def make_mode(machine: Machine) -> Any:
-    """The mode of torch for this process, not yet entered."""
+    """Return torch's dispatch mode for this process, not entered yet."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
     dispatch = Dispatch(machine)
 
@@ -658,7 +675,7 @@ def make_mode(machine: Machine) -> Any:
 
 
 def _bytes(tensor: Any) -> int:
-    """What of a tensor is read or written: no more than lies there, where it is expanded."""
+    """Return the bytes that are read or written: at most the storage of an expanded tensor."""
     count = int(tensor.numel()) * int(tensor.element_size())
     if 0 in tensor.stride():
         return min(count, int(tensor.untyped_storage().nbytes()))

@@ -1,11 +1,11 @@
-"""How long the program waits in `next()` of a DataLoader, and how long its workers need for a batch.
+"""Measure how long the program waits in `next()` of a DataLoader, and how long workers take for a batch.
 
 The loader is torch's own, with its processes and files. A worker computes only on the host, so it sees no
 device.
 
-Emulating takes time that workers of a loader would not have had. So the wait is not what passed here but when
-each batch would have come (`Pipeline`, pure). A worker makes one batch after the other, starts none before it
-is requested, and the workers share the cores.
+Emulation takes extra time, in which the workers would not have run. So the wait is not the measured one, but
+follows from when each batch would have arrived (`Pipeline`, pure). A worker loads one batch after the other,
+starts none before it is requested, and the workers share the cores.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .machine import Machine, kept_waiting
+from .machine import Machine, core_wait_seconds
 
 
 class Pipeline:
-    """One pass over a loader. `ahead` batches are asked for at the start, one more as each is taken."""
+    """One pass over a loader. `ahead` batches are requested at the start, another one after each batch."""
 
     def __init__(self, workers: int, ahead: int, cores: int, began: float) -> None:
         self._ahead, self._cores = ahead, cores
         self._free = [began] * workers
         self._cores_free = began
-        self._asked = [began] * ahead
-        self._taken = 0
+        self._request_times = [began] * ahead
+        self._position = 0
 
     @property
     def worker(self) -> int:
-        """Whose batch comes next."""
-        return self._taken % len(self._free)
+        """The worker of the next batch."""
+        return self._position % len(self._free)
 
     def arrival(self, seconds: float, processor: float) -> float:
-        """When the next batch is there, that took so many seconds, and so many of a processor's."""
-        asked = self._asked[self._taken % self._ahead]
-        made = max(self._free[self.worker], asked) + seconds
-        self._cores_free = max(self._cores_free, asked) + processor / self._cores
-        self._free[self.worker] = made = max(made, self._cores_free)
-        return made
+        """Return when the next batch arrives, given its seconds and its processor seconds."""
+        request_time = self._request_times[self._position % self._ahead]
+        arrival_time = max(self._free[self.worker], request_time) + seconds
+        self._cores_free = max(self._cores_free, request_time) + processor / self._cores
+        self._free[self.worker] = arrival_time = max(arrival_time, self._cores_free)
+        return arrival_time
 
     def take(self, time: float) -> None:
-        """The program has it, at this time."""
-        self._asked[self._taken % self._ahead] = time
-        self._taken += 1
+        """Record that the program received the batch at this time."""
+        self._request_times[self._position % self._ahead] = time
+        self._position += 1
 
 
 ENTRIES = 4096
-"""Batches of one worker that are remembered: more than a loader has asked for at once."""
+"""Batches of one worker that are stored: more than a loader requests at once."""
 _ENTRY = struct.Struct("dd")  # seconds, seconds of a processor
 
 
 class FetchTimes:
-    """How long each batch of each worker took, in memory that their processes share with this one."""
+    """The seconds of each batch of each worker, in memory shared between the processes."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -66,15 +66,15 @@ class FetchTimes:
         self._read = [0] * workers
 
     def add(self, worker: int, seconds: float, processor: float) -> None:
-        """Called in the worker's process."""
+        """Add a batch. The worker's process calls it."""
         _ENTRY.pack_into(self._shared, self._place(worker, self._written[worker]), seconds, processor)
         self._written[worker] += 1
 
     def following(self, worker: int) -> tuple[float, float]:
-        """Of a worker's next batch; called where the batches arrive."""
-        found = _ENTRY.unpack_from(self._shared, self._place(worker, self._read[worker]))
+        """Return the seconds and processor seconds of a worker's next batch, in arrival order."""
+        entry = _ENTRY.unpack_from(self._shared, self._place(worker, self._read[worker]))
         self._read[worker] += 1
-        return float(found[0]), float(found[1])
+        return float(entry[0]), float(entry[1])
 
     def _place(self, worker: int, number: int) -> int:
         return (worker * ENTRIES + number % ENTRIES) * _ENTRY.size
@@ -82,9 +82,9 @@ class FetchTimes:
 
 @dataclass
 class Loader:
-    """One DataLoader of the program. Times are the program's, in seconds; `intervals` between two batches.
+    """One DataLoader of the program. Times are in seconds of the program; `intervals` are between batches.
 
-    `made` and `processor` are what the batches took to be made, all together.
+    `fetch_seconds` and `processor` are the total times for loading all batches.
     """
 
     batches: int | None
@@ -94,7 +94,7 @@ class Loader:
     epochs: int = 0
     seen: int = 0
     steps: int = 0
-    made: float = 0.0
+    fetch_seconds: float = 0.0
     processor: float = 0.0
     first_wait: float = 0.0
     intervals: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Loader:
 
 @dataclass
 class Seen:
-    """All that was seen of the program's loop. `fetches` are of the loader whose workers start now."""
+    """The observations of the program's loop. `fetches` belong to the loader whose workers start now."""
 
     loaders: dict[int, Loader] = field(default_factory=dict)
     steps: int = 0
@@ -114,11 +114,11 @@ class Seen:
 
 
 MOST = 100_000
-"""Intervals that are kept of one loader."""
+"""The most intervals that are stored for one loader."""
 
 
 def install(machine: Machine) -> Seen:
-    """Watches torch's loaders and optimizers."""
+    """Observe torch's loaders and optimizers."""
     seen = Seen()
     data = importlib.import_module("torch.utils.data.dataloader")
     _watch_starts(machine, data, seen)
@@ -141,23 +141,23 @@ def install(machine: Machine) -> Seen:
 
 
 def _watch_starts(machine: Machine, data: Any, seen: Seen) -> None:
-    """A pass over a loader begins: with its own workers, or with those of the pass before."""
-    kind, many = data._BaseDataLoaderIter, data._MultiProcessingDataLoaderIter
-    made, reset = kind.__init__, many._reset
+    """Observe the start of passes over a loader, with new workers or those of the previous pass."""
+    kind, worker_iterator = data._BaseDataLoaderIter, data._MultiProcessingDataLoaderIter
+    initialize, reset = kind.__init__, worker_iterator._reset
 
     def start(self: Any, loader: Any) -> None:
         seen.fetches = self._emulated_fetches = FetchTimes(max(1, loader.num_workers))
-        made(self, loader)
-        found = seen.loaders.get(id(loader))
-        if found is None:
-            found = seen.loaders[id(loader)] = Loader(
+        initialize(self, loader)
+        record = seen.loaders.get(id(loader))
+        if record is None:
+            record = seen.loaders[id(loader)] = Loader(
                 batches=_length(loader),
                 batch_size=loader.batch_size,
                 workers=loader.num_workers,
                 pinned=bool(self._pin_memory),
             )
-        found.last, found.epochs = None, found.epochs + 1
-        self._emulated_loader = found
+        record.last, record.epochs = None, record.epochs + 1
+        self._emulated_loader = record
 
     def again(self: Any, loader: Any, first_iter: bool = False) -> None:
         reset(self, loader, first_iter)
@@ -168,7 +168,7 @@ def _watch_starts(machine: Machine, data: Any, seen: Seen) -> None:
             self._emulated_loader.last = None
             self._emulated_loader.epochs += 1
 
-    kind.__init__, many._reset = start, again
+    kind.__init__, worker_iterator._reset = start, again
 
 
 def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
@@ -176,40 +176,40 @@ def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
     following = kind.__next__
 
     def follow(self: Any) -> Any:
-        found: Loader = self._emulated_loader
+        record: Loader = self._emulated_loader
         clock = machine.clock
         clock.settle()
         began = clock.host()
         with clock.loading():
             batch = following(self)
             clock.settle()
-            _arrive(self, machine, found, began)
+            _arrive(self, machine, record, began)
         now = clock.host()
-        found.seen += 1
-        if found.last is None:
-            found.first_wait += max(0.0, now - began)
-        elif len(found.intervals) < MOST:
-            found.intervals.append(max(0.0, now - found.last))
-            found.waits.append(max(0.0, now - began))
-        found.last, seen.running = now, found
+        record.seen += 1
+        if record.last is None:
+            record.first_wait += max(0.0, now - began)
+        elif len(record.intervals) < MOST:
+            record.intervals.append(max(0.0, now - record.last))
+            record.waits.append(max(0.0, now - began))
+        record.last, seen.running = now, record
         return batch
 
     kind.__next__ = follow
 
 
-def _arrive(iterator: Any, machine: Machine, loader: Loader, asked: float) -> None:
-    """The batch of a worker is there when it would have been, however long it was waited for here.
+def _arrive(iterator: Any, machine: Machine, loader: Loader, request_time: float) -> None:
+    """Set the program's time to when the batch would have arrived without emulation.
 
-    `asked` is when it was asked for. Of workers that share no memory nothing is known.
+    `request_time` is when the program requested it. Workers without shared memory report nothing.
     """
     fetches: FetchTimes = iterator._emulated_fetches
     pipeline: Pipeline | None = getattr(iterator, "_emulated_pipeline", None)
     seconds, processor = fetches.following(pipeline.worker if pipeline else 0)
-    loader.made, loader.processor = loader.made + seconds, loader.processor + processor
+    loader.fetch_seconds, loader.processor = loader.fetch_seconds + seconds, loader.processor + processor
     if pipeline is None:
         return
     if seconds:
-        machine.hide(machine.clock.host() - max(asked, pipeline.arrival(seconds, processor)))
+        machine.hide(machine.clock.host() - max(request_time, pipeline.arrival(seconds, processor)))
     pipeline.take(machine.clock.host())
 
 
@@ -222,9 +222,9 @@ def _length(loader: Any) -> int | None:
 
 def _timed(fetch: Any, seen: Seen, worker_info: Callable[[], Any]) -> Any:
     def timed(self: Any, indices: Any) -> Any:
-        began, processor, delayed = time.perf_counter(), time.process_time(), kept_waiting()
+        began, processor, delayed = time.perf_counter(), time.process_time(), core_wait_seconds()
         batch = fetch(self, indices)
-        spent = time.perf_counter() - began - (kept_waiting() - delayed)
+        spent = time.perf_counter() - began - (core_wait_seconds() - delayed)
         info = worker_info()
         seen.fetches.add(info.id if info else 0, max(spent, 0.0), time.process_time() - processor)
         return batch
@@ -239,6 +239,6 @@ def _workers_alone(machine: Machine, worker: Any) -> None:
         machine.leave()
         loop(*args)
 
-    # By its name a process that does not share this one's memory finds it.
+    # A process without shared memory finds the function by its name.
     alone.__module__, alone.__qualname__, alone.__name__ = worker.__name__, "_worker_loop", "_worker_loop"
     worker._worker_loop = alone

@@ -1,4 +1,4 @@
-"""The devices that this process sees, the tensors in them, their memory, and the time of both sides.
+"""The emulated devices of this process: their tensors, their memory, and the time of host and device.
 
 Time (`Clock`, pure but for `sleep`): the program's time excludes the cost of emulating. The device's time
 runs ahead of it, as kernels are queued; a program that asks for a result waits until the device is there. So
@@ -29,13 +29,13 @@ QUEUE = 1024
 
 
 class Clock:
-    """Seconds since the start. One device; each of its streams is through with its work at its own time."""
+    """The time of the program and of one device, in seconds since the start."""
 
     def __init__(
-        self, now: Callable[[], float], sleep: Callable[[float], None], kept: Callable[[], float]
+        self, now: Callable[[], float], sleep: Callable[[float], None], core_wait: Callable[[], float]
     ) -> None:
-        self._now, self._sleep, self._kept = now, sleep, kept
-        self._settled = kept()
+        self._now, self._sleep, self._core_wait = now, sleep, core_wait
+        self._settled = core_wait()
         self._began = now()
         self._hidden = 0.0
         self._queue: deque[float] = deque()
@@ -49,28 +49,28 @@ class Clock:
         self.stalled = 0.0
 
     def host(self) -> float:
-        """The program's time."""
+        """Return the program's time."""
         return self._now() - self._began - self._hidden
 
     def wall(self) -> float:
-        """The machine's time."""
+        """Return the machine's time."""
         return self._now() - self._began
 
     def hide(self, seconds: float) -> None:
-        """Takes what emulating cost out of the program's time; a negative amount puts some in."""
+        """Subtract the cost of emulation from the program's time. A negative amount adds time."""
         self._hidden += seconds
 
     def settle(self) -> None:
-        """Takes out of the program's time in which it had no core: on a machine of its own it would have one.
+        """Subtract the time without a core: on its own machine, the program would have one.
 
-        Before the program waits for something, since what it waits for goes on meanwhile.
+        Call it before the program waits, because the awaited work continues in that time.
         """
-        kept = self._kept()
-        self._hidden += kept - self._settled
-        self._settled = kept
+        core_wait = self._core_wait()
+        self._hidden += core_wait - self._settled
+        self._settled = core_wait
 
     def charge(self, stream: int, seconds: float) -> None:
-        """A kernel of so many seconds is queued on a stream. Waits where the queue is full."""
+        """Queue a kernel of this duration on a stream. Waits if the queue is full."""
         self._queue.append(self.through)
         if len(self._queue) > QUEUE:
             self.wait_until(self._queue.popleft())
@@ -84,16 +84,16 @@ class Clock:
         self.through = max(self.through, ends)
 
     def hold(self, stream: int, until: float) -> None:
-        """What comes next on a stream begins no earlier."""
+        """Let the next operation on a stream begin no earlier than this time."""
         self.streams[stream] = max(self.streams.get(stream, 0.0), until)
 
     def wait_until(self, time: float) -> None:
-        """The program waits for the device."""
+        """Wait until the device reaches this time."""
         self.settle()
-        left = time - self.host()
-        if left > 0:
+        remaining = time - self.host()
+        if remaining > 0:
             before = self._now()
-            self._sleep(left)
+            self._sleep(remaining)
             self.slept += self._now() - before
 
     def synchronize(self) -> None:
@@ -101,7 +101,7 @@ class Clock:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """The program waits for its loader meanwhile."""
+        """Record the time inside as waiting for the loader."""
         if self._loading is not None:  # a loader within a loader
             yield
             return
@@ -113,17 +113,17 @@ class Clock:
             self._loading = None
 
     def _loaded(self, since: float, until: float) -> float:
-        """How long of an idle time of the device the program waited for its loader."""
-        found = sum(max(0.0, min(until, end) - max(since, begin)) for begin, end in self._waits)
+        """Return how much of an idle period of the device the program waited for its loader."""
+        total = sum(max(0.0, min(until, end) - max(since, begin)) for begin, end in self._waits)
         self._waits.clear()
-        return found
+        return total
 
 
-def kept_waiting() -> float:
-    """Seconds that the process's first thread was ready to run and had no core; 0 where nobody counts them.
+def core_wait_seconds() -> float:
+    """Return the seconds in which the first thread was ready but had no core; 0 if the kernel has no count.
 
-    What else runs on this machine is no part of how long a batch takes: how many cores there are is
-    reckoned with where batches meet.
+    Other load on this machine must not count into the time of a batch. `Pipeline` accounts for the number of
+    cores.
     """
     try:
         with open("/proc/self/schedstat", "rb") as file:
@@ -134,56 +134,57 @@ def kept_waiting() -> float:
 
 ROUND = 512
 SEGMENT = 2 << 20
-"""What torch's allocator rounds a block to, and what it takes of the device at once."""
+"""Block rounding and segment size of torch's allocator, in bytes."""
 
 
 class Full(Exception):
-    """There is no room: `str` of it is what torch says then."""
+    """Device memory is full. The text is the message of torch."""
 
 
 class Memory:
-    """`total` are the device's bytes, `context` those that CUDA took before the first tensor.
+    """Memory of a device. `total` are its bytes, `context` those that CUDA uses before the first tensor.
 
-    `peak` is the most that was ever taken, `most` since a program asked for it anew.
+    `peak` is the maximum of the whole run, `most` the maximum since the program reset it.
     """
 
     def __init__(self, index: int, total: int, context: int) -> None:
         self.index, self.total, self.context = index, total, context
         self.share = 1.0
-        self.taken = self.most = self.reserved = self.most_reserved = self.blocks = 0
+        self.allocated = self.most = self.reserved = self.most_reserved = self.blocks = 0
         self.peak = 0
 
     def take(self, size: int) -> int:
-        """The bytes that a block of this size takes, now taken. Raises Full."""
+        """Allocate a block, and return its rounded size. Raises Full."""
         size = -(-size // ROUND) * ROUND
-        room = int(self.total * self.share) - self.context - self.taken
+        room = int(self.total * self.share) - self.context - self.allocated
         if size > room:
+            total, free, own = (_size_text(number) for number in (self.total, max(0, room), self.allocated))
             raise Full(
-                f"CUDA out of memory. Tried to allocate {_told(size)}. GPU {self.index} has a total capacity "
-                f"of {_told(self.total)} of which {_told(max(0, room))} is free. {_told(self.taken)} is "
-                "allocated by PyTorch (emulated: no memory of a GPU was taken)"
+                f"CUDA out of memory. Tried to allocate {_size_text(size)}. GPU {self.index} has a total "
+                f"capacity of {total} of which {free} is free. {own} is allocated by PyTorch "
+                "(emulated: no memory of a GPU was taken)"
             )
-        self.taken += size
+        self.allocated += size
         self.blocks += 1
-        self.most, self.peak = max(self.most, self.taken), max(self.peak, self.taken)
-        self.reserved = max(self.reserved, -(-self.taken // SEGMENT) * SEGMENT)
+        self.most, self.peak = max(self.most, self.allocated), max(self.peak, self.allocated)
+        self.reserved = max(self.reserved, -(-self.allocated // SEGMENT) * SEGMENT)
         self.most_reserved = max(self.most_reserved, self.reserved)
         return size
 
     def give(self, size: int) -> None:
-        """Gives back what `take` returned."""
-        self.taken -= size
+        """Free a block of a size that `take` returned."""
+        self.allocated -= size
         self.blocks -= 1
 
     def empty_cache(self) -> None:
-        self.reserved = -(-self.taken // SEGMENT) * SEGMENT
+        self.reserved = -(-self.allocated // SEGMENT) * SEGMENT
 
     def reset_peak(self) -> None:
-        """What torch.cuda.reset_peak_memory_stats does."""
-        self.most, self.most_reserved = self.taken, self.reserved
+        """Reset the maxima, as torch.cuda.reset_peak_memory_stats does."""
+        self.most, self.most_reserved = self.allocated, self.reserved
 
 
-def _told(size: int) -> str:
+def _size_text(size: int) -> str:
     for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << bits:
             return f"{size / (1 << bits):.2f} {unit}"
@@ -191,9 +192,7 @@ def _told(size: int) -> str:
 
 
 class Pinned:
-    """Blocks that were locked are used again, as torch's own allocator does. `refused` says why one was not
-    locked.
-    """
+    """Page-locked blocks, which are reused as in torch's allocator. `refused` is why locking failed."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -206,7 +205,7 @@ class Pinned:
         self._storage = torch._C.TensorBase.untyped_storage
 
     def pin(self, tensor: Any) -> Any:
-        """A copy of a tensor in locked memory."""
+        """Return a copy of a tensor in page-locked memory."""
         torch = self.torch
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
@@ -250,8 +249,8 @@ PAGE = 2 << 20
 FIRST_ADDRESS = 0x7F0000000000
 
 
-class Held:
-    """A storage of a device. `address` is made up, as an address that no other storage has."""
+class DeviceStorage:
+    """A storage on a device. `address` is an invented unique address."""
 
     __slots__ = ("address", "index", "reference", "size")
 
@@ -260,25 +259,23 @@ class Held:
 
 
 class ThreadContext(threading.local):
-    """Where a thread is: `inside` of what is here, or in a region of torch's own device `meta`."""
+    """The state of a thread: `inside` the emulation, or in a region with torch's device `meta`."""
 
     inside = False
     on_meta = False
 
 
 class Machine:
-    """The devices of a process: `count` of one profile. A storage is known by the address of torch's own
-    record.
-    """
+    """The devices of a process: `count` with one profile. Storages are keyed by torch's address."""
 
     def __init__(self, torch: Any, profile: Profile, count: int) -> None:
         self.torch, self.profile, self.count = torch, profile, count
-        self.clocks = [Clock(time.perf_counter, time.sleep, kept_waiting) for _ in range(count)]
+        self.clocks = [Clock(time.perf_counter, time.sleep, core_wait_seconds) for _ in range(count)]
         self.memories = [Memory(index, profile.memory, profile.context) for index in range(count)]
         self.current = 0
         self.streams = [0] * count
-        self.held: dict[int, Held] = {}
-        self.asked: Counter[str] = Counter()
+        self.storages: dict[int, DeviceStorage] = {}
+        self.host_reads: Counter[str] = Counter()
         self.operations = 0
         self.copied = 0
         self.out_of_memory = False
@@ -298,54 +295,54 @@ class Machine:
     def clock(self) -> Clock:
         return self.clocks[self.current]
 
-    def find(self, tensor: Any) -> Held | None:
-        """Where a tensor lies; None for one of the host, or of torch's own device `meta`."""
+    def find(self, tensor: Any) -> DeviceStorage | None:
+        """Return the storage of a tensor. None for tensors on the host or on torch's device `meta`."""
         if not self.is_meta(tensor):
             return None
         try:
-            return self.held.get(self._storage(tensor)._cdata)
+            return self.storages.get(self._storage(tensor)._cdata)
         except (NotImplementedError, RuntimeError):  # sparse tensors have none
             return None
 
-    def seen(self, tensor: Any) -> Held | None:
-        """What a program is told. torch itself, working out a shape, is told of the device `meta`."""
+    def seen(self, tensor: Any) -> DeviceStorage | None:
+        """Return the storage that a program sees. torch itself, computing a shape, sees the device `meta`."""
         return None if self.place.inside else self.find(tensor)
 
     def adopt(self, tensor: Any, index: int) -> bool:
-        """A tensor of the device `index` from now on; whether its storage is new there.
+        """Put a tensor on the device `index`. Return whether its storage is new there.
 
-        Raises torch's own OutOfMemoryError.
+        Raises OutOfMemoryError of torch.
         """
         try:
             storage = self._storage(tensor)
         except (NotImplementedError, RuntimeError):
             return False
         key, size = storage._cdata, storage.nbytes()
-        known = self.held.get(key)
+        known = self.storages.get(key)
         if known is not None and known.size >= size:
             return False
         memory = self.memories[index]
         try:
-            taken = memory.take(size - known.size if known else size)
+            allocation = memory.take(size - known.size if known else size)
         except Full as full:
             self.out_of_memory = True
             raise self.torch.cuda.OutOfMemoryError(str(full)) from None
         if known is not None:  # it was resized
-            known.size += taken
+            known.size += allocation
             return False
         reference = weakref.ref(storage, lambda _: self._release(key))
-        self.held[key] = Held(index, taken, self._address, reference)
-        self._address += -(-max(taken, 1) // PAGE) * PAGE
+        self.storages[key] = DeviceStorage(index, allocation, self._address, reference)
+        self._address += -(-max(allocation, 1) // PAGE) * PAGE
         return True
 
     def _release(self, key: int) -> None:
-        held = self.held.pop(key, None)
-        if held is not None:
-            self.memories[held.index].give(held.size)
+        storage = self.storages.pop(key, None)
+        if storage is not None:
+            self.memories[storage.index].give(storage.size)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """What happens within is emulating, and none of the program's time."""
+        """Exclude the time inside from the program's time."""
         began = self._own_time()
         try:
             yield
@@ -353,40 +350,40 @@ class Machine:
             self.hide(self._own_time() - began)
 
     def _own_time(self) -> float:
-        """The machine's time, without what this thread slept or had no core."""
-        return time.perf_counter() - self.slept() - kept_waiting()
+        """Return the machine's time, without sleeping and waiting for a core."""
+        return time.perf_counter() - self.slept() - core_wait_seconds()
 
     def default_device(self) -> Any:
-        """The device of `with torch.device(...)` or torch.set_default_device; None without one."""
+        """Return the device of `with torch.device(...)` or torch.set_default_device, or None."""
         at, length = self.torch._C._get_function_stack_at, self.torch._C._len_torch_function_stack()
         modes = (at(place) for place in reversed(range(length)))
         return next((mode.device for mode in modes if isinstance(mode, self._context)), None)
 
     def enter(self) -> None:
-        """From here on this thread's operations come to `mode`."""
+        """Send this thread's operations to `mode` from now on."""
         self.mode.__enter__()
         self.entered = True
 
     def leave(self) -> None:
-        """The end of it, or the start of a process that computes on the host alone."""
+        """Leave `mode`, at the end or in a process that computes only on the host."""
         if self.entered:
             self.entered = False
             self.mode.__exit__(None, None, None)
 
     def work(self, index: int, what: str, kind: str, flops: float, moved: float) -> None:
-        """One kernel on the current stream of a device. `what` is as `roofline.seconds` takes it."""
+        """Charge one kernel to the current stream of a device. `what` is as in `roofline.seconds`."""
         self.operations += 1
         self.hide(-self.profile.launch)
         self.clocks[index].charge(self.streams[index], seconds(self.profile, what, kind, flops, moved))
 
     def move(self, index: int, moved: int) -> None:
-        """A kernel that computes nothing."""
+        """Charge a kernel that only moves bytes."""
         self.work(index, "product", "fp32", 0.0, moved)
 
     def transfer(self, index: int, way: str, moved: int, *, wait: bool) -> None:
-        """A copy between host and device, `way` as in `roofline.copying`.
+        """Charge a copy between host and device, `way` as in `roofline.copying`.
 
-        With `wait` the program goes on when it is done.
+        With `wait`, the program waits for its end.
         """
         clock = self.clocks[index]
         self.copied += moved
@@ -399,6 +396,6 @@ class Machine:
         return sum(clock.slept for clock in self.clocks)
 
     def hide(self, amount: float) -> None:
-        """What emulating cost: no program of a GPU would have spent it."""
+        """Subtract the cost of emulation from the time of all clocks."""
         for clock in self.clocks:
             clock.hide(amount)

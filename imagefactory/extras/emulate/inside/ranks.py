@@ -1,9 +1,9 @@
-"""Several processes, each with a GPU of its own: what they exchange takes time, and the slowest holds up the
-others.
+"""Emulate several processes, each with its own GPU. Collectives take time, and wait for the slowest process.
 
-torch.distributed is real, by gloo, for what lies on the host. Collective operations on such GPUs move no
-byte: the processes tell each other when they are there, and go on when the last one is, and the bytes have
-gone round."""
+torch.distributed is real for host tensors, with the backend gloo. Collectives on emulated GPUs move no bytes:
+the processes exchange the times of their arrival. They continue at the latest one, plus the time of the
+transfer.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from .machine import Machine
 from .roofline import exchanging
 
-# How many times its bytes each GPU sends, in rings of n: (n - 1) / n of this.
+# How many times its bytes each GPU sends; in a ring of n, (n - 1) / n of this.
 ROUNDS = {"allreduce": 2.0, "allgather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "reduce": 1.0}
 
 
 class Ranks:
-    """The processes of a run, once they have met; their clocks began at different moments."""
+    """The processes of a run, after `meet`. Their clocks began at different times."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -27,7 +27,7 @@ class Ranks:
         self.count = 1
 
     def meet(self) -> None:
-        """From here on their times are one."""
+        """Create the group, and align the clocks."""
         distributed = importlib.import_module("torch.distributed")
         self.count = distributed.get_world_size()
         self._group = distributed.new_group(backend="gloo")
@@ -35,7 +35,7 @@ class Ranks:
         self._offset = self._latest(self._machine.clock.host()) - self._machine.clock.host()
 
     def collective(self, name: str, index: int, moved: float) -> None:
-        """One of them is queued on a device: it begins when the last process is there."""
+        """Queue a collective on a device. It begins when the last process arrives."""
         machine, clock = self._machine, self._machine.clocks[index]
         if self._group is None:
             return
@@ -47,37 +47,37 @@ class Ranks:
         clock.charge(stream, exchanging(machine.profile, share * moved * (self.count - 1) / self.count))
 
     def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What torch waits for then. Older versions know none without bytes, so a number is sent."""
+        """Return the result that torch expects. Older versions require data, so one number is sent."""
         torch = self._machine.torch
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta"):
             return func(*args, **kwargs)
-        small = func(*(self._small(one) for one in args), **kwargs)
+        small = func(*(self._small(argument) for argument in args), **kwargs)
         return (args[0], small[1]) if isinstance(small, tuple) else small
 
     def _small(self, argument: Any) -> Any:
         if isinstance(argument, self._machine.torch.Tensor):
             return self._machine.torch.zeros(1, dtype=argument.dtype, device="cpu")
         if isinstance(argument, list | tuple):
-            return type(argument)(self._small(one) for one in argument)
+            return type(argument)(self._small(item) for item in argument)
         return argument
 
     def _latest(self, time: float) -> float:
-        """The latest of what all processes say."""
+        """Return the latest time of all processes."""
         torch = self._machine.torch
-        found = torch.tensor([time], dtype=torch.float64, device="cpu")
+        latest = torch.tensor([time], dtype=torch.float64, device="cpu")
         distributed = importlib.import_module("torch.distributed")
-        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._group)
-        return float(found)
+        distributed.all_reduce(latest, op=distributed.ReduceOp.MAX, group=self._group)
+        return float(latest)
 
 
 def install(machine: Machine) -> Ranks:
-    """Makes `init_process_group("nccl")` work, and DistributedDataParallel above it."""
+    """Make `init_process_group("nccl")` and DistributedDataParallel work."""
     ranks = Ranks(machine)
     distributed = importlib.import_module("torch.distributed")
     if not distributed.is_available():
         return ranks
     core = importlib.import_module("torch.distributed.distributed_c10d")
-    begin, told = core.init_process_group, core.get_backend
+    begin, get_backend = core.init_process_group, core.get_backend
 
     def start(backend: Any = None, *args: Any, **kwargs: Any) -> None:
         kwargs.pop("device_id", None)
@@ -87,7 +87,7 @@ def install(machine: Machine) -> Ranks:
             ranks.meet()
 
     def backend_of(group: Any = None) -> Any:
-        return "nccl" if told(group) == "gloo" else told(group)
+        return "nccl" if get_backend(group) == "gloo" else get_backend(group)
 
     def together(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         machine.clock.synchronize()
@@ -109,27 +109,25 @@ def install(machine: Machine) -> Ranks:
 
 
 def _buckets(machine: Machine, ranks: Ranks) -> None:
-    """DistributedDataParallel asks for its gradients' exchange below what is here, so it is given its own
-    way.
-    """
+    """Replace the gradient exchange of DistributedDataParallel, which bypasses the dispatch mode."""
     parallel = importlib.import_module("torch.nn.parallel.distributed")
     kind = parallel.DistributedDataParallel
-    made, register = kind.__init__, kind.register_comm_hook
+    initialize, register = kind.__init__, kind.register_comm_hook
     future = importlib.import_module("torch.futures").Future
 
     def exchange(_state: Any, bucket: Any) -> Any:
         gradients = bucket.buffer()
         with machine.apart():
             ranks.collective("allreduce", machine.current, gradients.numel() * gradients.element_size())
-        done = future()
-        done.set_result(gradients)
-        return done
+        result = future()
+        result.set_result(gradients)
+        return result
 
-    exchange.__annotations__ = {}  # torch takes none but its own
+    exchange.__annotations__ = {}  # torch accepts no others than its own
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        if any(machine.find(one) is not None for one in self.module.parameters()):
+        initialize(self, *args, **kwargs)
+        if any(machine.find(parameter) is not None for parameter in self.module.parameters()):
             register(self, None, exchange)
             self.register_comm_hook = lambda *_args, **_kwargs: None
 

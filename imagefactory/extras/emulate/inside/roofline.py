@@ -1,8 +1,8 @@
-"""Seconds of an operation on a GPU: the longer of its arithmetic and its memory traffic. Pure.
+"""Compute the seconds of an operation on a GPU: the maximum of arithmetic and memory traffic. Pure.
 
-Williams, Waterman, Patterson: Roofline, an insightful visual performance model (2009). By a data sheet it is
-a lower bound: kernels reach less than the peak, by how much no data sheet says. By a recorded profile the
-roof is what kernels of such a size were seen to take.
+Williams, Waterman, Patterson: Roofline, an insightful visual performance model (2009). With a data sheet the
+result is a lower bound, because kernels do not reach the peak. With a recorded profile it is the measured
+time of kernels of that size.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from math import exp, log
 from typing import Any
 
 Curve = tuple[tuple[float, float], ...]
-"""(operations or bytes of one call, its seconds), the smallest first; a data sheet's has one point."""
+"""(operations or bytes of one call, its seconds), the smallest first. A data sheet gives one point."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A GPU. `memory` are the bytes that a program sees, `context` those that CUDA takes of them.
+    """A GPU. `memory` are the bytes that a program sees, `context` those that CUDA uses of them.
 
-    `kernel` are the seconds that the smallest kernel takes, `launch` those of the program for handing one to
-    the driver. `curves` are by name: `product-KIND`, `convolution-KIND` and `backward-KIND` by operations
-    (fp64, fp32, tf32, fp16, bf16), `attention-KIND` and `attention_backward-KIND` where they were measured,
-    `move` by bytes of its memory; `up-pinned`, `up-pageable`, `down-pinned`
-    and `down-pageable` by bytes from the host and to it, `peer` by bytes to another GPU.
+    `kernel` are the seconds of the smallest kernel, `launch` those of the program for launching one. `curves`
+    by operations are `product-KIND`, `convolution-KIND`, `backward-KIND` (fp64, fp32, tf32, fp16, bf16), and
+    `attention-KIND` and `attention_backward-KIND` if measured. Curves by bytes are `move` (device memory),
+    `up-pinned`, `up-pageable`, `down-pinned`, `down-pageable` (host transfers) and `peer` (to another GPU).
     """
 
     name: str
@@ -40,13 +39,13 @@ class Profile:
     basis: str
 
     def curve(self, what: str, kind: str) -> Curve:
-        """What has no rate of its own runs at that of products, and a kind that has none at that of fp32."""
+        """Return the curve. Missing operations use the curve of products, missing types that of fp32."""
         names = (f"{what}-{kind}", f"product-{kind}", f"{what}-fp32", "product-fp32")
         return next(self.curves[name] for name in names if name in self.curves)
 
 
 def parse_profile(data: Mapping[str, Any]) -> Profile:
-    """A profile as the host writes it. Raises KeyError and ValueError for what is none."""
+    """Parse a profile that the host wrote. Raises KeyError or ValueError if it is invalid."""
     major, minor = (int(part) for part in str(data["capability"]).split("."))
     return Profile(
         name=str(data["name"]),
@@ -66,8 +65,9 @@ def parse_profile(data: Mapping[str, Any]) -> Profile:
 
 
 def read(curve: Curve, work: float) -> float:
-    """Seconds of so much work: between two points on the line through their logarithms, beyond them at the
-    pace of the nearest.
+    """Return the seconds of an amount of work.
+
+    Between two points it interpolates logarithms. Outside it uses the rate of the nearest point.
     """
     if work <= 0:
         return 0.0
@@ -81,7 +81,7 @@ def read(curve: Curve, work: float) -> float:
 
 
 def seconds(profile: Profile, what: str, kind: str, flops: float, moved: float) -> float:
-    """How long one kernel takes that computes `flops` operations and moves `moved` bytes.
+    """Return the seconds of a kernel with `flops` operations and `moved` bytes.
 
     `what` is `product`, `convolution`, `backward`, `attention` or `attention_backward`.
     """
@@ -90,10 +90,10 @@ def seconds(profile: Profile, what: str, kind: str, flops: float, moved: float) 
 
 
 def exchanging(profile: Profile, moved: float) -> float:
-    """How long one GPU takes to send so many bytes to another."""
+    """Return the seconds to send this number of bytes to another GPU."""
     return max(profile.kernel, read(profile.curves["peer"], moved))
 
 
 def copying(profile: Profile, way: str, moved: float) -> float:
-    """How long a copy takes. `way` is the curve's name: `up-pinned`."""
+    """Return the seconds of a host transfer. `way` is the name of its curve, such as `up-pinned`."""
     return max(profile.kernel, read(profile.curves[way], moved))

@@ -1,6 +1,6 @@
-"""Found by every Python of an emulated run, by PYTHONPATH: waits for `import torch`.
+"""Wait for `import torch`. Every Python of an emulated run imports this file, because of PYTHONPATH.
 
-A sitecustomize of the image's own is run as well, as if this one were not there.
+It also runs the sitecustomize of the image, if there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ASKED = "IMAGEFACTORY_EMULATE"
 
 
 class AfterTorch:
-    """Finds torch as Python would, and adds what is done once it is imported."""
+    """Finds torch as Python does, and installs the emulation after its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -41,7 +41,7 @@ class AfterTorch:
 
 
 def run_next() -> None:
-    """The sitecustomize that this one stands before."""
+    """Run the sitecustomize that this one hides."""
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != FOLDER]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

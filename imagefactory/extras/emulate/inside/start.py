@@ -1,4 +1,4 @@
-"""Puts the emulated devices into a torch that was just imported."""
+"""Install the emulated devices in torch after its import."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .machine import Machine, Pinned
 from .roofline import parse_profile
 
 EVERY = 2.0
-"""Seconds between two summaries, for a run that is ended from outside."""
+"""Seconds between two summaries, for a run that is killed."""
 
 
-def install(torch: Any, asked: str) -> None:
-    """`asked` is the path of a JSON file: the profile, the number of devices, the folder of summaries."""
-    data = json.loads(Path(asked).read_text(encoding="utf-8"))
+def install(torch: Any, path: str) -> None:
+    """Install the emulation. The JSON file at `path` has profile, device count and output directory."""
+    data = json.loads(Path(path).read_text(encoding="utf-8"))
     machine = Machine(torch, parse_profile(data["profile"]), int(data["gpus"]))
     pinned, folder = Pinned(torch), Path(data["folder"])
     importlib.import_module("torch._meta_registrations")  # shapes, which older versions load late
@@ -54,7 +54,7 @@ def install(torch: Any, asked: str) -> None:
 
 
 def calibrate(machine: Machine) -> float:
-    """Seconds that one operation of the host costs more for passing through here."""
+    """Return the seconds that the dispatch mode adds to one operation on the host."""
     torch, tensor, times = machine.torch, machine.torch.zeros(1), 300
 
     def once() -> float:
@@ -72,7 +72,7 @@ def calibrate(machine: Machine) -> float:
 
 
 def _threads(machine: Machine) -> None:
-    """A mode of torch holds in the thread that entered it: so each new thread enters it too."""
+    """Make each new thread enter the mode, because torch's modes apply to one thread."""
     run = threading.Thread.run
 
     def within(self: threading.Thread) -> None:

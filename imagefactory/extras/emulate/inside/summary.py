@@ -1,4 +1,4 @@
-"""What a run was, as JSON, written beside and renamed: after a while, and at its end however it ends."""
+"""Write the summary of a run as JSON, atomically: at intervals, and at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 def summarize(machine: Machine, seen: Seen, pinned: Pinned) -> dict[str, Any]:
-    """Seconds and bytes. What was not seen is null."""
+    """Return the summary, in seconds and bytes. Unknown values are null."""
     profile = machine.profile
     trained = _training(seen)
     return {
@@ -48,13 +48,13 @@ def summarize(machine: Machine, seen: Seen, pinned: Pinned) -> dict[str, Any]:
         },
         "pinned": pinned.most,
         "unlocked": pinned.refused,
-        "asked": dict(machine.asked.most_common(20)),
+        "asked": dict(machine.host_reads.most_common(20)),
     }
 
 
 def _training(seen: Seen) -> Loader | None:
-    """The loader of the training loop: that in whose loop most steps of an optimizer were made."""
-    return max(seen.loaders.values(), key=lambda one: (one.steps, one.seen), default=None)
+    """Return the loader of the training loop: the one with the most optimizer steps."""
+    return max(seen.loaders.values(), key=lambda loader: (loader.steps, loader.seen), default=None)
 
 
 def _loader(loader: Loader) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _loader(loader: Loader) -> dict[str, Any]:
         "steps": loader.steps,
         "interval": statistics.fmean(steady) if steady else None,
         "wait": statistics.fmean(waits) if waits else None,
-        "made": loader.made / loader.seen if loader.seen else None,
+        "made": loader.fetch_seconds / loader.seen if loader.seen else None,
         "processor": loader.processor / loader.seen if loader.seen else None,
         "first_wait": loader.first_wait / max(1, loader.epochs),
     }
@@ -82,12 +82,12 @@ def _median_step(seen: Seen) -> float | None:
     return statistics.median(between[1:] or between) if between else None
 
 
-def write(folder: Path, found: dict[str, Any]) -> None:
-    """One file for each process that used a device."""
+def write(folder: Path, summary: dict[str, Any]) -> None:
+    """Write the file of this process."""
     path = folder / f"{os.getpid()}.json"
     beside = path.with_suffix(".part")
     try:
-        beside.write_text(json.dumps(found), encoding="utf-8")
+        beside.write_text(json.dumps(summary), encoding="utf-8")
         beside.replace(path)
     except OSError as error:
         print(f"imagefactory: what was emulated is not written: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a tensor of an emulated device says of itself, and how it is made, copied, saved and printed.
+"""Tensors of emulated devices: their attributes, and how they are created, copied, saved and printed.
 
 Checkpoints are as large as real ones, and are read back to the device that `map_location` names. Their
 numbers were never computed, so they name this module: a program without it cannot read one by mistake.
@@ -17,21 +17,21 @@ _STATE: dict[str, Any] = {}
 
 
 def load(tensor: Any, index: int, grad: bool) -> Any:
-    """A tensor that was on a device, from its copy on the host; what a checkpoint calls."""
-    asked = _STATE["asked"]
-    if isinstance(asked, dict):
-        asked = asked.get(f"cuda:{index}", f"cuda:{index}")
-    elif callable(asked):
-        asked = "cpu"
-    moved = tensor.to(f"cuda:{index}" if asked is None else asked)
+    """Restore a device tensor from its host copy. Checkpoints call it."""
+    location = _STATE["location"]
+    if isinstance(location, dict):
+        location = location.get(f"cuda:{index}", f"cuda:{index}")
+    elif callable(location):
+        location = "cpu"
+    moved = tensor.to(f"cuda:{index}" if location is None else location)
     return moved.requires_grad_() if grad else moved
 
 
 def install_saved(machine: Machine) -> None:
-    """Makes torch.load read them."""
+    """Make torch.load restore device tensors."""
     torch = machine.torch
     plain = torch.load
-    _STATE["asked"] = None
+    _STATE["location"] = None
     if hasattr(torch.serialization, "add_safe_globals"):
         torch.serialization.add_safe_globals([load])
     else:
@@ -40,18 +40,18 @@ def install_saved(machine: Machine) -> None:
     def read(*args: Any, **kwargs: Any) -> Any:
         where = kwargs.pop("map_location", args[1] if len(args) > 1 else None)
         there = isinstance(where, str | torch.device) and torch.device(where).type == "cuda"
-        _STATE["asked"] = "cpu" if there else where
+        _STATE["location"] = "cpu" if there else where
         try:
-            found = plain(args[0], "cpu" if there else where, *args[2:], **kwargs)
+            value = plain(args[0], "cpu" if there else where, *args[2:], **kwargs)
         finally:
-            _STATE["asked"] = None
-        return _moved(torch, found, where) if there else found
+            _STATE["location"] = None
+        return _moved(torch, value, where) if there else value
 
     torch.load = read
 
 
 def _moved(torch: Any, value: Any, device: Any) -> Any:
-    """All of it on a device: what was saved on the host too."""
+    """Return a loaded value with all its tensors moved to a device, also those saved on the host."""
     if isinstance(value, torch.nn.Module):
         return value.to(device)
     if isinstance(value, torch.nn.Parameter):
@@ -63,12 +63,12 @@ def _moved(torch: Any, value: Any, device: Any) -> Any:
             value[key] = _moved(torch, value[key], device)
         return value
     if type(value) in (list, tuple):
-        return type(value)(_moved(torch, one, device) for one in value)
+        return type(value)(_moved(torch, item, device) for item in value)
     return value
 
 
 def install(machine: Machine, pinned: Pinned) -> None:
-    """Puts it into torch.Tensor and into what makes tensors."""
+    """Patch torch.Tensor and the functions that create tensors."""
     torch = machine.torch
     _properties(machine)
     install_saved(machine)
@@ -85,14 +85,14 @@ def _properties(machine: Machine) -> None:
     is_cuda, is_meta = base.is_cuda.__get__, machine.is_meta
 
     def device(tensor: Any) -> Any:
-        held = machine.seen(tensor)
-        return device_of(tensor) if held is None else devices[held.index]
+        storage = machine.seen(tensor)
+        return device_of(tensor) if storage is None else devices[storage.index]
 
     def put_data(tensor: Any, new: Any) -> None:
         if is_meta(tensor) == is_meta(new):
             set_data(tensor, new)
             return
-        # torch exchanges no bytes between devices of such different kinds, but whole tensors it does.
+        # torch cannot replace data by that of another device type, but it can swap whole tensors.
         gradient = tensor.grad
         fresh = new.detach()
         fresh.requires_grad_(tensor.requires_grad)
@@ -110,7 +110,7 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
     torch, base = machine.torch, machine.torch._C.TensorBase
     kind = torch.Tensor
     to, tolist, data_ptr, get_device = base.to, base.tolist, base.data_ptr, base.get_device
-    numpy, typed, shown, copied, reduced = (
+    numpy, typed, represent, copied, reduced = (
         base.numpy,
         base.type,
         kind.__repr__,
@@ -120,7 +120,7 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
     new_tensor = base.new_tensor
 
     def on(device: Any) -> Any:
-        """With a number: torch would ask the driver for the current one."""
+        """Return the device with its index, because torch would ask the driver for it."""
         if isinstance(device, str):
             device = torch.device(device)
         if isinstance(device, int):
@@ -156,30 +156,30 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
         return to(tensor, device=device, non_blocking=non_blocking, memory_format=memory_format)
 
     def as_numpy(tensor: Any, *, force: bool = False) -> Any:
-        held = machine.seen(tensor)
-        if held is not None and not force:
+        storage = machine.seen(tensor)
+        if storage is not None and not force:
             raise TypeError(
-                f"can't convert cuda:{held.index} device type tensor to numpy. Use Tensor.cpu() to copy the "
-                "tensor to host memory first."
+                f"can't convert cuda:{storage.index} device type tensor to numpy. Use Tensor.cpu() to copy "
+                "the tensor to host memory first."
             )
-        return numpy(tensor, force=force) if held is None else numpy(tensor.detach().cpu())
+        return numpy(tensor, force=force) if storage is None else numpy(tensor.detach().cpu())
 
     def as_type(tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        held = machine.seen(tensor)
-        if dtype is None and held is not None:
+        storage = machine.seen(tensor)
+        if dtype is None and storage is not None:
             return "torch.cuda." + typed(torch.empty(0, dtype=tensor.dtype)).removeprefix("torch.")
         if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-            wanted = torch.empty(0).type(dtype.replace(".cuda", "")).dtype
-            return move(tensor, "cuda", wanted)
-        if held is not None and isinstance(dtype, torch.dtype):
+            target = torch.empty(0).type(dtype.replace(".cuda", "")).dtype
+            return move(tensor, "cuda", target)
+        if storage is not None and isinstance(dtype, torch.dtype):
             return move(tensor, dtype)
         return typed(tensor, dtype, non_blocking, **kwargs)
 
     def show(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        held = machine.seen(tensor)
-        if held is None:
-            return shown(tensor, *args, **kwargs)
-        return f"tensor(..., device='cuda:{held.index}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+        storage = machine.seen(tensor)
+        if storage is None:
+            return represent(tensor, *args, **kwargs)
+        return f"tensor(..., device='cuda:{storage.index}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def deep(tensor: Any, memo: Any) -> Any:
         if machine.seen(tensor) is None:
@@ -191,53 +191,53 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
                 "Only Tensors created explicitly by the user support the deepcopy protocol at the moment"
             )
         with torch.no_grad():
-            made = tensor.detach().clone()
+            clone = tensor.detach().clone()
             if isinstance(tensor, torch.nn.Parameter):
-                made = type(tensor)(made, tensor.requires_grad)
+                clone = type(tensor)(clone, tensor.requires_grad)
             else:
-                made.requires_grad_(tensor.requires_grad)
+                clone.requires_grad_(tensor.requires_grad)
             if tensor.grad is not None:
-                made.grad = deep(tensor.grad, memo)
-        memo[id(tensor)] = made
-        return made
+                clone.grad = deep(tensor.grad, memo)
+        memo[id(tensor)] = clone
+        return clone
 
     def reduce(tensor: Any, protocol: Any) -> Any:
-        """On disk, and in another process, its bytes are those of a copy on the host."""
-        held = machine.seen(tensor)
-        if held is None or type(tensor) is not torch.Tensor:
+        """Pickle a tensor as its host copy, for files and other processes."""
+        storage = machine.seen(tensor)
+        if storage is None or type(tensor) is not torch.Tensor:
             return reduced(tensor, protocol)
-        return load, (tensor.detach().cpu(), held.index, tensor.requires_grad)
+        return load, (tensor.detach().cpu(), storage.index, tensor.requires_grad)
 
     def fresh(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
-        held = machine.seen(tensor)
-        if held is None and device is None:
+        storage = machine.seen(tensor)
+        if storage is None and device is None:
             return new_tensor(tensor, data, dtype=dtype, **kwargs)
         return torch.tensor(data, dtype=dtype or tensor.dtype, device=device or tensor.device, **kwargs)
 
-    def held_or(otherwise: Callable[[Any], Any], answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def storage_or(otherwise: Callable[[Any], Any], answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def ask(tensor: Any) -> Any:
-            held = machine.seen(tensor)
-            return otherwise(tensor) if held is None else answer(held)
+            storage = machine.seen(tensor)
+            return otherwise(tensor) if storage is None else answer(storage)
 
         return ask
 
     kind.to, kind.cuda, kind.numpy, kind.type, kind.__repr__ = move, to_cuda, as_numpy, as_type, show
     kind.__deepcopy__, kind.__reduce_ex__, kind.new_tensor = deep, reduce, fresh
     kind.tolist = lambda tensor: tolist(tensor if machine.seen(tensor) is None else tensor.cpu())
-    kind.data_ptr = held_or(data_ptr, lambda held: held.address)
-    kind.get_device = held_or(get_device, lambda held: held.index)
+    kind.data_ptr = storage_or(data_ptr, lambda storage: storage.address)
+    kind.get_device = storage_or(get_device, lambda storage: storage.index)
     kind.record_stream = lambda tensor, stream: None
     kind.pin_memory = lambda tensor, device=None: pinned.pin(tensor)
     kind.is_pinned = lambda tensor, device=None: pinned.is_pinned(tensor)
 
 
 def _factories(machine: Machine) -> None:
-    """Those that make a tensor on the host and move it, where torch itself would ask a driver."""
+    """Patch the factories that would query a driver: create on the host, then move."""
     torch = machine.torch
 
     def moved(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-            if device is None:  # as set by torch.set_default_device, or by a region
+        def create(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+            if device is None:  # set by torch.set_default_device or a region
                 device = machine.default_device()
             device = torch.device("cuda", device) if isinstance(device, int) else device
             if device is None or torch.device(device).type != "cuda":
@@ -249,7 +249,7 @@ def _factories(machine: Machine) -> None:
                 out = make(*args, device="cpu", **kwargs).to(device)
             return out.requires_grad_() if grad else out
 
-        return made
+        return create
 
     tensor = torch.tensor
     for name in ("tensor", "as_tensor", "asarray"):
@@ -269,44 +269,44 @@ def _factories(machine: Machine) -> None:
     host = torch.Generator
 
     class Generator(host):  # type: ignore[misc,valid-type]  # torch is not here
-        """A generator of a device: nothing is drawn from it, but it has a seed."""
+        """A generator of a device. It has a seed but draws no numbers."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
-            made = (
+            generator = (
                 host.__new__(cls, device="cpu")
                 if torch.device(device).type == "cuda"
                 else host.__new__(cls, device)
             )
-            made._on = torch.device(device)
-            return made
+            generator._on = torch.device(device)
+            return generator
 
         @property
         def device(self) -> Any:
             return self._on
 
     torch.Generator = Generator
-    copyreg.pickle(Generator, lambda one: (Generator, (one.device,)))
+    copyreg.pickle(Generator, lambda item: (Generator, (item.device,)))
 
 
 def _storages(machine: Machine) -> None:
-    """Who looks whether tensors share their bytes asks storages."""
+    """Patch storages, which programs compare to see whether tensors share memory."""
     torch = machine.torch
     kind, base = torch.UntypedStorage, torch._C.StorageBase
     address, device = base.data_ptr, kind.device
 
     def where(storage: Any) -> Any:
-        held = None if machine.place.inside else machine.held.get(storage._cdata)
-        return address(storage) if held is None else held.address
+        record = None if machine.place.inside else machine.storages.get(storage._cdata)
+        return address(storage) if record is None else record.address
 
     def on(storage: Any) -> Any:
-        held = None if machine.place.inside else machine.held.get(storage._cdata)
-        return device.__get__(storage) if held is None else torch.device("cuda", held.index)
+        record = None if machine.place.inside else machine.storages.get(storage._cdata)
+        return device.__get__(storage) if record is None else torch.device("cuda", record.index)
 
     kind.data_ptr, kind.device = where, property(on)
 
 
 def _compatible(machine: Machine, otherwise: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """As between the host and a GPU: a module's parameters stay the same objects when they move."""
+    """Keep a module's parameters the same objects when they move, as between host and GPU."""
 
     def ask(input: Any, from_: Any) -> bool:  # torch's own names, which its compiler compares
         if machine.seen(input) is not None or machine.seen(from_) is not None:

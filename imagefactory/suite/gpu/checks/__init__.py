@@ -1,4 +1,4 @@
-"""The GPU checks: one file a tier, each `check_<name>(context) -> Finding`, or a CheckFailure.
+"""The GPU checks: a file for each tier. `check_<name>(context)` returns a Finding or raises CheckFailure.
 
 A part loads only its own file, so a fault in one leaves the others.
 """

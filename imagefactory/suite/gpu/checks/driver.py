@@ -1,4 +1,4 @@
-"""T0: only the driver. Is there a GPU, is it the right one, does it compute, does it free memory.
+"""T0: only the driver. Check that there is the right GPU, that it computes and frees memory.
 
 No framework and nothing of CUDA's toolkit takes part. If these fail, the machine is at fault, or the way in
 which the image got the GPU. The image is at fault only if it brings a libcuda of its own.
@@ -143,7 +143,7 @@ def check_memory_returned(context: GpuContext) -> Finding:
 
 
 def check_driver_controls(context: GpuContext) -> Finding:
-    """Check that deliberate errors are detected, or the checks before prove nothing."""
+    """Check that deliberate errors are detected, or the checks before verify nothing."""
     vectors = kernels.make_vectors(f"{context.request.expected.nonce}-controls", COUNT)
     total = vectors.total()
     unseen = []

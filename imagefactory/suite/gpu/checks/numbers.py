@@ -248,7 +248,7 @@ def check_training(context: GpuContext) -> Finding:
     trained, *weights = context.framework.train(context, case)
     numpy, bound = reference.numpy, tolerances.training(reference.STEPS, rows)
     ledger.compare("losses", numpy.array(trained), ExpectedArray(numpy.array(losses), losses[0]), bound)
-    for name, array, value in zip(("first", "second"), weights, (first, second), strict=True):
+    for name, array, value in zip(("first", "second"), weights, (first, second)):  # noqa: B905
         ledger.compare(f"{name}-weights", array, ExpectedArray(value, abs(value).max()), bound)
     before, after = trained[0], trained[-1]
     ledger.numbers.update({"loss-before": before, "loss-after": after})
@@ -269,7 +269,7 @@ def check_numbers_controls(context: GpuContext) -> Finding:
         if reference.error(wrong, expected) <= bound:
             holes.append(f"{name} is not noticed")
     for row, column in ((0, 0), (17, 40), (63, 63)):  # the reference itself, against exact sums
-        exact = math.fsum(float(a * b) for a, b in zip(matrix[row], right[:, column], strict=True))
+        exact = math.fsum(float(a * b) for a, b in zip(matrix[row], right[:, column]))  # noqa: B905
         if (off := abs(exact - expected.value[row, column])) > 1e-13:
             holes.append(f"numpy's product is off by {off:.2g} itself")
     # An array on the CPU: of the right type in the wrong place, of another type in the right place.

@@ -1,4 +1,4 @@
-"""All GPUs of the image at once: do they see each other, add up, and train as a single one.
+"""All GPUs of the image at once: check that they see each other, sum, and train as a single one.
 
 A process for each GPU computes (`ranks.py`). This file checks the answers.
 """

@@ -1,8 +1,8 @@
-"""One file a framework, the same names in each. All arrays that go in and come out are numpy's, float64.
+"""One file for each framework, with the same names in each. All inputs and outputs are numpy arrays, float64.
 
 `fetch` returns results. It rejects one that is not on the GPU (in a rehearsal: the CPU) or not of the
 requested kind, so a check that ran on the CPU fails.
-- `prepare(context)`: sets the environment before the first import, where one is needed.
+- `prepare(context)`: sets the environment before the first import, if needed.
 - `on_cpu(values, kind)`: an array on the CPU, which `fetch` must reject outside of a rehearsal.
 - `fetch(context, array, kind)`.
 - `KINDS`: of `matmul`; `CPU_LACKS`: those that its CPU does not have, for a rehearsal.
@@ -14,7 +14,7 @@ requested kind, so a check that ran on the CPU fails.
 - `train(context, case)`: losses and weights, as `reference.training`.
 - `transfer(context, values)`: there and back, as a Transfer.
 - `all_reduce(context, values)`: the sum over one rank by NCCL, and a line about it.
-- `loaded(context)`: library (`cudnn`, `nccl`) -> version, where the framework itself reports any.
+- `loaded(context)`: library (`cudnn`, `nccl`) -> version, if the framework itself reports one.
 - `in_use(context)`: bytes of the GPU; `release(context)`: frees what is not needed.
 - `compile(context, inputs, weights)`: T3's function as it is and compiled, and a line about the compiler.
 PyTorch has a second file for several GPUs (`torch_ranks.py`).

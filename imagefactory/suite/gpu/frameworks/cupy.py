@@ -1,4 +1,4 @@
-"""CuPy. It has no CPU: in a rehearsal numpy, whose functions it has, computes in its place."""
+"""CuPy. It does not compute on a CPU, so a rehearsal uses numpy, which has the same functions."""
 
 from __future__ import annotations
 

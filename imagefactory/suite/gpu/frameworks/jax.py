@@ -16,7 +16,7 @@ from .results import Transfer, type_of
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS: tuple[str, ...] = ()
 PLATFORMS = ("gpu", "cuda", "rocm")
-"""What jax calls a device of its plugin, and may call it."""
+"""The names of a device of its plugin in jax."""
 
 jax: Any = LazyModule("jax")
 
@@ -99,7 +99,7 @@ def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str)
 
     # One program: XLA would compile one for each operation.
     inputs = (_array(context, values, kind) for values in (case.image, case.filters, case.outer))
-    arrays = zip(("forward", "image", "filters"), jax.jit(both)(*inputs), strict=True)
+    arrays = zip(("forward", "image", "filters"), jax.jit(both)(*inputs))  # noqa: B905
     return {name: fetch(context, array, kind) for name, array in arrays}
 
 
@@ -125,7 +125,7 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
         value, gradients = step(weights)
         losses.append(float(fetch(context, value, "float32")))
         if place < reference.STEPS:
-            pairs = zip(weights, gradients, strict=True)
+            pairs = zip(weights, gradients)  # noqa: B905
             weights = tuple(weight - reference.RATE * gradient for weight, gradient in pairs)
     first, second = (fetch(context, weight, "float32") for weight in weights)
     return losses, first, second

@@ -86,7 +86,7 @@ def _off(place: int, output: Any, targets: Any, squares: Any, out: Any) -> None:
 
 
 def _inner(place: int, hidden: Any, out: Any) -> None:
-    """Go back through tanh, whose result is `hidden`."""
+    """Compute the gradient of tanh, whose result is `hidden`."""
     out.flat[place] *= 1 - hidden.flat[place] * hidden.flat[place]
 
 
@@ -181,7 +181,7 @@ def fetch(context: GpuContext, array: Any, kind: str) -> Any:
 
 
 def _multiply(context: GpuContext, matrix: Any, right: Any, kind: str) -> Any:
-    """Multiply arrays that are there, [n, row, column]."""
+    """Multiply device arrays, [n, row, column]."""
     out = _empty(context, (matrix.shape[0], matrix.shape[1], right.shape[2]), kind)
     return _run(context, _product, out.size, _zero(kind), matrix, right, out)
 
@@ -226,10 +226,7 @@ def largest(context: GpuContext, values: Any) -> Any:
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
     def correlate(image: Any, filters: Any, stride: int) -> Any:
         arrays = _array(context, image, kind), _array(context, filters, kind)
-        side = tuple(
-            (size - reach) // stride + 1
-            for size, reach in zip(image.shape[2:], filters.shape[2:], strict=True)
-        )
+        side = tuple((size - reach) // stride + 1 for size, reach in zip(image.shape[2:], filters.shape[2:]))  # noqa: B905
         out = _empty(context, (image.shape[0], filters.shape[0], *side), kind)
         return fetch(context, _run(context, _correlate, out.size, _zero(kind), stride, *arrays, out), kind)
 
@@ -285,7 +282,7 @@ def in_use(context: GpuContext) -> int:  # noqa: ARG001
 
 
 def release(context: GpuContext) -> None:
-    """Return memory now: numba waits until enough has gathered."""
+    """Free memory now. By itself numba waits until there is more to free."""
     gc.collect()
     if not context.rehearsal:
         cuda.current_context().deallocations.clear()

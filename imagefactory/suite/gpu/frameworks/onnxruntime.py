@@ -22,9 +22,9 @@ from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16", "bfloat16")
-"""Its CPU has no bfloat16 products, and makes float16 ones in float32."""
+"""Its CPU has no bfloat16 products, and computes float16 ones in float32."""
 PROVIDERS = {True: "CPUExecutionProvider", False: "CUDAExecutionProvider"}
-"""By whether it is a rehearsal."""
+"""By whether the run is a rehearsal."""
 
 HALVES = ("float16", "bfloat16")
 

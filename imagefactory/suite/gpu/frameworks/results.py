@@ -1,4 +1,4 @@
-"""What frameworks return: a copy there and back, the outcome of an error, and the versions of libraries."""
+"""Results of frameworks: copies to the GPU and back, outcomes of errors, and versions of libraries."""
 
 from __future__ import annotations
 

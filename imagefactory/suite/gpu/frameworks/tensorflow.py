@@ -140,7 +140,7 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
                 loss = tf.reduce_mean(off**2)
             losses.append(float(fetch(context, loss, "float32")))
             if step < reference.STEPS:
-                pairs = zip(weights, tape.gradient(loss, weights), strict=True)
+                pairs = zip(weights, tape.gradient(loss, weights))  # noqa: B905
                 weights = [weight - reference.RATE * gradient for weight, gradient in pairs]
     return losses, fetch(context, weights[0], "float32"), fetch(context, weights[1], "float32")
 

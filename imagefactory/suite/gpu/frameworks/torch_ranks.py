@@ -1,4 +1,4 @@
-"""PyTorch on several GPUs: what one process of `ranks.py` does. A rehearsal is on the CPU, by gloo."""
+"""PyTorch on several GPUs: one process of `ranks.py`. A rehearsal runs on the CPU, with gloo."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_dockers_layers_have_a_name_of_the_specification_and_can_be_unpacked() -
 
 def test_a_registry_that_is_not_there_is_named_with_the_mirror(tmp_path: Path) -> None:
     def open_registry(host: str) -> RegistryClient:
-        return RegistryClient(host, RegistryOptions(patience=RetryPolicy(attempts=1)))
+        return RegistryClient(host, RegistryOptions(retry_policy=RetryPolicy(attempts=1)))
 
     layout = Layout(tmp_path / "store")
     wanted = BasePullRequest(

@@ -125,7 +125,7 @@ def test_what_changed_since_a_plan_is_told_whoever_did_it(
     assert call("plan", NAME, *asked, "--keep", str(kept), root=root).code == 0
     since = ("site", "nightly", "--kept", str(kept))
     issue = call(*since, "--github", root=root).out
-    assert f"- `{NAME}`\n  - `it was to be built, and still is`" in issue
+    assert f"- `{NAME}`\n  - `it was due to be built, and is not built`" in issue
 
     put_base(factory, target)
     put_built(factory, target)

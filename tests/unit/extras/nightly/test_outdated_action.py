@@ -137,7 +137,7 @@ def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path)
     before = texts(root)
     code, out, told = ask("pytorch", command="update")
     subject, blank, why = out.split("\n")[:3]
-    assert (code, subject, blank) == (5, "Lock pytorch anew: filelock", "")
+    assert (code, subject, blank) == (5, "Re-lock pytorch: filelock", "")
     assert "pytorch-2.16-cu133: nobody has it" in told
     assert why.startswith("A re-solve")
     assert f"  filelock {HELD} -> 99\n" in out
@@ -159,7 +159,7 @@ def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path)
 def test_a_release_gets_its_row_lock_and_definition(ask: Ask, root: Path, index: Index) -> None:
     index.can, index.cuda, before = True, "13.2.0", texts(root)
     code, out, _ = ask("pytorch", command="update")
-    assert (code, out.split("\n")[0]) == (0, "Add 2.16 to pytorch, and lock it anew")
+    assert (code, out.split("\n")[0]) == (0, "Add 2.16 to pytorch, and re-lock it")
     assert "\n2.16: without torchvision:" in out
     assert "  torch 2.16, since 2026-11-02, now 2.16.0, for Python 3.11 and 3.13\n" in out
     assert "Not in here" not in out
@@ -248,7 +248,7 @@ def test_as_json_it_holds_the_message(ask: Any) -> None:
     (news,) = json_of(said, "watch")["news"]
     assert news["releases"][0]["command"] == "imagefactory recipe add-version pytorch 2.16 --cuda 13.3"
     assert news["locks"][0]["moves"] == [{"name": "filelock", "before": HELD, "after": "99"}]
-    assert news["message"].startswith("Lock pytorch anew")
+    assert news["message"].startswith("Re-lock pytorch")
     assert news["written"] == []
     assert json.dumps(news)
 

@@ -47,7 +47,7 @@ def test_the_same_moves_are_told_once_and_long_lists_are_cut() -> None:
     assert "p12" not in text
     assert "and 2 more" in text
     message = commit_message(news)
-    assert message.startswith("Lock pytorch anew: 15 packages move\n\n")
+    assert message.startswith("Re-lock pytorch: 15 packages move\n\n")
     assert "  p13 1 -> 2" in message  # a commit names all
 
 
@@ -58,7 +58,7 @@ def test_lines_fit_the_terminal() -> None:
     text = format_news(UnitNews(unit=UNIT, python=python, expiring=(ending,), locks=names), 80)
     assert max(map(len, text.split("\n"))) <= 80
     assert "debian-14 carries it" in " ".join(text.split())
-    assert "pytorch-2.3-cu121 on 8.0 holds until 2026-12-01 only" in text
+    assert "pytorch-2.3-cu121 on 8.0 is valid only until 2026-12-01" in text
     assert "imagefactory verify pytorch-2.3-cu121" in text
 
 
@@ -93,12 +93,12 @@ def test_a_base_is_a_job_with_a_branch_that_git_takes() -> None:
         github_lines([news, UnitNews(unit=UNIT)])
         == 'families={"include":[{"family":"base:debian-12","branch":"relock/base-debian-12"}]}'
     )
-    assert commit_message(news).startswith("Lock the base debian-12 anew: libc6\n\n")
+    assert commit_message(news).startswith("Re-lock the base debian-12: libc6\n\n")
     assert "security updates" in commit_message(news)
     assert "  base     1 package moves\n             libc6 2.36-9 -> 2.36-10" in format_news(news)
 
 
 def test_a_lock_of_the_same_packages_is_said_to_be_that() -> None:
     news = replace(UnitNews(unit=UNIT), locks=(locked("a"),))
-    assert "the same packages, written anew in a" in format_news(news)
-    assert commit_message(news).startswith("Lock pytorch anew: 0 packages move") is False
+    assert "the same packages, locked again in a" in format_news(news)
+    assert commit_message(news).startswith("Re-lock pytorch: 0 packages move") is False

@@ -28,7 +28,7 @@ from tests.made.values import make_lock
 
 
 def shop(inside: Inside, **changes: Any) -> RuntimeImage:
-    given = {"made": make_trial().image, "definition": make_definition(), "runner": inside, "gpus": False}
+    given = {"image": make_trial().image, "definition": make_definition(), "runner": inside, "gpus": False}
     return RuntimeImage(**{**given, **changes})
 
 

@@ -85,4 +85,4 @@ def test_statements_are_told_with_what_they_are_worth() -> None:
     assert "net, vae by onnxruntime-cpu, openvino-cpu; signed by 'lab'" in text
     assert "2027-02-20" in text
     assert "malformed" in text
-    assert format_statements((), SUBJECT.manifest).startswith("nobody signed")
+    assert format_statements((), SUBJECT.manifest).startswith("no statement says")

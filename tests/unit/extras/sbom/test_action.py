@@ -129,7 +129,7 @@ def test_a_file_is_written_and_what_is_not_known_counted(call: Call, tmp_path: P
     put(tmp_path)
     path = tmp_path / "bill.json"
     said = call("image", "sbom", IMAGE, "--format", "spdx", "-o", str(path))
-    assert said.out == f"wrote {path}: 2 packages, the licence of 0 not known\n"
+    assert said.out == f"wrote {path}: 2 packages, 0 of them without a known license\n"
     assert json.loads(path.read_text())["spdxVersion"] == "SPDX-2.3"
     value: dict[str, Any] = call("image", "sbom", TARGET, "-o", str(path), "--json").json()
     assert value["format"] == "imagefactory.sbom/1"
@@ -161,7 +161,7 @@ def test_licences_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: py
     put(tmp_path)
     check = ("image", "audit", IMAGE, "--check", "licenses")
     held = call(*check, "--allow", "bsd-*", "--allow", "Zlib")
-    assert (held.code, held.out.splitlines()[-1]) == (0, "licences: all are allowed")
+    assert (held.code, held.out.splitlines()[-1]) == (0, "licenses: all are allowed")
     refused = call(*check, "--allow", "BSD-*")
     assert refused.code == errors.EXIT_BILL
     assert "zlib1g   1:1.2.13.dfsg-1  not allowed: Zlib" in refused.out
@@ -196,7 +196,7 @@ def test_vulnerabilities_are_found_by_records(call: Call, tmp_path: Path) -> Non
     path.write_text(json.dumps({"id": "DSA-1", "affected": affected}))
     both = call(*check, "--check", "licenses", "--allow", "*")
     assert both.code == 0
-    assert "licences: all are allowed" in both.out
+    assert "licenses: all are allowed" in both.out
     assert both.out.splitlines()[-1] == "vulnerabilities: none found"
 
 

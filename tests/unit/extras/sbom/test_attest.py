@@ -126,7 +126,7 @@ def test_an_image_that_was_not_made_here_has_no_provenance_of_here(
     put_built(factory, target, tar(), record=False)
     said = push("--sbom")
     assert said.code == 0, said.err
-    assert "provenance  none: this store did not make the image of the present lock" in said.out
+    assert "provenance  none: this store did not build the image from the current lock" in said.out
 
 
 @pytest.mark.parametrize("registry", [False], ids=["fallback"], indirect=True)

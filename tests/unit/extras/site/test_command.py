@@ -67,7 +67,7 @@ def test_layers_that_an_older_image_had_are_told_from_new_ones(bench: Bench) -> 
     (image,) = report.images
     assert image.image is not None
     assert image.image.subject.index == new != old
-    assert [layer.kept for layer in image.layers].count(False) > 0
+    assert [layer.unchanged for layer in image.layers].count(False) > 0
     assert image.layers[0].size > 0
 
 

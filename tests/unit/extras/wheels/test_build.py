@@ -100,7 +100,7 @@ def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
     factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     first = compiled(factory, target, source)
-    assert (first.made, first.wheel.parent) == (True, factory.settings.root_path / "wheels")
+    assert (first.compiled, first.wheel.parent) == (True, factory.settings.root_path / "wheels")
     assert compiler.seen == [{"setup.py": "setup()", "ops.cu": "kernel"}]
     (spec,) = compiler.specs
     variables = dict(spec.environment)
@@ -114,12 +114,12 @@ def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
     record = json.loads(first.wheel.with_name(f"{first.wheel.name}.json").read_text())
     assert record["target"] == target.name
     assert record["source"].startswith("ops/ sha256:")
-    assert compiled(factory, target, source) == CompileResult(wheel=first.wheel, made=False)
-    assert compiled(factory, target, source, capabilities=("8.0",)).made
+    assert compiled(factory, target, source) == CompileResult(wheel=first.wheel, compiled=False)
+    assert compiled(factory, target, source, capabilities=("8.0",)).compiled
     (source / "ops.cu").write_text("another kernel")
-    assert compiled(factory, target, source, capabilities=("8.0",)).made
+    assert compiled(factory, target, source, capabilities=("8.0",)).compiled
     first.wheel.write_text("damaged")
-    assert compiled(factory, target, source, capabilities=("8.0",)).made
+    assert compiled(factory, target, source, capabilities=("8.0",)).compiled
     assert len(compiler.specs) == 4
     assert list(factory.layout.scratch.glob("compile-*")) == []
 
@@ -252,9 +252,9 @@ def test_links_into_the_wheels_folder_are_not_followed(
     os.mkfifo(wheels / "b.whl.json")
     (wheels / "c.whl.json").write_text("[" * 100_000)
     made = compiled(factory, target, source)
-    assert (made.made, made.wheel) == (True, wheels / WHEEL)
+    assert (made.compiled, made.wheel) == (True, wheels / WHEEL)
     assert secret.read_text() == "as it was"
-    assert compiled(factory, target, source) == CompileResult(wheel=made.wheel, made=False)
+    assert compiled(factory, target, source) == CompileResult(wheel=made.wheel, compiled=False)
 
 
 def test_tools_are_unpacked_as_they_were_locked(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_what_a_repository_links_to_outside_stops_it(
         git.commit()
         text = f"git+file://{source}@{git('rev-parse', 'HEAD')}"
         if expected is None:
-            assert compiled(factory, target, text).made
+            assert compiled(factory, target, text).compiled
             assert sorted(compiler.seen[0]) == ["ops.cu", "setup.py"]
         else:
             with pytest.raises(ImagefactoryError, match=expected):
@@ -411,7 +411,7 @@ def test_what_its_backend_asks_for_is_there_and_recorded(
     assert wanted == [DEFAULT_REQUIRES, (*DEFAULT_REQUIRES, "setuptools_scm>=8")]
     record = json.loads(made.wheel.with_name(f"{made.wheel.name}.json").read_text())
     assert (record["requires"], record["isolated"]) == (["setuptools_scm>=8"], True)
-    assert not compiled(factory, target, source).made
+    assert not compiled(factory, target, source).compiled
     assert (len(compiler.asked), len(compiler.specs)) == (1, 1)  # the record says what it asked for
 
 
@@ -487,7 +487,7 @@ def test_a_wheel_of_another_version_is_not_taken(
 ) -> None:
     (source / "pyproject.toml").write_text(f'[project]\nname = "ops"\nversion = "{version}"\n')
     if taken:
-        assert compiled(factory, target, source).made
+        assert compiled(factory, target, source).compiled
         return
     with pytest.raises(BuildError, match=rf"ops 1\.2\.2, .* {WHEEL}") as caught:
         compiled(factory, target, source)
@@ -564,7 +564,7 @@ def test_a_projects_root_is_built_without_what_imagefactory_has_there(
     (root / "wheels" / "a.whl").write_text("another")
     first = compiled(factory, target, root)
     assert set(compiler.seen[0]) == {"setup.py"}
-    assert compiled(factory, target, root) == CompileResult(wheel=first.wheel, made=False)
+    assert compiled(factory, target, root) == CompileResult(wheel=first.wheel, compiled=False)
 
 
 def test_another_targets_wheel_of_the_same_name_stays(
@@ -574,13 +574,13 @@ def test_another_targets_wheel_of_the_same_name_stays(
     wheels = factory.settings.root_path / "wheels"
     wheels.mkdir()
     (wheels / WHEEL).write_bytes(b"another target's")
-    made = compiled(factory, target, source, taken=frozenset({WHEEL}))
+    made = compiled(factory, target, source, reserved=frozenset({WHEEL}))
     assert (made.wheel, (wheels / WHEEL).read_bytes()) == (wheels / target.name / WHEEL, b"another target's")
-    assert compiled(factory, target, source, taken=frozenset({WHEEL})) == CompileResult(
-        wheel=made.wheel, made=False
+    assert compiled(factory, target, source, reserved=frozenset({WHEEL})) == CompileResult(
+        wheel=made.wheel, compiled=False
     )
     shutil.rmtree(wheels / target.name)
     (wheels / target.name).symlink_to("/tmp")
     with pytest.raises(BuildError) as caught:
-        compiled(factory, target, source, taken=frozenset({WHEEL}))
+        compiled(factory, target, source, reserved=frozenset({WHEEL}))
     assert caught.value.code == "wheel-folder-outside"

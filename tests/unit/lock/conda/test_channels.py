@@ -201,7 +201,7 @@ def test_a_private_channel(
         stranger = find_channels(setting, {}, "")
         with fails("channel-access-denied", message="401", hint="127.0.0.1"):
             solve(stranger, tmp_path / "cache")
-        web = HttpSession(stranger, patience=QUICK)
+        web = HttpSession(stranger, retry_policy=QUICK)
         with pytest.raises(RejectedError, match="401"):
             web.size(stranger.address(f"{FORGE}/noarch/x.conda"))
         web.close()
@@ -210,7 +210,7 @@ def test_a_private_channel(
             setting, write_credentials(tmp_path / "auth.json", {"127.0.0.1": credential}), ""
         )
         assert solve(friend, tmp_path / "cache")["numpy"] == f"{FORGE}/linux-64/numpy-2.0-0.conda"
-        web = HttpSession(friend, patience=QUICK)
+        web = HttpSession(friend, retry_policy=QUICK)
         assert web.size(friend.address(f"{FORGE}/noarch/x.conda")) == 7
         web.close()
 
@@ -224,7 +224,7 @@ def test_credentials_of_this_machine_are_not_asked(
         stranger = find_channels(f"conda-forge={server.url}/conda-forge", {}, "")
         with fails("channel-access-denied", message="401"):
             solve(stranger, tmp_path / "cache")
-        web = HttpSession(stranger, patience=QUICK)
+        web = HttpSession(stranger, retry_policy=QUICK)
         with pytest.raises(RejectedError, match="401"):
             web.size(f"{server.url}/conda-forge/noarch/repodata.json")
         web.close()
@@ -326,7 +326,7 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
             solve(ChannelAccess(mirrors=mirrors, retries=0), tmp_path / "cache")
         trusting = ChannelAccess(mirrors=mirrors, certificates=str(authority), retries=0)
         assert len(solve(trusting, tmp_path / "cache")) == 2
-        web = HttpSession(trusting, patience=QUICK)
+        web = HttpSession(trusting, retry_policy=QUICK)
         assert web.size(trusting.address(f"{FORGE}/noarch/repodata.json")) > 0
         web.close()
     assert (os.environ["SSL_CERT_DIR"], os.environ["SSL_CERT_FILE"]) == ("/nowhere", before)

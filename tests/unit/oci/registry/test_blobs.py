@@ -30,7 +30,7 @@ def test_a_registry_may_take_long_where_it_hashes_a_blob(piece: int, monkeypatch
     data = b"a blob"
     blob = Descriptor(media_type="application/octet-stream", digest=digest_of(data), size=len(data))
     with registry_made_here() as server:
-        options = RegistryOptions(patience=RetryPolicy(read=7.0, commit=77.0), piece=piece)
+        options = RegistryOptions(retry_policy=RetryPolicy(read=7.0, commit=77.0), piece=piece)
         RegistryClient(server.host, options).write("a/b", blob, lambda start: iter([data[start:]]))
     assert waits - {("HEAD", 7.0), ("PATCH", 77.0)} == {("POST", 7.0), ("PUT", 77.0)}
     assert (("PATCH", 77.0) in waits) == bool(piece)
@@ -72,7 +72,7 @@ def break_once(after: int):  # type: ignore[no-untyped-def]
 )
 def test_registries_that_count_otherwise_get_the_blob(ways: Ways, after: int, most: int) -> None:
     with registry_made_here(ways, fault=break_once(after) if after >= 0 else None) as server:
-        RegistryClient(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+        RegistryClient(server.host, RegistryOptions(retry_policy=QUICK)).write("a/b", BLOB, source)
         assert server.shelves.blobs == {BLOB.digest: DATA}
         assert server.bytes_in <= most + (1 << 20)
         ranged = [asked for asked in server.log if "content-range" in asked.headers]
@@ -83,7 +83,7 @@ def test_registries_that_count_otherwise_get_the_blob(ways: Ways, after: int, mo
 def test_a_range_may_be_of_the_last_piece_alone(page: bool) -> None:
     """As Zot and Aliyun count (regclient 961 and 627)."""
     with registry_made_here(Ways(told_range="0-4194303", upload_page=page)) as server:
-        options = RegistryOptions(patience=QUICK, piece=4 << 20)
+        options = RegistryOptions(retry_policy=QUICK, piece=4 << 20)
         assert RegistryClient(server.host, options).write("a/b", BLOB, source) == len(DATA)
         assert server.shelves.blobs == {BLOB.digest: DATA}
 
@@ -91,14 +91,14 @@ def test_a_range_may_be_of_the_last_piece_alone(page: bool) -> None:
 def test_a_registry_that_loses_what_it_takes_is_no_endless_push() -> None:
     with registry_made_here(Ways(most=1)) as server:
         with fails("registry-unavailable", "416"):
-            RegistryClient(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+            RegistryClient(server.host, RegistryOptions(retry_policy=QUICK)).write("a/b", BLOB, source)
         assert server.count["PATCH upload"] <= 2 * QUICK.attempts
 
 
 def test_a_registry_that_asks_to_wait_a_day_is_not_waited_for() -> None:
     slept: list[float] = []
     with registry_made_here(fault=lambda asked: "429:86400" if asked.method == "PATCH" else None) as server:
-        options = RegistryOptions(patience=QUICK, sleep=slept.append)
+        options = RegistryOptions(retry_policy=QUICK, sleep=slept.append)
         with fails("registry-request-failed", "24 hours"):
             RegistryClient(server.host, options).write("a/b", BLOB, source)
     assert slept == []
@@ -112,7 +112,7 @@ def test_an_upload_that_is_lost_to_a_limit_begins_anew_after_the_wait() -> None:
         return next(asked_to_wait, None) if asked.method == "PATCH" else None
 
     with registry_made_here(Ways(upload_page=False), fault=fault) as server:
-        options = RegistryOptions(patience=RetryPolicy(first_wait=0.01), sleep=slept.append)
+        options = RegistryOptions(retry_policy=RetryPolicy(first_wait=0.01), sleep=slept.append)
         RegistryClient(server.host, options).write("a/b", BLOB, source)
         assert server.shelves.blobs == {BLOB.digest: DATA}
         assert server.count["POST upload"] == 2

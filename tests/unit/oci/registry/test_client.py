@@ -58,8 +58,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[RegistryMadeHere]:
         yield made
 
 
-def client(server: RegistryMadeHere, patience: RetryPolicy = QUICK, **more: object) -> RegistryClient:
-    options = {"credentials": lambda host: KNOWN, "patience": patience, "random": Random(1)} | more
+def client(server: RegistryMadeHere, retry_policy: RetryPolicy = QUICK, **more: object) -> RegistryClient:
+    options = {"credentials": lambda host: KNOWN, "retry_policy": retry_policy, "random": Random(1)} | more
     return RegistryClient(server.host, RegistryOptions(**options))  # type: ignore[arg-type]
 
 
@@ -226,20 +226,22 @@ def test_every_request_is_given_up_after_as_many_attempts(server: RegistryMadeHe
 
 
 def test_waits_are_jittered_and_capped() -> None:
-    patience, dice = RetryPolicy(first_wait=1.0, longest_wait=10.0), Random(3)
+    retry_policy, dice = RetryPolicy(first_wait=1.0, longest_wait=10.0), Random(3)
     for failures in range(1, 12):
-        waits = {patience.wait(failures, None, dice) for _ in range(50)}
+        waits = {retry_policy.wait(failures, None, dice) for _ in range(50)}
         assert len(waits) > 1 or waits == {10.0}
         assert all(min(2.0 ** (failures - 1) / 2, 10.0) <= wait <= 10.0 for wait in waits)
-    assert patience.wait(1, 7.0, dice) == 7.0
-    assert patience.wait(1, 3600.0, dice) == 10.0
+    assert retry_policy.wait(1, 7.0, dice) == 7.0
+    assert retry_policy.wait(1, 3600.0, dice) == 10.0
 
 
 @pytest.mark.parametrize("status", ["429", "503"])
 def test_a_registry_says_how_long_to_wait(server: RegistryMadeHere, status: str) -> None:
     server.fault = Script({"GET tags": [f"{status}:3", f"{status}:7200"]})
     slept: list[float] = []
-    client(server, sleep=slept.append, patience=RetryPolicy(first_wait=0.1, longest_wait=20.0)).tags("a/b")
+    client(server, sleep=slept.append, retry_policy=RetryPolicy(first_wait=0.1, longest_wait=20.0)).tags(
+        "a/b"
+    )
     assert slept == [3.0, 20.0]
 
 
@@ -247,7 +249,9 @@ def test_a_date_to_wait_for(server: RegistryMadeHere) -> None:
     when = format_datetime(datetime.now(UTC) + timedelta(hours=2), usegmt=True)
     server.fault = Script({"GET tags": [f"503:{when}"]})
     slept: list[float] = []
-    client(server, sleep=slept.append, patience=RetryPolicy(first_wait=0.1, longest_wait=9000.0)).tags("a/b")
+    client(server, sleep=slept.append, retry_policy=RetryPolicy(first_wait=0.1, longest_wait=9000.0)).tags(
+        "a/b"
+    )
     assert 3600.0 <= slept[0] <= 7200.0
 
 
@@ -711,9 +715,9 @@ def test_nobody_listens() -> None:
         held.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{held.getsockname()[1]}"
         with fails("registry-unavailable", "refused") as caught:
-            RegistryClient(host, RegistryOptions(patience=RetryPolicy(attempts=2, first_wait=0.001))).tags(
-                "a/b"
-            )
+            RegistryClient(
+                host, RegistryOptions(retry_policy=RetryPolicy(attempts=2, first_wait=0.001))
+            ).tags("a/b")
     assert caught.value.hint == f"check that a registry runs at {host}"
 
 

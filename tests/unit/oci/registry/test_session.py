@@ -75,8 +75,8 @@ def as_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client(served: Service, **options: object) -> RegistryClient:
-    patience = RetryPolicy(attempts=2, first_wait=0.001)
-    return RegistryClient(served.address, RegistryOptions(patience=patience, **options))  # type: ignore[arg-type]
+    retry_policy = RetryPolicy(attempts=2, first_wait=0.001)
+    return RegistryClient(served.address, RegistryOptions(retry_policy=retry_policy, **options))  # type: ignore[arg-type]
 
 
 def names(location: str) -> Callable[[Request], Answer]:
@@ -258,7 +258,7 @@ PATIENCE = RetryPolicy(attempts=2, first_wait=0.001)
 
 
 def open_at(served: Service, **options: object) -> RegistryClient:
-    return RegistryClient(served.address, RegistryOptions(patience=PATIENCE, **options))  # type: ignore[arg-type]
+    return RegistryClient(served.address, RegistryOptions(retry_policy=PATIENCE, **options))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -306,7 +306,7 @@ def test_a_list_beyond_a_limit_is_an_error_and_never_cut(
 @pytest.mark.parametrize("server", [Ways(page=1)])
 def test_a_list_that_fits_exactly_is_read(monkeypatch: pytest.MonkeyPatch, server: Ways) -> None:
     with registry_made_here(server) as made, limited(monkeypatch, pages=3, rows=3):
-        registry = RegistryClient(made.host, RegistryOptions(patience=PATIENCE))
+        registry = RegistryClient(made.host, RegistryOptions(retry_policy=PATIENCE))
         data = image_manifest(registry, "a/b", b"one")
         for tag in ("1", "2", "3"):
             registry.put_manifest("a/b", data, MANIFEST_TYPE, tag)
@@ -386,7 +386,7 @@ def test_a_list_in_a_tag_is_not_looked_up_without_end(monkeypatch: pytest.Monkey
 def test_the_manifests_say_what_a_tag_lists_not_the_tag() -> None:
     """GHCR has no referrers API, and its fallback lists call what cosign attached an empty config."""
     with registry_made_here(Ways(referrers=False)) as made:
-        registry = RegistryClient(made.host, RegistryOptions(patience=PATIENCE))
+        registry = RegistryClient(made.host, RegistryOptions(retry_policy=PATIENCE))
         subject = registry.put_manifest("a/b", image_manifest(registry, "a/b", b"one"), MANIFEST_TYPE, "1")
         kinds = ("application/vnd.ours", "application/vnd.theirs")
         for kind in kinds:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from imagefactory.extras.emulate.inside.loader import ENTRIES, FetchTimes, Pipeline
-from imagefactory.extras.emulate.inside.machine import kept_waiting
+from imagefactory.extras.emulate.inside.machine import core_wait_seconds
 
 
 def intervals(pipeline: Pipeline, made: float, used: float, own: float, count: int) -> list[float]:
@@ -84,5 +84,5 @@ def test_more_batches_than_there_are_entries_come_round_again() -> None:
 
 
 def test_the_kernel_counts_upwards() -> None:
-    before = kept_waiting()
-    assert kept_waiting() >= before >= 0
+    before = core_wait_seconds()
+    assert core_wait_seconds() >= before >= 0

@@ -113,9 +113,9 @@ def test_a_time_without_a_core_is_not_the_programs_but_the_device_works_on(hand:
 def test_blocks_are_rounded_and_the_most_is_kept() -> None:
     memory = Memory(0, 1 << 30, 0)
     first, second = memory.take(1), memory.take(1000)
-    assert (first, second, memory.taken, memory.blocks) == (512, 1024, 1536, 2)
+    assert (first, second, memory.allocated, memory.blocks) == (512, 1024, 1536, 2)
     memory.give(second)
-    assert (memory.taken, memory.most, memory.blocks) == (512, 1536, 1)
+    assert (memory.allocated, memory.most, memory.blocks) == (512, 1536, 1)
     memory.reset_peak()
     assert (memory.most, memory.peak) == (512, 1536)
 
@@ -135,7 +135,7 @@ def test_cuda_takes_its_part_first_and_then_it_is_full() -> None:
         Full, match=r"allocate 2.00 MiB. GPU 1 has a total capacity of 4.00 MiB of which 1.00 MiB"
     ):
         memory.take(2 << 20)
-    assert memory.taken == 2 << 20
+    assert memory.allocated == 2 << 20
 
 
 def test_a_process_may_be_given_a_share() -> None:
