@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 DISTRIBUTION = "gpu-imagefactory"
-"""What the package index calls this program; there, `imagefactory` is somebody else's."""
+"""This program's name in the package index; there, `imagefactory` is another project."""
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -44,7 +44,7 @@ EXIT_CODES = {
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "a limit of `run` ended it",
 }
-"""Each in the words that `--help` and the documentation use."""
+"""The exit codes, as described in `--help` and the documentation."""
 
 
 # USER:PASSWORD@ with or without a scheme, USER@ only after one. NAME:TAG@sha256:... is not a login.
@@ -62,9 +62,9 @@ HIDDEN = (
     "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb"
 )
-"""Characters that steer a terminal or hide in a text: controls, bidirectional marks, halves of pairs."""
+"""Characters that control a terminal or hide in a text: controls, bidirectional marks, halves of pairs."""
 STEERING = re.compile(f"(?![\\n\\t])[{HIDDEN}\U000e0000-\U000e007f]")
-"""Any of these but the two that a text of lines has; and the tags of Unicode."""
+"""Any of these except line ends and tabs, and the tags of Unicode."""
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that are whole at any moment: written beside and renamed, and locks that end with their process."""
+"""Atomic file writes through temporary files, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[IO[bytes]]:
-    """A file beside `path` that takes its place when all went well: a reader sees the old or the new one.
+    """Yield a new file that replaces `path` if no error occurs: a reader sees the old or the new one.
 
-    `durable`: not before its bytes are on the disk. Raises OSError, and leaves no rest.
+    `durable`: only after its bytes are on the disk. Raises OSError, and leaves nothing behind.
     """
     handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
@@ -41,9 +41,9 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 @contextmanager
 def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new directory, in `parent` or the default place, removed at the end however deep it is.
+    """Yield a new directory, in `parent` or the default place, removed at the end however deep it is.
 
-    What cannot be removed stays, without an error.
+    Entries that cannot be removed stay, without an error.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
     try:
@@ -102,7 +102,7 @@ def user_temporary_directory() -> Path:
 
 @contextmanager
 def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
-    """A new temporary directory, locked as long as this process lives.
+    """Yield a new temporary directory, locked as long as this process lives.
 
     Directories in `parent` of the same prefix that a killed process left are removed first.
     """
@@ -129,7 +129,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write `data` as `replace_text` does."""
+    """Write `data` like `replace_text`."""
     with replacing(path) as file:
         file.write(data)
 
@@ -207,7 +207,7 @@ def is_unused(lock: Path, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(lock: Path, refusal: ImagefactoryError) -> Iterator[None]:
-    """Holds `lock` alone. Raises `refusal` at once where another process has it."""
+    """Lock `lock` exclusively. Raises `refusal` at once if another process has it."""
     with open_lock(lock) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,10 +283,10 @@ def entries_of(folder: Path) -> list[Path]:
 
 @contextmanager
 def path_inside(top: Path, path: Path) -> Iterator[Path]:
-    """A name for `path`, which is below `top`, by way of its folder, which is open.
+    """Yield a name for `path`, which is below `top`, through its open directory.
 
-    No link below `top` is followed, also where one is put there meanwhile: a store or cache that others can
-    write to must not lead anywhere else. `top` itself may be a link. Raises OSError.
+    No link below `top` is followed, even one created meanwhile: a store or cache that others can write to
+    must not lead anywhere else. `top` itself may be a link. Raises OSError.
     """
     *folders, name = path.relative_to(top).parts
     if ".." in folders or name == "..":
@@ -315,7 +315,7 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
 
 
 def remove_inside(top: Path, path: Path) -> None:
-    """Remove `path`, below `top`, by way of `path_inside`; no error if it is missing."""
+    """Remove `path`, below `top`, through `path_inside`; no error if it is missing."""
     with suppress(FileNotFoundError), path_inside(top, path) as pinned:
         remove_tree(pinned)
 
@@ -334,7 +334,7 @@ def check_no_links(top: Path, *folders: str) -> None:
 
 
 class Removal:
-    """Removes paths in `top` (none with `dry_run`), and continues after errors.
+    """A removal of paths in `top` (none with `dry_run`), which continues after errors.
 
     `bytes` counts what was, or would be, removed; `stuck` are the paths that stay, with errors. No link in
     `top` is followed.

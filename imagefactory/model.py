@@ -1,4 +1,4 @@
-"""Frozen values that the stages pass on: Recipe -> Target -> Lock -> BuildSpec -> Image -> Report.
+"""Frozen values that the stages pass on: Target -> Lock -> BuildSpec -> Image -> Report.
 
 This module uses no disk, clock or network. Digests are strings `sha256:<64 hex>`, sizes are bytes, and
 versions are strings, never numbers.
@@ -40,7 +40,7 @@ class ContainerStart:
 
 
 PLAIN_START = ContainerStart(command=("python",), workdir="/")
-"""Of an image whose recipe says nothing of it."""
+"""The start of an image whose recipe does not set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class OwnFile:
 
 
 NO_CUDA = "none"
-"""The `cuda` of what computes on CPUs alone."""
+"""The `cuda` of targets only for CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ EXTRAS = "imagefactory.extras"
 
 
 def has_extra(name: str) -> bool:
-    """Return whether the folder of an extra exists."""
+    """Return whether the directory of an extra exists."""
     spec = find_spec(f"{EXTRAS}.{name}")
     return spec is not None and spec.has_location  # a directory without files is not an extra
 

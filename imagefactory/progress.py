@@ -1,6 +1,6 @@
 """Progress of long work, always on stderr: a terminal's bars, GitHub's log groups, JSON lines, plain lines.
 
-Work reports to the `Progress` protocol and does not know who watches. Results never go through here.
+Work reports to the `Progress` protocol and does not know its output. Results are never printed here.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ class ProgressTask(Protocol):
     """One piece of work with a known or growing total."""
 
     def advance(self, amount: int) -> None:
-        """`amount` more units (bytes or items) are done. Safe to call from threads."""
+        """Add `amount` finished units (bytes or items). Thread-safe."""
 
     def expect(self, total: int) -> None:
-        """The total is now known to be `total`."""
+        """Set the total, once it is known."""
 
 
 class Progress(Protocol):
     def stage(self, title: str) -> AbstractContextManager[None]:
-        """A stage of the workflow: everything reported inside belongs to it."""
+        """Begin a stage of the workflow, which contains everything reported inside."""
 
     def task(
         self, title: str, *, total: int = 0, unit: str = "bytes"
     ) -> AbstractContextManager[ProgressTask]:
-        """A piece of work; `total` 0 means not known yet; `unit` is `bytes` or a plural noun."""
+        """Begin a task; `total` 0 means not known yet; `unit` is `bytes` or a plural noun."""
 
     def note(self, text: str) -> None:
-        """One line that a person should see."""
+        """Print one line for the user."""
 
 
 def format_bytes(count: float) -> str:
-    """Return decimal units as downloads show them: 2.8 GB, 41.0 MB, 512 bytes."""
+    """Return decimal units like downloads: 2.8 GB, 41.0 MB, 512 bytes."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -86,7 +86,7 @@ class _NoTask:
 
 
 class QuietProgress:
-    """Says nothing."""
+    """A progress without output."""
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:  # noqa: ARG002
@@ -128,13 +128,13 @@ class _LineTask:
             return amount(self.done)
         finished = amount(self.done) if self.unit == "bytes" else str(self.done)
         text = f"{finished} of {amount(self.total)}"
-        if self.total < 100 * self.done < 100 * self.total:  # of the first hundredth nothing follows
+        if self.total < 100 * self.done < 100 * self.total:  # the first hundredth allows no estimate
             text += f", {format_seconds(elapsed * (self.total - self.done) / self.done)} left"
         return text
 
 
 class LineProgress:
-    """Plain lines for logs: a line when a stage begins and ends, one every few seconds while it works."""
+    """Plain lines for logs: a line when a stage begins and ends, one every few seconds during its work."""
 
     def __init__(self, stream: IO[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream, self.clock = stream, clock
@@ -143,7 +143,7 @@ class LineProgress:
         self.put(text)
 
     def put(self, line: str) -> None:
-        # Nobody watches any more, or the log is on a full disk: the work goes on.
+        # The reader is gone, or the log is on a full disk: the work continues.
         with _SPEAKING, contextlib.suppress(OSError):
             if not _SILENT.is_set():
                 self.stream.write(printable(line) + "\n")
@@ -176,7 +176,7 @@ def without_commands(text: str) -> str:
 
 
 class GitHubLog(LineProgress):
-    """Lines in one group for each stage, as GitHub Actions' log viewer shows them.
+    """Lines in one group for each stage, as in GitHub Actions' log viewer.
 
     Groups do not nest: a stage inside or next to another is in its group.
     """
@@ -203,7 +203,7 @@ class GitHubLog(LineProgress):
 
 
 class JsonProgress(LineProgress):
-    """One JSON object a line, for programs that watch."""
+    """One JSON object a line, for other programs."""
 
     def write(self, text: str) -> None:
         self._emit(event="note", text=text.strip())
@@ -265,7 +265,7 @@ class TerminalProgress:
             self._open += 1
         try:
             yield _BarTask(bars, bars.add_task(_escaped(title), total=total or None, unit=unit))
-        except BaseException:  # an error or Ctrl-C: what is said of it stands alone, no bar above it
+        except BaseException:  # an error or Ctrl-C: its message follows without a bar above it
             bars.live.transient = True
             raise
         finally:
@@ -310,7 +310,7 @@ def _start_bars(console: Console) -> RichProgress:
 def choose_progress(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
     """Return the progress for `style`: one of STYLES, or quiet, which is `-q`."""
     out = stream or sys.stderr
-    if style == "auto":  # a light install has no rich, and lines will do
+    if style == "auto":  # a light install has no rich, so lines are printed
         drawn = out.isatty() and find_spec("rich") is not None
         style = "github" if github else ("terminal" if drawn else "plain")
     makers: dict[str, Callable[[], Progress]] = {

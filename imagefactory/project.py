@@ -27,7 +27,7 @@ class Project(Access):
     bases: tuple[BaseSpec, ...]
     targets: tuple[Target, ...]
     faults: tuple[Diagnostic, ...] = ()
-    """Of recipes whose targets are therefore not in `targets`."""
+    """Problems of recipes whose targets are therefore not in `targets`."""
 
     def target(self, name: str) -> Target | None:
         return next((target for target in self.targets if target.name == name), None)

@@ -72,10 +72,10 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """One build: `fresh` is false when the store already had the image; `seconds` by stage.
+    """One build: `fresh` is false if the store already had the image; `seconds` by stage.
 
-    `published_base` is false when the base has newer packages than the locked ones, so that the digest is
-    not the published one.
+    `published_base` is false if the base has newer packages than the locked ones, so that the digest is not
+    the published one.
     """
 
     target: Target

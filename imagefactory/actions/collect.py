@@ -249,7 +249,7 @@ def _explain_pulls(drafts: list[PendingNode], project: Project, progress: Progre
 
 
 class AnonymousPullCheck:
-    """Queries each image once, without a password, as jobs do; stops after MAX_REJECTED failures in a row."""
+    """A check of each image once, without a password, as jobs do; stops after MAX_REJECTED failures."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -296,7 +296,7 @@ class AnonymousPullCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSigner:
-    """Signs the nodes of the sweep in `folder`; `key` is None if this machine has none."""
+    """The signer of the nodes of the sweep in `folder`; `key` is None if this machine has none."""
 
     folder: Path
     pool: Pool
@@ -392,7 +392,7 @@ def _signed_node(signed: SignedVerdict) -> SignedNode:
 
 
 class VerdictAttacher:
-    """Attaches verdicts to the store and to `registry` (host[/path]), by default that of the image."""
+    """A writer of verdicts to the store and to `registry` (host[/path]), by default that of the image."""
 
     def __init__(self, project: Project, registry: str, progress: Progress) -> None:
         self.project, self.registry, self.progress = project, registry, progress

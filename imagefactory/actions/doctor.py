@@ -26,7 +26,7 @@ from imagefactory.trust.offers import verify_offer
 from imagefactory.trust.policy import read_trust
 
 PURPOSES = ("build", "job", "verify", "site")
-"""What `doctor --for` takes, the default first."""
+"""The values of `doctor --for`, the default first."""
 _MACHINE = (
     "python",
     "platform",
@@ -38,7 +38,7 @@ _MACHINE = (
     "store",
     "GPU",
 )
-"""Of what is found for building, what verifying on this machine needs too."""
+"""The findings for building that also count for verifying on this machine."""
 
 
 def examine_for(

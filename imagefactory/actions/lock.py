@@ -68,8 +68,8 @@ def lacking_libraries(
 ) -> tuple[MissingLibraries, ...]:
     """Return the libraries that the target's own wheels need and its base does not have.
 
-    None where the packages of the base are unknown (it is pulled, or not locked), and none for conda targets,
-    whose packages bring such libraries. Raises LockError for a malformed base lock.
+    None if the packages of the base are unknown (it is pulled, or not locked), and none for conda targets,
+    whose packages include such libraries. Raises LockError for a malformed base lock.
     """
     base = project.base_of(target)
     base_lock = None if base.image or lock.conda else read_base_lock(project.base_lock_path(base))
@@ -96,7 +96,7 @@ def parents_first(project: Project, targets: Sequence[Target]) -> tuple[Target, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockResult:
-    """A target's lock before and after; the same object when nothing was solved.
+    """A target's lock before and after; the same object if nothing was solved.
 
     `behind` lists the outdated packages that the recipe does not name.
     """
@@ -109,7 +109,7 @@ class LockResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOptions:
-    """`update` names packages that may move, `update_all` lets all move.
+    """Options of locking. `update` names packages that may move, `update_all` lets all move.
 
     `note` is written into the lock; None keeps the present note while the packages stay.
     """
@@ -130,11 +130,11 @@ def lock_target(
     progress: Progress,
     solution: Solution | None = None,
 ) -> LockResult:
-    """Solve the target's lock if anything that decides it has changed, and write it.
+    """Solve and write the target's lock if any of its inputs has changed.
 
     A `solution` of this target is used in place of solving. If there is none, the reason is written next to
-    the locks; an old release of what the recipe names counts as none. Raises UnsolvableError, LockError for
-    a parent without a lock, and what the solver raises.
+    the locks; an old release of a package in the recipe counts as none. Raises UnsolvableError, LockError for
+    a parent without a lock, and the solver's errors.
     """
     _check_note(target, options.note)
     outdated: tuple[OutdatedPackage, ...] = ()
@@ -211,10 +211,10 @@ def lock_request(
 def solve_request(
     access: Access, request: LockRequest, progress: Progress, *, build: bool = False
 ) -> Solution:
-    """Return a solution and its outdated packages. Nothing is written.
+    """Return a solution and its outdated packages. Writes nothing.
 
-    Raises UnbuiltError where packages have no wheel, and with `build` where the newest releases of what the
-    recipe names have none; OutdatedError for an old release of what it names, and what the solver raises.
+    Raises UnbuiltError if packages have no wheel, and with `build` if the newest releases of the recipe's
+    packages have none; OutdatedError for an old release of a package in the recipe, and the solver's errors.
     """
     target, locker = request.target, target_locker(access, request.target)
     solved = locker.lock(request, progress)
@@ -480,7 +480,7 @@ def target_locker(access: Access, target: Target) -> Locker:
 # --- Layer locks: written from a build, checked by building every layer again
 
 FETCHED = ("conda", "debs", "wheels")
-"""The folders of a cache with files that are locked by hash. The others hold what was built here."""
+"""Directories of the cache with files that are locked by hash. The others are built here."""
 OPTIONS = BuildOptions(engine="assemble", locked=True, smoke=False, held=False)
 
 

@@ -29,7 +29,7 @@ from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
 from imagefactory.project import Project
 
 TO_BUILD = "to build"
-"""The state of a target whose recipe names sources that have no wheel yet."""
+"""The state of a target whose recipe names sources without a wheel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +199,8 @@ def locked_target(project: Project, target: Target) -> LockedTarget:
 def require_locked(project: Project, target: Target) -> LockedTarget:
     """Return a target whose lock is current.
 
-    Raises LockError when there is none or it does not have the framework and CUDA that the target names,
-    StaleError when the recipe or the lock of the parent has changed, and for sources without a wheel.
+    Raises LockError if there is none or it lacks the framework or CUDA that the target names, StaleError if
+    the recipe or the lock of the parent has changed, and for sources without a wheel.
     """
     locked = locked_target(project, target)
     locked.require(project.lock_folder)
@@ -213,7 +213,7 @@ def require_lock(project: Project, target: Target) -> Lock:
 
 
 def read_target_lock(project: Project, target: Target) -> Lock | None:
-    """Return the committed lock of a target, or None. Raises LockError when it is malformed."""
+    """Return the committed lock of a target, or None. Raises LockError if it is malformed."""
     return read_lock(project.lock_folder, target)
 
 
@@ -263,7 +263,7 @@ def orphans(project: Project) -> tuple[Path, ...]:
 def holding(project: Project, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
     """Return the targets whose own locks have all of `packages`, not from a parent.
 
-    Raises NothingSelectedError when there is none.
+    Raises NothingSelectedError if there is none.
     """
     normal_names = {canonicalize_name(package) for package in packages}
 

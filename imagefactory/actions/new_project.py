@@ -171,16 +171,16 @@ NIGHTLY_FILES = {
     },
     "gitlab": {".gitlab-ci.yml": "gitlab-ci.yml", ".gitlab/README.md": "gitlab.md"},
 }
-"""Where each file goes in a project, and its name in `shipped/nights`."""
+"""The path of each file in a project, and its name in `shipped/nights`."""
 SOURCE = "source.json"
 """The file of the package in which release.yml records the repository and the commit of a release."""
 _OWN = re.compile(r"\$/(\.github/workflows/[a-z]+\.yml)")
-"""How imagefactory's own callers name its reusable workflows: in the same repository, at the same commit."""
+"""imagefactory's own workflows use this name of the reusable ones: same repository, same commit."""
 _ADDRESS = re.compile(
     r"(?:(?P<web>https?://)|ssh://|(?=[^@/\s]+@))(?:[^@/\s]+@)?"
     r"(?P<host>\w[\w.-]*)(?P<port>:\d+)?[:/](?P<path>\w[\w.-]*(?:/\w[\w.-]*)+)"
 )
-"""An address of a repository, as git has it: for the web, for ssh, or USER@HOST:PATH."""
+"""An address of a repository in git's forms: for the web, for ssh, or USER@HOST:PATH."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -50,7 +50,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLookup:
-    """Where and when a plan looks for images. `registry` is empty for the store.
+    """The place and time of a plan's search for images. `registry` is empty for the store.
 
     `also` is a registry besides the store. `renew`: verdicts that expire soon count as expired.
     """
@@ -87,7 +87,7 @@ def read_stages(project: Project, targets: Sequence[Target], asking: PlanLookup)
 
 
 StatusLookup = Callable[[TargetStatus], TargetStatus]
-"""Completes the stage of a target whose lock holds."""
+"""Completes the stage of a target whose lock is current."""
 
 
 def _read_stage(project: Project, target: Target, look: StatusLookup) -> TargetStatus:

@@ -138,7 +138,7 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
 
 @dataclass(kw_only=True)
 class _Approver:
-    """Checks approvals of the new images of tags, and adds the user's own. The caller locks."""
+    """A reader of approvals for new images of tags, which adds the user's own. The caller locks."""
 
     access: Access
     promoting: PromotionRequest
@@ -249,7 +249,7 @@ def _move_all(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeRequest:
-    """What to revoke: verdicts on the image that the tag or digest `wanted` names in `place`.
+    """The verdicts to revoke, on the image that the tag or digest `wanted` names in `place`.
 
     The first digits of a digest in `verdicts` are enough. `target` is the name of the image.
     """

@@ -282,7 +282,7 @@ def publish_again(
 
 PREVIOUS = "previous"
 MOST_OPENED = 60
-"""Catalogs that are opened in search of the previous one: anyone who may push can write many tags."""
+"""Catalogs to open in search of the previous one: anyone who may push can write many tags."""
 _OWN = re.compile(r"([0-9]{8})-([0-9a-f]{12})")
 _Form = TypeVar("_Form", CatalogImage, CatalogSif)
 

@@ -210,7 +210,7 @@ JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a job on a pool: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"
 WRITTEN = frozenset({"request_memory", "request_disk"})
-"""Of the commands that sites require, those that every job of a sweep has."""
+"""The commands required by sites that every job of a sweep has."""
 FAILED = "failed"
 """The rule of a cell whose image is not available."""
 

@@ -40,7 +40,7 @@ COMPRESSION = "fast"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDelivery:
-    """How jobs get their images: `registry` is HOST[/PATH] or empty, `folder` is that of the sweep."""
+    """The way images reach jobs: `registry` is HOST[/PATH] or empty, `folder` is that of the sweep."""
 
     kind: ImageKind
     registry: str

@@ -98,7 +98,7 @@ def subject_of(artifact: Image | SifArtifact, target: str) -> VerifiedImage:
 
 
 class VerdictReader:
-    """Verifies verdicts by the trust, policy and suite of the settings, at one time.
+    """A reader that verifies verdicts by the trust, policy and suite of the settings, at one time.
 
     If no key is trusted no verdict counts, and nothing is read.
     """

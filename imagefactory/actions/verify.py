@@ -88,7 +88,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyDependencies:
-    """What a verification uses of this machine. `runner` is None to select it by name."""
+    """The inputs of a verification from this machine. `runner` is None to select it by name."""
 
     evidence: Evidence = _LOCAL_EVIDENCE
     clock: Callable[[], datetime] = utc_now

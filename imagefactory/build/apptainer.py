@@ -42,7 +42,7 @@ from imagefactory.runtime.apptainer_command import SQUASHFS, ApptainerCommand, S
 
 DEFINITION = "apptainer.def"
 SHARED_IMAGE = "image"
-"""The name of a lent layout's folder. A .sif keeps it (`from: image`), so it says nothing of this machine."""
+"""The directory of a shared layout. A .sif has the name (`from: image`), so it names no machine."""
 
 
 def make_engine(access: Access) -> ApptainerEngine:

@@ -30,15 +30,15 @@ from imagefactory.recipes.values import named_packages
 
 PREFIX = "/opt/env"
 HOME = "/home/user"
-"""The home of whoever has none of their own in the image: everybody may write there."""
+"""The home of users without their own in the image: everybody may write there."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DRIVER = "/usr/local/nvidia"
-"""Where Kubernetes and the first NVIDIA container tools put the driver's programs and libraries."""
+"""The driver's programs and libraries by Kubernetes and the first NVIDIA container tools."""
 _LOCAL = "bin|etc|games|include|lib|sbin|share|src"
 SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/src|usr/local(/({_LOCAL}))?)")
-"""Folders that every image has, where own files may lie beside others."""
+"""Directories that every image has and project files may add to."""
 INIT = ("/usr/bin/tini", "-s", "--")
-"""What starts an image's command and reaps what it leaves: `-s` does so too where it is not process 1."""
+"""The init of an image's command, which reaps orphans: with `-s` also if it is not process 1."""
 
 
 def define(
@@ -124,8 +124,8 @@ def group_packages(definition: BuildSpec) -> tuple[tuple[LockedPackage, ...], ..
 
 
 Rank = tuple[int, bool, str]
-"""A wheel's place among those that claim one path, the least is kept: the target it came in with, the
-lowest first, so that what is built upon stays as it is; whether the recipe does not name it; its name."""
+"""The rank of a wheel among those with one path; the least wins. It has the target that added the wheel, the
+lowest first, so that parents stay the same; whether the recipe does not name it; its name."""
 
 
 def rank_wheels(definition: BuildSpec) -> dict[str, Rank]:

@@ -62,11 +62,11 @@ _PREAMBLE = re.compile(r"--[a-z]+=\S+ |set -eu; |if test -e \S+; then export \S+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildxRequest:
-    """One build. Paths of `context` and secrets are relative to the folder in which the command runs.
+    """One build. Paths of `context` and secrets are relative to the command's directory.
 
-    `secrets` are (id, source): `env=NAME` or `src=FILE`. `epoch` is the clock of config and history, in
-    seconds since 1970. `host_network` gives the build this machine's own network. `builder` is the name of
-    docker's context: each has the daemon's own BuildKit under its name.
+    `secrets` are (id, source): `env=NAME` or `src=FILE`. `epoch` is the timestamp of config and history, in
+    seconds since 1970. With `host_network` the build uses this machine's own network. `builder` is the name
+    of docker's context: each has the daemon's own BuildKit under its name.
     """
 
     context: str
@@ -241,11 +241,11 @@ def count(names: Iterable[str]) -> str:
 
 
 OLDEST_DOCKER = (23, 0)
-"""Its BuildKit (0.11) is the first that takes SOURCE_DATE_EPOCH."""
+"""The first whose BuildKit (0.11) supports SOURCE_DATE_EPOCH."""
 OLDEST_BUILDX = (0, 10)
 """The first with --provenance."""
 VERSION = 1
-"""What this engine makes of a definition. Another number makes every image anew."""
+"""The version of this engine's output. Another number rebuilds every image."""
 PIP_CONF_VARIABLE = "IMAGEFACTORY_PIP_CONF"
 CHANNELS_VARIABLE = "IMAGEFACTORY_CHANNELS_JSON"
 NOTED_SECONDS = 5.0

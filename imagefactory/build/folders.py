@@ -18,9 +18,9 @@ from imagefactory.model import BuildSpec, OwnFile
 _INSTALLER = Path(__file__).with_name("conda_install.py")
 _LINKER = Path(__file__).parent / LINKER
 _OF_LOCKS = re.compile(r"requirements\.txt|conda-lock\.yml|explicit(-\d+)?\.txt|install\.py|rattler\.txt")
-"""The files whose being there depends on the lock."""
+"""The files that exist only for some locks."""
 DIFF_LINES = 12
-"""How much of a difference `check_definitions` shows a file."""
+"""The lines of a difference that `check_definitions` shows for a file."""
 
 
 def render(definition: BuildSpec) -> dict[str, str]:

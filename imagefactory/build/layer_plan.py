@@ -17,15 +17,15 @@ from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import hash_key
 
 OWN_LAYER_BYTES = 8_000_000
-"""A package of this size or more gets a layer to itself; smaller ones are not worth one."""
+"""A package of this size or more has its own layer; smaller ones are not worth one."""
 MOST_OWN_LAYERS = 48
 """Docker stops at 127 layers, overlay mounts get slow long before."""
 BUCKETS = 8
-"""The other packages share so many layers, by hash of name: one changed package makes one bucket anew."""
+"""The other packages share this many layers, by hash of name: one changed package rebuilds one bucket."""
 MORE_OWN_LAYERS, MORE_BUCKETS = 12, 4
-"""The same for what is added above another target: that one's layers count as well."""
+"""The same for additions to a parent target, whose layers count as well."""
 MOST_LAYERS = 110
-"""Of packages, whatever stands on what: from here on a target adds two. The base has some too."""
+"""The most layers of packages, with those of parents: above it a target adds two. The base has some too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class LayerPlan:
 
 
 Group = Mapping[LockedPackage, LayerPackage]
-"""Packages that are planned together: of a target, or those that one adds to another."""
+"""Packages that are planned together: those of a target, or its additions to a parent."""
 
 
 def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:

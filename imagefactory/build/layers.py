@@ -192,7 +192,7 @@ class LazyCompiler:
 
 
 KILLED = 128 + signal.SIGKILL
-"""How the sandbox tells of a command that was killed: by a limit of a run, or for want of memory."""
+"""The sandbox's messages about a killed command: by a limit of a run, or for lack of memory."""
 
 
 def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
@@ -472,7 +472,7 @@ def segment_record_path(layout: Layout, key: str) -> Path:
 
 
 def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
-    """Return a compiler with the interpreter in the base's unpacked folders."""
+    """Return a compiler with the interpreter in the base's unpacked directories."""
     runner = UnshareRunner(Layout(bench.store))
 
     def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
-"""The least bytes, in a layer and unpacked, of a byte of a package: with torch 2.3 and its dependencies,
+"""The least bytes, in a layer and unpacked, for each byte of a package: with torch 2.3 and its dependencies,
 every wheel above 20 MB is 1.3 to 2.7 times as large unpacked."""
 
 

@@ -26,12 +26,12 @@ from imagefactory.model import Lock
 
 DEBIAN_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LARGEST_SECRET = 500 * 1024
-"""Bytes that BuildKit lets a secret have (its MaxSecretSize)."""
+"""BuildKit's limit for a secret in bytes (its MaxSecretSize)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSecrets:
-    """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own apply).
+    """Secrets: `pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None for the base's.
 
     `channels` is the text of channels.json, empty without channels. `loopback` is true if the index, its
     proxy or a channel is on this machine's loopback, which a build reaches only in this machine's own
@@ -65,7 +65,7 @@ class BuildSecrets:
 
 
 AskSecrets = Callable[[Lock | None], BuildSecrets]
-"""Gives the secrets of a build of this lock; of none, what every build would be told."""
+"""Returns the secrets of a build of this lock; for None, those of every build."""
 
 
 def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:

@@ -1,9 +1,9 @@
 """The builder of .sif files from images: apptainer's container around our own squashfs.
 
-Layers become a squashfs without being unpacked (oci/squash_layers.py), each packed once for all images. What
-apptainer adds to an image depends only on the image's config, so apptainer builds a .sif of an empty image
-with that config: its files are laid over the layers, and its container put around them. The same image,
-apptainer and zstd give the same file, as every time in it is the image's own.
+Layers become a squashfs without being unpacked (oci/squash_layers.py), each packed once for all images.
+Apptainer's additions to an image depend only on the image's config, so apptainer builds a .sif of an empty
+image with that config: its files are laid over the layers, and its container is put around them. The same
+image, apptainer and zstd produce the same file, because every time in it is the image's own.
 """
 
 from __future__ import annotations

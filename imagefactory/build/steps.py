@@ -149,42 +149,42 @@ def require_quotable(value: object) -> QuotedText:
 
 
 REQUIREMENTS = "/opt/requirements.txt"
-"""Where the lock lies while it is installed. Not under /tmp: apptainer hides that while it builds."""
+"""The place of the lock during installation. Not under /tmp, which apptainer hides in a build."""
 
 INPUT = "/opt/install"
-"""Where the files of a conda target lie while they are installed."""
+"""The place of a conda target's files during installation."""
 
 LINKED = f"{INPUT}/linked.json"
-"""What the linker told, the scripts among it that are still to run."""
+"""The output of the linker, with the scripts still to run."""
 
 INSTALLER, LINKER = "install.py", "rattler.txt"
-"""Names in a conda target's folder: the program that fetches and links, and its requirements."""
+"""Names in a conda target's directory: the program that fetches and links, and its requirements."""
 
 OWN = "files"
-"""The folder of a target's folder where its own files lie, by their paths inside."""
+"""The subdirectory of a target's directory for project files, by their paths inside."""
 
 WHEELS = "wheels"
-"""The folder of a target's folder where copies of the factory's own wheels lie."""
+"""The subdirectory of a target's directory for copies of the project's own wheels."""
 
 LARGEST_COPY = 50_000_000
-"""Bytes of a wheel that is copied there to be committed: what a Git repository bears."""
+"""Bytes of the largest wheel to copy there and commit: larger ones burden a Git repository."""
 
 PIP = "/opt/pip"
-"""The environment that holds pip, and is gone afterwards: the images carry no pip."""
+"""The environment of pip, deleted afterwards: the images have no pip."""
 
 PART = f"{PIP}/part.txt"
 """The requirements of one run of pip."""
 
 SITE = "/mnt"
-"""Where the settings of the machine that builds lie while packages are fetched. Every base has that
-folder, empty, so nothing of the base is covered and nothing has to be made for it."""
+"""The place of the building machine's settings while packages are fetched. Every base has that directory,
+empty, so it hides no file of the base and need not be created."""
 
 PIP_CONF, CERTIFICATES, CHANNELS = "pip.conf", "ca.pem", "channels.json"
-"""What may lie there: pip's settings, a bundle of certificates, and where conda's channels are reached
-(`{"mirrors": {channel: address}, "auth": {host: ...}}`). Each may be missing."""
+"""Optional files there: pip's settings, a bundle of certificates, and the places of conda channels
+(`{"mirrors": {channel: address}, "auth": {host: ...}}`)."""
 
 OLDEST_PYTHON = (3, 10)
-"""The oldest Python that rattler's wheels take."""
+"""The oldest Python that rattler's wheels support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -271,7 +271,7 @@ class _InvalidWheelError(ValueError):
 
 _PROGRAM = re.compile(r"[^\s#;=][^=]*=")
 _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
-"""A module and what to call in it, as installer takes it: `re`'s letters lack the marks that join them."""
+"""A module and a callable in installer's form: `re` letters exclude the marks that join them."""
 
 
 class LayerDestination(WheelDestination):

@@ -315,7 +315,7 @@ def _install_wakeup() -> None:
 
 def _raise_interrupt(arguments: Sequence[str]) -> int:
     """Print the last message. If other threads run, exit at once: a normal exit would join them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints nothing
     silence_progress()
     message = "interrupted: run the same command again to go on"
     _print_json_error(arguments, ImagefactoryError("interrupted", message), EXIT_INTERRUPTED)

@@ -73,9 +73,9 @@ def build(
     place: str,
     as_json: bool,
 ) -> None:
-    """Build images into the store, and try each one on the CPU.
+    """Build images into the store, and test each one on the CPU.
 
-    Run it again after an interruption: what is done is kept.
+    Run it again after an interruption: finished steps are kept.
     """
     from imagefactory.access import registry_place
     from imagefactory.actions.build import BuildOptions
@@ -202,9 +202,9 @@ def lock(
     as_json: bool,
     build: bool = False,
 ) -> None:
-    """Solve and write the locks of targets and of bases. Default: all of both.
+    """Lock targets and bases. Default: all of both.
 
-    An unchanged lock solves nothing. Only what must move moves.
+    An unchanged recipe is not solved again. Other locks change only as much as necessary.
     """
     from imagefactory.actions.definition import layers_state
     from imagefactory.actions.lock import LockOptions, lock_base, parents_first
@@ -477,7 +477,7 @@ def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Tar
 def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: bool) -> None:
     """Write Dockerfile, apptainer.def and lock to definitions/.
 
-    Without TARGET, those that are known to have no solution are passed over.
+    Without TARGET, targets without a solution are skipped.
     """
     from imagefactory.actions.definition import write_definition
     from imagefactory.actions.locked import lock_state

@@ -1,4 +1,4 @@
-"""The catalogue command, which writes the signed catalog."""
+"""The command `site publish`, which writes the signed catalog."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ def publish_catalog(
 
     \b
     imagefactory site publish                          to <registry>/catalogue:current
-    imagefactory site publish --output catalogue.json  a file, for a folder that everybody reads
+    imagefactory site publish --output catalogue.json  a file, for a directory that everyone reads
 
-    It says which image each target is, what is predicted of it, and carries its verdicts. Whoever trusts the
-    key that signed it uses `imagefactory search` and `imagefactory job write` anywhere: write an invitation
-    (`imagefactory site invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
+    The catalog has the image of each target, its predictions and its verdicts. Anyone who trusts its key can
+    use `imagefactory search` and `imagefactory job write` anywhere. To share it, write an invitation
+    (`imagefactory site invite`), or the site's settings in /etc/xdg/imagefactory/imagefactory.toml.
 
-    It holds for 30 days: make it anew after each promotion, and each night. Of a family whose recipe has
-    faults it keeps what the last one had.
+    It is valid for 30 days. Publish it again after each promotion, and every night. A family whose recipe has
+    errors keeps its entries of the last catalog.
 
-    --rollback signs what an earlier one of the registry offered, with today's time. Its verdicts are judged
-    again: what was revoked since stays revoked. Repeated, it puts back what it had replaced.
+    --rollback signs an earlier catalog of the registry again, with the current time. Its verdicts are
+    verified again, and revoked ones stay revoked. A second --rollback restores the replaced catalog.
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (

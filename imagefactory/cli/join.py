@@ -55,9 +55,9 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
     imagefactory site invite                     invitation.toml, to give away
     imagefactory site invite --push              and for `imagefactory site join HOST/PATH`
 
-    It says where the catalogue is, whose rules submit files follow, and which keys to believe: those that are
-    trusted here. It holds no secret. Tell your people the key's fingerprint on another way, such as a page of
-    your center: they are asked to compare it.
+    The invitation has the address of the catalog, the site's rules for submit files, and the keys that are
+    trusted here. It has no secrets. Publish the key's fingerprint in another place, such as a page of your
+    center: users must compare it.
     """
     from imagefactory.actions.join import invitation_of
     from imagefactory.fs import replace_text
@@ -131,12 +131,12 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
     imagefactory site join registry.example.org/gpu
     imagefactory site join invitation.toml
 
-    It shows the fingerprint of the site's key, asks, and writes your settings
-    (~/.config/imagefactory/imagefactory.toml), where all else stays as it is. Joining again changes nothing.
+    It shows the fingerprint of the site's key, asks you to confirm it, and writes your settings
+    (~/.config/imagefactory/imagefactory.toml). Other settings there do not change. Joining again changes
+    nothing.
 
-    Another center is joined beside the first, in a file of its own (centers/CENTER.toml). Images are named
-    CENTER/TARGET then; TARGET is enough where only one center has it. The keys of a center vouch for its own
-    images alone.
+    Each further center has its own file (centers/CENTER.toml). Its images are named CENTER/TARGET; TARGET is
+    enough if only one center has it. The keys of a center are trusted only for its own images.
     """
     from imagefactory.actions.join import find_joining, read_invitation
 
@@ -256,7 +256,7 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
 def site_list(call: CommandContext, as_json: bool) -> None:
     """List the centers that you joined, and their keys.
 
-    Each catalogue is read; a center that does not answer is listed with why.
+    Each catalog is read. A center that does not answer is listed with the reason.
     """
     from imagefactory.actions.centers import list_centers
     from imagefactory.project import is_project
@@ -294,9 +294,9 @@ def site_list(call: CommandContext, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> None:
-    """Leave a center: its images and its keys count no more.
+    """Leave a center: its images and keys no longer count.
 
-    Of the first center that goes out of your own imagefactory.toml, with all keys that are trusted there.
+    For the first center, this removes its settings and all trusted keys from your imagefactory.toml.
     """
     from imagefactory.actions.join import remove_center
     from imagefactory.trust.policy import write_text

@@ -43,14 +43,14 @@ _public_option = click.option("--public", metavar="FILE", help="The public key o
 @_public_option
 @json_option
 def create(name: str, command: str | None, public: str | None, as_json: bool) -> None:
-    """Make a key: NAME.pem for you alone, NAME.pub for anybody.
+    """Create a key: NAME.pem only for you, NAME.pub for everyone.
 
     \b
     imagefactory key create lab
     imagefactory key create lab --command '/opt/site/sign lab' --public lab-token.pem
 
-    With --command no key is made: NAME.command names the program that signs. It gets the bytes to sign on
-    stdin and prints the signature. It signs once now, to check it against the public key.
+    With --command no key is created: NAME.command names the program that signs. The program reads the bytes
+    from stdin and prints the signature. It signs once now, to check it against the public key.
     """
     from imagefactory.trust.keys import FILE, PROGRAM, keys_directory
 
@@ -87,7 +87,7 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List the keys that this factory trusts and those you have."""
+    """List your own keys and those that this project trusts."""
     from imagefactory.trust.keys import keys_directory, own_keys
     from imagefactory.trust.policy import list_keys, read_trust
     from imagefactory.views.text import format_table
@@ -141,13 +141,12 @@ def trust(
     user: bool,
     as_json: bool,
 ) -> None:
-    """Believe what a key signs.
+    """Trust the signatures of a key.
 
-    Writes its public half into imagefactory.toml.
+    This writes the public key into imagefactory.toml.
 
-    FILE is a .pub file that its owner gave you, NAME a key that you made. The file is the factory's; with
-    --user, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
-    catalogue.
+    FILE is a .pub file from its owner, NAME a key that you created. The settings are those of the project.
+    With --user, or outside a project, they are your own, and apply to everything, such as signed catalogs.
     """
     from dataclasses import replace
 
@@ -186,10 +185,10 @@ def trust(
 def retire(
     ctx: click.Context, /, *, name: str, until: datetime | None, stolen: bool, user: bool, as_json: bool
 ) -> None:
-    """Believe a key no longer, for what it signs from now on.
+    """Stop trusting new signatures of a key.
 
-    What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
-    holds a key can write any date. `key rotate` does the same and puts a new key in its place.
+    Its earlier signatures stay valid until they expire. They are recorded in retired-keys/NAME.txt, because
+    the owner of a key can sign any date. `key rotate` does the same and creates a new key.
     """
     from imagefactory.actions.promote import record_of, write_record
     from imagefactory.project import is_project
@@ -254,11 +253,11 @@ def rotate(
     user: bool,
     as_json: bool,
 ) -> None:
-    """Put a new key in the place of the one that signs.
+    """Replace the signing key by a new one.
 
-    It records what the old key signed, which counts until it expires, makes a key, retires the old one, signs
-    the catalogue again and renews the invitation in the registry. Then it says what others must do. Where a
-    program signs, the new key is another one of a program: --command and --public.
+    This records the signatures of the old key, which stay valid until they expire. It creates a key, retires
+    the old one, signs the catalog again and renews the invitation in the registry. Then it prints the steps
+    for other people. If a program signs, pass the new one: --command and --public.
     """
     from imagefactory.actions.promote import next_name, record_of, write_record
     from imagefactory.actions.publish import current_place, read_current
@@ -391,7 +390,7 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
 def log(ctx: click.Context, /, *, as_json: bool) -> None:
     """List who signed, promoted and published from this store.
 
-    The file itself, which --json names, has a JSON object a line; lines are only added.
+    The log file, whose path is in --json, has a JSON object in each line. Lines are only added.
     """
     from imagefactory.trust.audit import NAME, read_audit
     from imagefactory.views.text import format_table

@@ -43,15 +43,15 @@ SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
-    """Say what this machine lacks, and the command that fixes it.
+    """Check this machine, and suggest fixes.
 
     \b
     imagefactory doctor                   for building images here
-    imagefactory doctor --for job         for jobs: catalogue, trust, site, pool
-    imagefactory doctor --for verify      for proving images, here or on the pool
-    imagefactory doctor --for site        for running a site: registry, keys, catalogue, nights
+    imagefactory doctor --for job         for jobs: catalog, trust, site, pool
+    imagefactory doctor --for verify      for verifying images, here or on the pool
+    imagefactory doctor --for site        for running a site: registry, keys, catalog, nightly runs
 
-    Exit code 6 where something that is needed is missing or denied.
+    Exit code 6 if a requirement is missing or denied.
     """
     from imagefactory.actions.doctor import examine_for
 
@@ -89,9 +89,9 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
     imagefactory config --trust          accept all that its imagefactory.toml sets
     imagefactory -C DIR config --trust   the same, for the project in DIR
 
-    Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
-    A project that you do not trust may set few of them: programs, folders, servers and keys come from your
-    own file, the site's, or the environment.
+    Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR). An
+    untrusted project can set only a few of them. Programs, directories, servers and keys then come from your
+    own file, the site's file, or the environment.
     """
     from imagefactory.http import redact
     from imagefactory.settings.files import trust_command

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: what is locked, built, pushed and verified.
+    """List the targets: which are locked, built, pushed and verified.
 
-    Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
+    Outside a project, it lists the images of the catalog that you joined, and the GPUs where each is
+    verified.
     """
     from imagefactory.actions.locked import lock_state
     from imagefactory.project import uses_catalog
@@ -59,7 +60,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
         call.progress.note(line)
     states = {target.name: lock_state(factory, target) for target in chosen}
     marks = dict.fromkeys((target.name for target in chosen), ImageProgress())
-    if factory.layout.tags():  # a new factory answers at once: what judges images is slow to load
+    if factory.layout.tags():  # an empty project needs no slow imports
         from imagefactory.actions.images import find_marks
 
         marks = find_marks(factory, chosen, datetime.now(UTC))
@@ -111,9 +112,9 @@ def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def show(call: CommandContext, name: str, as_json: bool) -> None:
-    """Show one target: what it asks for, its lock and its image.
+    """Show a target: its requirements, its lock and its image.
 
-    Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
+    Outside a project, it shows an image of the catalog that you joined, with its status on each GPU.
     """
     from imagefactory.actions.definition import promised_image
     from imagefactory.actions.images import stored_image
@@ -311,8 +312,8 @@ def add_version(
 ) -> None:
     """Add a version to a family's recipe, lock it and render it.
 
-    Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
-    the row nearest to it.
+    CUDA, extras, companions and capabilities come from the framework tables, and the bounds from the nearest
+    row.
     """
     from imagefactory.actions.new_project import make_addition, plan_addition
     from imagefactory.project import require_own_project
@@ -362,7 +363,9 @@ def add_version(
 def init(
     call: CommandContext, folder: Path | None, families: str, github: bool, gitlab: bool, as_json: bool
 ) -> None:
-    """Make a factory of your own in DIR (default: here). What is there is never overwritten.
+    """Create a project in DIR (default: here).
+
+    Existing files are never overwritten.
 
     \b
     imagefactory init lab                        an empty one: settings, and bases with their locks

@@ -161,7 +161,7 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 @json_option
 @click.pass_obj
 def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """Remove images by name; `image prune` then frees their room."""
+    """Remove images by name. `image prune` then frees the space."""
     import difflib
 
     from imagefactory.oci.layout import Layout
@@ -202,10 +202,11 @@ def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
 @json_option
 @click.pass_obj
 def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
-    """Read the whole store, and say what is damaged.
+    """Check the whole store for damage.
 
-    Every blob must fit its digest, every record its sum, what is unpacked what it was; every image must be
-    whole. What --fix removes a build or pull brings anew; no image's name goes. It waits for running builds.
+    It compares each blob with its digest, each record and each unpacked layer with its checksum. Each image
+    must be complete. A build or pull restores what --fix removes. Names of images stay. It waits for running
+    builds.
     """
     from imagefactory.actions.store import check_store
     from imagefactory.oci.layout import Layout

@@ -72,7 +72,7 @@ def push(
     imagefactory push pytorch-2.3-cu121
     imagefactory push --registry registry.example.org/gpu --tag nightly pytorch-2.3-cu121
 
-    What the registry has is not sent again, so an interrupted push goes on where it stopped.
+    Data that the registry has is not sent again, so an interrupted push continues where it stopped.
     Credentials are those of `docker login`.
     """
     from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
@@ -188,8 +188,8 @@ def pull(
     imagefactory pull pytorch-2.3-cu121:2.3-cu121-0123456789ab
     imagefactory pull registry.example.org/gpu/pytorch:2.3-cu121
 
-    A target, whatever its tag or digest, becomes this store's image of that target. Without a factory TARGET
-    is an image of the catalogue that you joined, CENTER/TARGET where there are several.
+    The pulled image becomes this store's image of the target. Outside a project, TARGET is an image of the
+    catalog that you joined, or CENTER/TARGET if there are several.
     """
     from imagefactory.actions.centers import read_offer
     from imagefactory.actions.run import offered_reference
@@ -281,8 +281,8 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     \b
     imagefactory image copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
 
-    Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
-    name is moved, whatever it is: copying is how a person promotes by hand.
+    Nothing is stored on this machine. Within one registry nothing is sent at all. An existing tag is moved,
+    so this command also promotes an image manually.
     """
     from imagefactory.actions.transfer import copy_image
     from imagefactory.oci.store import parse_reference

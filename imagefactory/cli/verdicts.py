@@ -70,12 +70,12 @@ def list_(
 
     \b
     imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
-                                                              without a factory, the catalogue's
+                                                              outside a project, the catalog's
     imagefactory verdict list pytorch-2.3-cu121:2.3-cu121-sm80
     imagefactory verdict list registry.example.org/gpu/pytorch@sha256:...
 
-    VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
-    signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
+    VALID is yes for a verdict that counts, with any outcome, or the reason why it does not count. The
+    [[trust]] rows of imagefactory.toml decide whose signatures count. A tag is not a verdict.
     """
     from imagefactory.project import is_project
     from imagefactory.trust.policy import read_trust
@@ -204,21 +204,21 @@ def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> d
 @json_option
 @click.pass_obj
 def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
-    """Let the tags of targets follow their verdicts.
+    """Move the tags of targets to their verified images.
 
-    In the registry, else in the store on this machine.
+    This applies to the registry, or to the store on this machine if there is none.
 
     \b
     imagefactory image promote pytorch-2.3-cu121
     imagefactory image promote registry.example.org/gpu/pytorch@sha256:...
 
     2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
-    verified for all capabilities which the recipe requires. An image for CPUs alone needs no verdict: its tag
-    points to the newest candidate. In the store here a build sets that one, so only
-    the others move. Exit code 9 where no tag points to anything verified.
+    verified for all capabilities that the recipe requires. An image for CPUs only needs no verdict: its tag
+    points to the newest candidate. In the local store a build sets that tag, so only the others move. Exit
+    code 9 if no tag points to a verified image.
 
-    Where [policy] has promotion-signatures, tags of a registry move once so many trusted keys approved: this
-    adds an approval of yours, says who else must, and ends with 9 until then.
+    If [policy] sets promotion-signatures, tags of a registry move after that number of trusted keys approved.
+    This command adds your approval and prints who else must approve. Until then the exit code is 9.
     """
     from imagefactory.actions.images import PromotionRequest
     from imagefactory.actions.promote import promote
@@ -357,15 +357,15 @@ def revoke(
     digests: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Take back an image's verdicts, and move its tags back.
+    """Revoke an image's verdicts, and move its tags back.
 
     \b
     imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason "wrong sums on long rows"
     imagefactory verdict revoke registry.example.org/gpu/pytorch@sha256:... --reason "built on a broken base"
 
-    TARGET is what its tag points to. Verdicts that are signed later count again. The tags go to the newest
-    other candidate that is verified, and away where there is none. The catalogue is signed again, where there
-    is one, and says who took back what, when and why.
+    TARGET is the image of its tag. Later verdicts count again. The tags move to the newest other verified
+    candidate, or are removed if there is none. The catalog, if there is one, is signed again. It records who
+    revoked which verdicts, when and why.
     """
     from imagefactory.actions.promote import RevokeRequest, follow, revoke
     from imagefactory.actions.verdicts import signing_key
@@ -432,7 +432,7 @@ def _registry_of(name: str, registry: str) -> str:
 def _publish(
     call: CommandContext, factory: Project, key: SigningKey, now: datetime, registry: str
 ) -> tuple[str, ...]:
-    """Sign the catalogue again. Raises CheckFailedError with the command that does it later."""
+    """Sign the catalog again. Raises CheckFailedError with the command that does it later."""
     from imagefactory.actions.publish import publish_again
     from imagefactory.errors import ImagefactoryError
 
@@ -486,10 +486,10 @@ def _resolve_image(
 @json_option
 @click.pass_obj
 def sync(call: CommandContext, place: str, as_json: bool) -> None:
-    """List in the registry all verdicts that were attached here.
+    """Restore the registry's lists of the verdicts attached here.
 
-    Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
-    stands in the store's journal. Run it where nobody attaches just then.
+    Registries without the referrers API have lists that two simultaneous writers can overwrite. The store's
+    journal records what was attached. Run this while no one else attaches verdicts.
     """
     from imagefactory.actions.verdicts import repair_all_referrers
     from imagefactory.views.verdicts import format_reconciled

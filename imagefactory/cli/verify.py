@@ -85,8 +85,8 @@ def verify(
     For the GPUs of a pool see `imagefactory sweep start`.
 
     The checks are shown one by one and written as a report. If this machine has a key (imagefactory key
-    create), the report is signed into a verdict and attached to the image. With --suite several the outcome
-    is together or apart, which moves no tag. Exit code 0 if it is verified, 9 if not, also without a GPU.
+    create), the report is signed as a verdict and attached to the image. With --suite several the outcome is
+    together or apart, which moves no tag. Exit code 0 if it is verified, 9 if not, also without a GPU.
     """
     from imagefactory.actions.verify import KitDestination, VerifyOptions, verify_and_attach, write_kit
 

@@ -1,6 +1,6 @@
-"""What this machine has and lacks for building, running and verifying images, and the remedy for each.
+"""Checks of this machine for building, running and verifying images, and the remedy for each problem.
 
-`look.gather` looks (files, programs, real attempts: a sandbox, engines, what the network should reach),
-`judge.decide` says what that means: tests feed it facts of machines that are not at hand. What the configured
-engine and runner do not need keeps nobody from building.
+`look.gather_machine_facts` collects facts (files, programs, real attempts: a sandbox, engines, network
+services), `judge` rates them, so tests can use facts of other machines. Missing parts that the configured
+engine and runner do not need do not prevent a build.
 """

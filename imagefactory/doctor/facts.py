@@ -1,4 +1,4 @@
-"""The values of the doctor: what it sees of a machine, and what it says of it."""
+"""The values of the doctor: the facts of a machine, and the diagnoses."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What `gather` saw. `sysctls` lacks the names that this kernel does not have.
+    """The result of `gather_machine_facts`. `sysctls` lacks the names that this kernel does not have.
 
     `engine` and `runner` are those that a build here uses; `probes` are of engines and of the network, and
-    `emulated` of the platforms that are not this machine's.
+    `emulated` of other platforms.
     """
 
     python: tuple[int, int, int]

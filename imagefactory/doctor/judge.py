@@ -1,4 +1,4 @@
-"""What the facts of a machine mean for building, running and verifying images, and what mends it. Pure."""
+"""Diagnoses from the facts of a machine, for building, running and verifying images. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imagefactory.runtime.devices import AmdGpus, count_gpus
 from imagefactory.runtime.limits import format_amount
 from imagefactory.verify.outcome import clean
 
-# --- What the doctor says of a machine's GPUs. Pure
+# --- Diagnoses of a machine's GPUs. Pure
 
 
 def diagnose_gpus(facts: MachineFacts) -> list[Diagnosis]:
@@ -64,8 +64,7 @@ def _line(state: Health, detail: str, remedy: str = "") -> Diagnosis:
     return Diagnosis("GPU", state, detail, remedy, "gpu")
 
 
-# --- Which images' programs this machine starts: its processor's own, and by emulation those of others.
-# Pure
+# --- Platforms whose programs this machine runs: its processor's own, and by emulation others. Pure
 
 
 OLDEST_GLIBC = (2, 28)

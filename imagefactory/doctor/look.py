@@ -1,4 +1,4 @@
-"""Looks at this machine: its files and programs, and a sandbox that is really tried."""
+"""The facts of this machine: its files and programs, and a real test of a sandbox."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from imagefactory.settings.choices import ENGINES, SOLVERS
 from imagefactory.settings.load import Settings
 from imagefactory.verify.kit.hardware import UNUSABLE, LostGpu, NoGpu, Places, lost_gpus, read_hardware
 
-# --- Asks what a build or push needs whether it works: engines, package index, Debian's archive, registry
+# --- Tests of the services that a build or push needs: engines, package index, Debian's archive, registry
 
 
 SECONDS = 10
-"""How long one thing of the network may take to answer."""
+"""The time limit for one network service."""
 
 
 def check_services(access: Access, names: Collection[str] | None = None) -> tuple[ProbeResult, ...]:
@@ -133,7 +133,7 @@ def _suites(settings: Settings) -> tuple[str, ...]:
     try:
         bases = read_bases(settings.root_path / "recipes")
     except ImagefactoryError:
-        return ("stable",)  # a recipe's fault is not the machine's
+        return ("stable",)  # an error in a recipe is not the machine's fault
     return tuple(dict.fromkeys(base.suite for base in bases if base.suite)) or ("stable",)
 
 
@@ -240,7 +240,7 @@ def gather_machine_facts(
 
 
 def try_sandbox(limits: RunLimits) -> SandboxAttempt:
-    """Makes a sandbox with everything but a command: what refuses it would refuse every run."""
+    """Start a sandbox without a command: any error in it would occur in every run."""
     try:
         with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
             version, reason = attempt(Path(folder) / "run", limits=limits)
@@ -314,7 +314,7 @@ def find_unusable_gpus(places: Places) -> tuple[str, ...]:
     except LostGpu as error:
         return (str(error).removeprefix(UNUSABLE),)
     except NoGpu:
-        return ()  # which the driver's own lines tell
+        return ()  # the driver's own lines report it
     return tuple(f"GPU {index}: {why}" for index, why in lost_gpus(notes).items())
 
 

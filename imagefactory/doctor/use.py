@@ -1,6 +1,6 @@
-"""What it takes to use images that exist (`job write`) and to prove them (`verify`), and what mends it. Pure.
+"""Checks for the use of images (`job write`) and their verification (`verify`), and the remedies. Pure.
 
-What has to be asked for it (catalogue, keys, pool) belongs to rooms beside and above: it comes as values.
+The results of queries (catalog, keys, pool) are passed in as values.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
 
 
 def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
-    """Yield the lines of trusted keys. `own`: who verifies signs with an own key, without an invitation."""
+    """Yield the lines of trusted keys. `own`: verification signs with an own key, without an invitation."""
     if not facts.keys:
         yield _line(
             "trust", Health.MISSING, "no key is trusted, so no verdict counts", NEW_KEY if own else JOIN

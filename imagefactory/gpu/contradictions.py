@@ -162,7 +162,7 @@ def find_differences() -> tuple[CapabilityDifference, ...]:
 def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
     """Yield the wheels of one build of a framework for one Python, such as a plugin with its runtime.
 
-    Builds that differ only in Python have the same GPU code: the first by file name stands for all.
+    Builds that differ only in Python have the same GPU code: the first by file name represents all.
     """
     groups: dict[tuple[str, str, str], list[WheelScan]] = {}
     for wheel in sorted(wheels, key=lambda wheel: wheel.file):

@@ -388,7 +388,7 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
 def predict_all(contents: ScanResult, driver: str = "") -> tuple[Prediction, ...]:
     """Return the prediction for every known capability, oldest first.
 
-    AMD GPUs are included if there is code for them, and alone if there is no other code.
+    AMD GPUs are included if there is code for them; without other code there are only these.
     """
     amd = amd_capabilities(contents)
     cuda = () if amd and all(map(_is_amd, contents.libraries)) else capabilities()

@@ -114,7 +114,7 @@ class LibrarySupport:
 
 
 class Compatibility(StrEnum):
-    """Whether something runs on a GPU. `partly`: it starts, and some of it has no code there."""
+    """The answer for a GPU. `partly`: it starts, and some of it has no code there."""
 
     YES = "yes"
     PTX = "through PTX"

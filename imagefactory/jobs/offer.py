@@ -237,7 +237,7 @@ class ImageForm:
 def forms_of(offer: ImageOffer, folder: str) -> tuple[ImageForm, ...]:
     """Return all forms of an image. Its .sif files are in `folder`: a path, `osdf:///...`, or empty for here.
 
-    Raises UsageError for another folder.
+    Raises UsageError for another directory.
     """
     if folder and not SIF_DIRECTORY.fullmatch(folder):
         raise UsageError(
@@ -332,7 +332,7 @@ def _is_pinned(reference: str) -> bool:
 
 
 INVENTORY_FRESHNESS = timedelta(minutes=5)
-"""The age up to which an inventory describes the present."""
+"""The age up to which an inventory counts as current."""
 _HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 
 

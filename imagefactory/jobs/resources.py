@@ -24,17 +24,17 @@ from imagefactory.serialize import (
 )
 
 FORMAT = 1
-"""Of a summary, as extras/emulate/inside/summary.py writes it."""
+"""The format of a summary, as extras/emulate/inside/summary.py writes it."""
 LONGEST = 1 << 20
 """The largest summary of a process, in bytes."""
 ESTIMATED, RECORDED = "estimated", "recorded"
 MARGIN = 1.1
-"""Requested by measured memory and time: torch's allocator leaves gaps, and libraries need workspace."""
+"""The factor on measured memory and time: torch's allocator leaves gaps, and libraries need workspace."""
 MOST_WORKERS = 64
 SLOWER = {ESTIMATED: 2.5, RECORDED: 1.25}
 """How many times longer a real kernel may take. For data sheets see docs/emulate.md."""
 STARTING = 300.0
-"""Seconds until an image has come to a machine and started."""
+"""Seconds for the transfer and start of an image on a machine."""
 
 Seconds = Annotated[float, NumberRange(0, LARGEST_NUMBER)]
 

@@ -29,7 +29,7 @@ from imagefactory.settings.own_commands import TIME
 SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
 NOTICE = 120
-"""Seconds before the end of a job's time in which its program may save what it has."""
+"""Seconds before the end of a job's time in which its program may save its state."""
 GPU_CHECK = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
 # Its GPUs are those that CUDA shows: indices, beginnings of UUIDs or slices (MIG), up to an invalid entry.

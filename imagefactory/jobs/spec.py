@@ -28,9 +28,9 @@ from imagefactory.settings.choices import HTCONDOR, SLURM
 
 RUN, ROWS_MOST = "run", 10_000
 GATHER = "gather"
-"""The node of a sweep's DAG that waits for all others, and the end of the names of its files."""
+"""The node of a sweep's DAG that waits for all others, and the suffix of its files."""
 CHECKPOINTED = 85
-"""The exit code of a program that saved its checkpoint and wants to be started again."""
+"""The exit code of a program that saved its checkpoint and must be started again."""
 JOB_MACROS = ("Cluster", "ClusterId", "Process", "ProcId")
 MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 ARCHITECTURES = {"linux/amd64": "X86_64", "linux/arm64": "aarch64"}
@@ -54,10 +54,10 @@ _VALUE = re.compile(r"[A-Za-z0-9_.,:;/=+@%# -]{0,1000}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobParameters:
-    """The job that a person asks for. Sizes are bytes; 0 and empty values leave the choice to imagefactory.
+    """The parameters of a job. Sizes are bytes; 0 and empty values leave the choice to imagefactory.
 
     `kind` is None for the best form of the image. `sif_folder` is the directory of .sif files. `predicted`
-    accepts predictions too, `faulty` also those with a known fault. With `own` the image is of the person's
+    accepts predictions too, `faulty` also those with a known fault. With `own` the image is of the user's
     own project. `prefix` is the center in the names of targets, if several are joined.
 
     `name` names the files. `executable` is transferred unless it is `in_image`. In `arguments`, `$(Process)`,
@@ -67,7 +67,7 @@ class JobParameters:
     CHECKPOINTED is started again with `checkpoint`. `gather` is a program that runs once after all runs of a
     sweep.
 
-    `inventory` has the nodes of a Slurm cluster, None if it is not known. `files` are carried by a Kubernetes
+    `inventory` has the nodes of a Slurm cluster, None if it is unknown. `files` are the files in a Kubernetes
     Job.
     """
 
@@ -316,7 +316,7 @@ def _check(allowed: re.Pattern[str], value: str, what: str) -> None:
 
 
 def header(spec: JobSpec) -> list[str]:
-    """Return the comment at the top of a file, which says what the choice of GPUs rests on."""
+    """Return the comment at the top of a file, with the reasons for the choice of GPUs."""
     image = f"{spec.target}, manifest {spec.image.subject.manifest}"
     origin = f"Made by imagefactory on {spec.date:%Y-%m-%d}."
     if spec.gpus:

@@ -262,7 +262,7 @@ class _Transfer:
     def _download(self) -> str:
         """Fetch the whole file to `part` and return its sha256.
 
-        Gives up after repeated failures without progress.
+        Stops after repeated failures without progress.
         """
         try:
             return self.retry_policy.retry(
@@ -288,7 +288,7 @@ class _Transfer:
             ) from error
 
     def _continue(self) -> str:
-        """Continue after the bytes in `part`, once; return the sha256 of the whole."""
+        """Append the bytes after those in `part`, once; return the sha256 of the whole."""
         if self.arrivals.stop.is_set():
             raise _DownloadCancelledError
         size, digest = self.package.size, hashlib.sha256()

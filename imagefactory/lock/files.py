@@ -30,7 +30,7 @@ UNSOLVABLE = "unsolvable.txt"
 NOBODYS = f"sha256:{'0' * 64}"
 """A content hash that no target has."""
 MAX_TREE = 1024 * 1024
-"""How many characters of a solver's account are kept."""
+"""The number of characters of the solver's output to store."""
 
 
 def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ _SETTINGS = tuple(
     word for setting in ("log.showSignature=false", "core.fsmonitor=false") for word in ("-c", setting)
 )
 _NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none"}
-"""A partial clone fetches what it lacks, by a program that its configuration names. The configuration cannot
-allow a protocol that this variable does not list; its `protocol.NAME.allow` outweighs `-c protocol.allow`."""
+"""A partial clone fetches missing objects by a program in its configuration. The configuration cannot allow a
+protocol that this variable omits; its `protocol.NAME.allow` outweighs `-c protocol.allow`."""
 SECONDS = 60
 
 
@@ -49,17 +49,17 @@ VARIABLES: Mapping[str, str] = {
     "poetry-dynamic-versioning": "POETRY_DYNAMIC_VERSIONING_BYPASS",
     "uv-dynamic-versioning": "UV_DYNAMIC_VERSIONING_BYPASS",
 }
-"""The build requirements that take a version from git, and the variable of each that gives it instead."""
+"""Build requirements that read a version from git, and the variable of each that sets it instead."""
 _DIGITS = 9  # of a commit, so that the size of a clone does not change a version
 _RELEASE_TAGS = "*[0-9]*"
 
 
 class NoGitVersionError(Exception):
-    """A folder has no version in git. The text is the reason."""
+    """A directory has no version in git. The text is the reason."""
 
 
 def git_version(folder: Path) -> str:
-    """Return the version of a folder's commit: 1.2.3, or 1.2.4.dev5+g0123abcd five commits later.
+    """Return the version of a directory's commit: 1.2.3, or 1.2.4.dev5+g0123abcd five commits later.
 
     Changes that are not committed do not count. Raises NoGitVersionError.
     """

@@ -1,1 +1,1 @@
-"""Tables of targets and GPUs, made of what is known and proven of each cell. Pure."""
+"""Tables of targets and GPUs, from predictions and verdicts for each cell. Pure."""

@@ -1,11 +1,11 @@
-"""Which combinations are verified: framework x version x CUDA x capability. Pure.
+"""The verified combinations: framework x version x CUDA x capability. Pure.
 
     entries (targets with their verdicts and predictions) + outcomes of sweeps -> combos
 
     valid       a verdict that counts says `verified` for an image of it, on that capability
     failed      the suite failed there (claims.REFUSALS), or its verdicts were revoked (REVOKED)
-    ruled-out   nobody ran it: a rule of the plan is against it (plan.PRUNING)
-    undecided   it was tried, without a result about the image (`held`, `timeout`, `no-match`)
+    ruled-out   not run: a rule of the plan is against it (plan.PRUNING)
+    undecided   run without a result about the image (`held`, `timeout`, `no-match`)
     not-tested  all else; it is never shown as one of the others
 
 Each state has a basis, and bases are never mixed.
@@ -155,7 +155,7 @@ def _signed(judged: Iterable[tuple[VerificationResult, ...]]) -> Iterator[tuple[
     for judgement in chain.from_iterable(judged):
         device = judgement.verdict.report.device if judgement.verdict else None
         if judgement.standing is VerdictStatus.GOOD and judgement.verdict and device and not device.part:
-            with contextlib.suppress(ValueError):  # a capability that is none says nothing of any
+            with contextlib.suppress(ValueError):  # an invalid capability matches nothing
                 yield parse_capability(device.capability), judgement.verdict
 
 
@@ -241,8 +241,8 @@ def family_label(framework: str) -> str:
 def unite(combos: Iterable[ComboCell]) -> tuple[ComboCell, ...]:
     """Return one cell for each framework, version, CUDA and capability, sorted, of several targets.
 
-    It is valid if any target is. A verdict that says no weighs more than a target that was not tested, and
-    that more than the outcome in a sweep or the prediction of another target.
+    It is valid if any target is. A negative verdict has priority over an untested target, and that over the
+    outcome in a sweep or the prediction of another target.
     """
     ordered = sorted(combos, key=lambda cell: (order(cell), _rank(cell), cell.target))
     return tuple(next(alike) for _, alike in groupby(ordered, key=order))

@@ -1,4 +1,4 @@
-"""Tables of cells: what runs on a GPU, a framework's versions on all of them, the fewest images. Pure."""
+"""Tables of cells: framework versions on GPUs, and the fewest images for all of them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagefactory.trust.verdict import VerificationResult
 from imagefactory.versions import natural
 
 ANY = Capability(0, 0)
-"""The capability in a candidate's question before a GPU is chosen."""
+"""The capability in a candidate's query before a GPU is chosen."""
 OLDEST = Capability(5, 0)
 """The first column of a table: no framework here is built for older GPUs."""
 RUNS = (Compatibility.YES, Compatibility.PTX)
@@ -30,7 +30,7 @@ RUNS = (Compatibility.YES, Compatibility.PTX)
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
 _NOT = 3
 Grade = tuple[int, int]
-"""How well a GPU is served, lower is better: 1 for through PTX, then how little is known (`_DOUBT`)."""
+"""The quality of a GPU's service, lower is better: 1 for PTX, then the uncertainty (`_DOUBT`)."""
 _DOUBT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED: 2}
 
 
@@ -109,7 +109,7 @@ def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEvidence:
-    """What is known about a target: its lock if that is current, and the lock's state.
+    """The evidence about a target: its lock if that is current, and the lock's state.
 
     `unsolvable` is why it has no solution, or empty. `image` is the scan of its image in the store, which
     counts with its `verdicts` only while the image has the locked packages.
@@ -234,7 +234,7 @@ def by_group(candidates: Iterable[CoverCandidate]) -> tuple[tuple[str, tuple[Cov
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverChoice:
-    """An image of a cover and the GPUs that it is for, each with what is known of it there."""
+    """An image of a cover and its GPUs, each with the cell of that image there."""
 
     candidate: CoverCandidate
     serves: tuple[tuple[CompatGpu, Cell], ...]
@@ -242,7 +242,7 @@ class CoverChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnservedGpu:
-    """A GPU that nothing serves: the candidate that comes nearest, and why it does not serve."""
+    """A GPU that no image serves: the best candidate, and why it does not serve."""
 
     gpu: CompatGpu
     candidate: CoverCandidate | None
@@ -259,11 +259,11 @@ class Cover:
 
 
 def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[CompatGpu]) -> Cover:
-    """The exact minimum of images; of several minima the one with the best grades, then the newest.
+    """Return the exact minimum of images; of several minima the one with the best grades, then the newest.
 
-    A GPU is served by what is known to run whole there. Where there is none, by what some calls fail in; then
-    by PTX that no scan has found: what a page lists is the framework's own code, and scans find libraries
-    without it. What is known not to run or to compute wrongly there serves nobody.
+    A GPU is served by an image that runs there without faults. If there is none, by one in which some calls
+    fail; then by PTX that no scan has found: a page lists the framework's own code, and scans find libraries
+    without it. An image that does not run or computes wrong results there serves no GPU.
     """
     table = rows(newest_first(candidates), gpus)
     best = [min((_rank(row.cells[index]) for row in table), default=_NOT) for index in range(len(gpus))]
@@ -289,11 +289,11 @@ def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[Compa
 
 
 def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
-    """Indexes of the fewest of `graded` whose elements are those of all, each with a grade.
+    """Return indexes of the fewest of `graded` whose elements are those of all, each with a grade.
 
     Of several such, the one with the least sum of its elements' best grades, then the first by indexes.
-    Exact: branches on the element that the fewest hold, one more at each round. Left out is what takes no
-    better answer away: elements that come with another one, and what an earlier one has as well graded.
+    Exact: branches on the element with the fewest options, one more image at each round. Skipped are elements
+    that come with another one, and options no better than an earlier one.
     """
     useful = [
         index
@@ -325,7 +325,7 @@ def _cost(chosen: Sequence[Mapping[int, Grade]], union: Iterable[int]) -> Grade:
 def _of_size(
     sets: Sequence[frozenset[int]], useful: Sequence[int], elements: frozenset[int], size: int
 ) -> list[tuple[int, ...]]:
-    """All covers of `elements` by at most `size` sets, each sorted."""
+    """Return all covers of `elements` by at most `size` sets, each sorted."""
     covers: set[tuple[int, ...]] = set()
     seen: set[tuple[int, ...]] = set()
 
@@ -348,7 +348,7 @@ def _of_size(
 
 
 def _rank(cell: Cell) -> int:
-    """0 for what runs whole; 1 where some calls fail, 2 for PTX only documented; `_NOT` for the rest."""
+    """Return 0 for a full run; 1 if some calls fail, 2 for PTX only documented; `_NOT` for the rest."""
     answers = {claim.answer for claim in severe_rules(cell)}
     if cell.answer not in RUNS or Compatibility.NO in answers:
         return _NOT

@@ -1,14 +1,14 @@
-"""The GPUs a person has, from a `gpus.yaml`: a list of names or capabilities, with drivers and counts.
+"""A user's GPUs, from a `gpus.yaml`: a list of names or capabilities, with drivers and counts.
 
     - name: V100            # as a person or nvidia-smi writes it
-      driver: 535.129.03    # what nvidia-smi shows; left out where it is not known
+      driver: 535.129.03    # from nvidia-smi; optional
       count: 4
     - capability: 8.6       # any GPU of it; with a name, the name is yours
-    - RTX 5090              # a name alone
-    - name: H100            # of a GPU that comes with either, the processor beside it
+    - RTX 5090              # only a name
+    - name: H100            # of a GPU sold with several processors, the machine's processor
       arch: arm64
 
-Numbers need no quotes here: the text is read as it stands.
+Numbers need no quotes here: the text is read unchanged.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
 
 
 def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
-    """Return a group, None for an entry with a fault, which the reader then has."""
+    """Return a group, None for an entry with a fault, which the reader then reports."""
     if item.kind == "text":
         values = {"name": item}
     else:
@@ -159,7 +159,7 @@ def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
 
 
 def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
-    """Return the architecture in a file; `only` is that of a GPU that comes with no other."""
+    """Return the architecture in a file; `only` is that of a GPU that is sold with only one."""
     architecture = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
     if not architecture:
         _invalid(node, "arch", reader)

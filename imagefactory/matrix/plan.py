@@ -1,8 +1,8 @@
-"""What is worth building and testing: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
+"""The cells to build and test: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
 
-Pure. A cell is judged by what is known of framework x CUDA x driver x capability (gpu/cells.py). What is
-known to fail is pruned under the name of a rule, with its reason and source, and comes back by that name
-(`--allow`). What nothing is known of stays in: a test would tell.
+Pure. The claims about framework x CUDA x driver x capability (gpu/cells.py) decide about a cell. Cells that
+are known to fail are pruned under the name of a rule, with its reason and source, and are included again by
+that name (`--allow`). Unknown cells are included: a test decides.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Answerer = Callable[[CellQuery, CellEvidence], Cell]
 GPU_NOT_LISTED = "gpu-not-listed"
 """The rule of a row whose capability none of the listed GPUs has."""
 AVOIDED = "avoided"
-"""The rule of a cell whose machines `sweep-machines` does not choose. It comes back by that setting."""
+"""The rule of a cell whose machines `sweep-machines` does not select; that setting can include them."""
 FEW = 3
-"""Machines that a reason names."""
+"""The number of machines that a reason names."""
 AVOIDED_BY = "--machine, or the setting sweep-machines"
 NO_MATCH = "no-match"
-"""The rule of a row for which a pool has no GPU, be it for its capability or its driver."""
+"""The rule of a row for which a pool has no GPU, by its capability or its driver."""
 UNSOLVABLE = "unsolvable"
 KNOWN_BAD_RULE = "known-bad"
-"""Allows every `known-bad:ID` at once."""
+"""The rule that includes every `known-bad:ID`."""
 PRUNING = (
     "architecture",
     "maker",
@@ -56,15 +56,15 @@ PRUNING = (
     GPU_NOT_LISTED,
     NO_MATCH,
 )
-"""The rules that prune; cells.py says what they mean."""
+"""The rules that prune; cells.py describes them."""
 NOTHING_KNOWN_REASON = "nothing is known of it: a test would tell"
 
 
 class CellState(StrEnum):
-    """What is to be done about a cell or a target.
+    """The pending work for a cell or a target.
 
-    `build`: make the image, then verify it there. `verify`: the image is there, verify it. `unchanged`: the
-    image in the store is what the lock gives, and nothing is left to do. `blocked`: no lock to build from.
+    `build`: build the image, then verify it there. `verify`: the image exists, verify it. `unchanged`: the
+    image in the store matches the lock, and nothing is left to do. `blocked`: no lock to build from.
     """
 
     BUILD = "build"
@@ -76,11 +76,11 @@ class CellState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanGpu:
-    """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about.
+    """A type of GPU to plan for; `name` and `driver` are empty if only the capability is known.
 
-    `cuda` is the newest that its driver takes, where that is all that is told of the driver. `host` is the
-    architecture of its machine's processor, empty where nobody says. `part` is the profile of a slice (MIG),
-    empty for a whole GPU.
+    `cuda` is the newest that its driver supports, if nothing else is known of the driver. `host` is the
+    architecture of its machine's processor, empty if unknown. `part` is the profile of a slice (MIG), empty
+    for a whole GPU.
     """
 
     capability: Capability
@@ -92,7 +92,7 @@ class PlanGpu:
 
     @property
     def oldest_driver(self) -> str:
-        """Its driver, else the oldest that takes such a CUDA; empty where neither is known."""
+        """Return its driver, else the oldest that supports its CUDA; empty if neither is known."""
         return self.driver or (native_driver(self.cuda) if self.cuda else "")
 
     def __str__(self) -> str:
@@ -106,12 +106,12 @@ class PlanGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStatus:
-    """How far a target is. `lock` is None where there is none that holds.
+    """The status of a target. `lock` is None without a valid one.
 
-    `block` says why nothing can be built from it, empty where something can, and `hint` what mends that.
-    `missing` says why an image must be made, empty where the one in the store is what the lock gives; `image`
-    is that one's digest, `verdicts` what is said of it. Where a registry was asked in place of the store
-    `reference` is the whole name of that image there.
+    `block` says why nothing can be built, empty if something can, and `hint` is the remedy. `missing` says
+    why an image must be built, empty if the one in the store matches the lock; `image` is that one's digest,
+    `verdicts` are those on it. If a registry was queried instead of the store, `reference` is the whole name
+    of that image there.
     """
 
     target: Target
@@ -127,11 +127,10 @@ class TargetStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
-    """`devices` are the GPUs to plan for; none stands for the capabilities that each recipe requires.
+    """`devices` are the GPUs to plan for; without any, the capabilities that each recipe requires.
 
-    `allow` are rules that prune nothing. `avoided` are reasons why no job gets some of the devices.
-    `on_machines`: they are GPUs of machines, which stand beside no ARM
-    processor where nobody says so.
+    `allow` are rules that prune nothing. `avoided` are reasons why no job may use some of the devices.
+    `on_machines`: they are GPUs of machines, which have no ARM processor unless stated.
     """
 
     stages: tuple[TargetStatus, ...]
@@ -144,10 +143,10 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRuling:
-    """Whether a cell is worth a test. `claim` is what decided, None where nothing is known.
+    """A decision whether to test a cell. `claim` is the deciding one, None if nothing is known.
 
-    `against` are all claims that prune it: it comes back by `--allow` of each of their rules. `allowed` are
-    those that would have pruned it, `warnings` what is known against it and prunes nothing.
+    `against` are all claims that prune it: `--allow` must name each of their rules. `allowed` are those that
+    would have pruned it, `warnings` negative claims that prune nothing.
     """
 
     claim: CellClaim | None
@@ -166,10 +165,10 @@ class CellRuling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCell:
-    """One target on one kind of GPU; `required`: the recipe asks for that capability.
+    """One target on one type of GPU; `required`: the recipe requires that capability.
 
-    `proven` is when the image was last verified there, be it too long ago, and `until` when that lapses;
-    None for never.
+    `proven` is when the image was last verified there, even if expired, and `until` when that expires; None
+    for never.
     """
 
     device: PlanGpu
@@ -182,9 +181,9 @@ class PlannedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTarget:
-    """One target: `state` is the most that is to be done for any of its cells, `reason` one line.
+    """One target: `state` is the largest pending work of its cells, `reason` one line.
 
-    `image` is the digest of what is there, `reference` its name where a registry holds it.
+    `image` is the digest of the existing image, `reference` its name in a registry.
     """
 
     target: Target
@@ -198,8 +197,7 @@ class PlannedTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationPlan:
-    """`on_gpus` is whether GPUs were listed, to verify on. `unused` are rules that were allowed and would
-    have pruned nothing here."""
+    """`on_gpus`: GPUs for verification were listed. `unused` are allowed rules that would prune nothing."""
 
     targets: tuple[PlannedTarget, ...]
     on_gpus: bool = False
@@ -211,14 +209,14 @@ class VerificationPlan:
 
 
 def make_plan(inputs: PlanInput) -> VerificationPlan:
-    """Every target with every cell of its own, each planned or said why not."""
+    """Return every target with its cells, each planned, or with the reason why not."""
     targets = tuple(_plan_target(stage, inputs) for stage in inputs.stages)
     unused = unused_rules(inputs.allow, (cell.ruling for target in targets for cell in target.cells))
     return VerificationPlan(targets=targets, on_gpus=bool(inputs.devices), unused=unused)
 
 
 def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
-    """A target for CPUs alone has no cell: it is to build, or there."""
+    """Return the planned target. One only for CPUs has no cells: it is to build, or exists."""
     required = tuple(parse_capability(text) for text in stage.target.capabilities)
     devices = inputs.devices or tuple(PlanGpu(capability=capability) for capability in required)
     cells = []
@@ -270,7 +268,7 @@ _BY_WEIGHT = (CellState.BUILD, CellState.BLOCKED, CellState.VERIFY, CellState.UN
 
 
 def _cell_state(stage: TargetStatus, ruling: CellRuling, *, verifying: bool) -> CellState:
-    """`verifying`: GPUs are listed, so there is something to verify on."""
+    """Return the state of a cell. `verifying`: GPUs are listed for verification."""
     if ruling.pruned:
         return CellState.PRUNED
     if state := _image_state(stage):
@@ -281,7 +279,7 @@ def _cell_state(stage: TargetStatus, ruling: CellRuling, *, verifying: bool) -> 
 
 
 def _image_state(stage: TargetStatus) -> CellState | None:
-    """What is to be done for the image to be there, None where it is."""
+    """Return the work that the image needs, None if it exists."""
     if stage.block:
         return CellState.BLOCKED
     return CellState.BUILD if stage.missing else None
@@ -297,12 +295,12 @@ def _target_reason(stage: TargetStatus, state: CellState) -> str:
 
 
 def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:
-    """Whether a cell is worth a test.
+    """Return whether a cell is worth a test.
 
-    The weightiest basis that says anything decides: each of its claims that says `no` prunes. So does one
-    that says `partly`, unless the cell is `required`: then a test decides, and the claim is a warning. Known
-    faults prune where nothing runs or results are wrong, unless on every GPU alike; others are warnings. A
-    cell comes back when all that prunes it is allowed.
+    The strongest basis with a claim decides: each of its `no` claims prunes. So does a `partly` claim, unless
+    the cell is `required`: then a test decides, and the claim is a warning. Known faults prune if nothing
+    runs or results are wrong, unless on every GPU alike; others are warnings. A cell is included again if all
+    rules that prune it are allowed.
     """
     strongest = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
     part = tuple(claim for claim in strongest if claim.answer is Compatibility.PARTLY)
@@ -321,7 +319,7 @@ def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -
 
 
 def _is_grave(fault: CellClaim) -> bool:
-    """Whether a known fault is a reason against a test on this GPU. One that has no row is taken for one."""
+    """Return whether a known fault prevents a test on this GPU. One without a row counts as such."""
     rule = find_rule(fault.rule)
     if rule is None:
         return fault.answer is Compatibility.NO
@@ -333,7 +331,7 @@ def _is_allowed(rule: str, allow: frozenset[str]) -> bool:
 
 
 def unused_rules(allow: frozenset[str], rulings: Iterable[CellRuling]) -> tuple[str, ...]:
-    """The rules of `allow` that would have pruned nothing."""
+    """Return the rules of `allow` that would have pruned nothing."""
     met = {claim.rule for ruling in rulings for claim in ruling.allowed}
     return tuple(
         sorted(rule for rule in allow if not any(_is_allowed(claim, frozenset({rule})) for claim in met))
@@ -341,18 +339,18 @@ def unused_rules(allow: frozenset[str], rulings: Iterable[CellRuling]) -> tuple[
 
 
 def avoided_machines(names: Sequence[str]) -> str:
-    """Why a cell has no machine left."""
+    """Return why a cell has no machine left."""
     return f"its machines are avoided: {few(names)}"
 
 
 def few(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first of some names, and the number of the others."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return f"{', '.join(names[:FEW])}{more}"
 
 
 def check_rules(rules: Sequence[str]) -> frozenset[str]:
-    """The rules to allow. Raises UsageError for a word that is no rule."""
+    """Return the rules to allow. Raises UsageError for an unknown rule."""
     for rule in rules:
         if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD_RULE}:"):
             near = nearest(rule, PRUNING)
@@ -362,11 +360,11 @@ def check_rules(rules: Sequence[str]) -> frozenset[str]:
 
 
 def starts_by_kit(target: Target) -> bool:
-    """Whether a kit can start its image: it is for GPUs, and not for AMD's."""
+    """Return whether a kit can start its image: it is for NVIDIA GPUs."""
     return target.gpu and not rocm_of(target.cuda)
 
 
 def turn_of(proven: datetime | None, seed: str) -> tuple[object, ...]:
-    """What cells are sorted by: the oldest proof first, then what was never proven, by a hash of `seed`."""
+    """Return the sort key of cells: the oldest verdict first, then unverified cells by a hash of `seed`."""
     never = datetime.max.replace(tzinfo=UTC)
     return proven is None, proven or never, hashlib.sha256(seed.encode()).digest()

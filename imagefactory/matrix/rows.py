@@ -1,4 +1,4 @@
-"""A version space that no recipe makes: rows of framework x version x CUDA x capability, each by itself.
+"""A version space without recipes: rows of framework x version x CUDA x capability, each by itself.
 
 Pure. Every row is accepted or pruned, with a reason, by the same rules as a plan (matrix/plan.py).
 """
@@ -33,7 +33,7 @@ MAX_ROWS = 20_000
 COLUMNS = ("framework", "version", "cuda", "capability")
 OPTIONAL = ("driver", "outcome")
 UNSOLVED = ("environment resolution failure", "unsolvable")
-"""Outcomes, in small letters, that say that no environment could be solved: CHTC's word, and ours."""
+"""Outcomes, in lower case, for unsolvable environments: CHTC's label, and ours."""
 _ALIASES = {"framework_version": "version"}
 _NUMBERS = {
     "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
@@ -44,9 +44,9 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpaceRow:
-    """One line of a version space. `framework` is the distribution; `given` as the file calls it.
+    """One line of a version space. `framework` is the distribution; `given` its name in the file.
 
-    `where` is `file:line`; `outcome` whatever the file says became of it, empty where it says nothing.
+    `where` is `file:line`; `outcome` is the file's outcome, empty without one.
     """
 
     where: str
@@ -65,11 +65,10 @@ class RowRuling:
 
 
 def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[VersionSpaceRow, ...]:
-    """Rows of a CSV with the columns framework, version, cuda, capability and perhaps driver, outcome.
+    """Parse a CSV with the columns framework, version, cuda, capability and perhaps driver, outcome.
 
-    `families` says which distribution a family's name stands for (`pytorch` -> `torch`); either may be
-    written. Empty lines and those that begin with `#` are passed over. Raises RecipeError naming file:line
-    of every fault.
+    `families` maps a family's name to its distribution (`pytorch` -> `torch`); the file may use either. Empty
+    lines and those that begin with `#` are skipped. Raises RecipeError naming file:line of every fault.
     """
     lines = _lines(text, file)
     header_where, header = next(lines, (f"{file}:1", []))
@@ -102,7 +101,7 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Versi
 
 
 def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
-    """`file:line` and the values of each line that holds any."""
+    """Yield `file:line` and the values of each line that has any."""
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
     try:
         for values in reader:
@@ -170,12 +169,12 @@ def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsQuery:
-    """Rows, and the GPUs to judge them by: none for each row's own capability.
+    """Rows, and the GPUs to rule them by: none means each row's own capability.
 
-    `pool` says whose they are where they are a pool's, empty for a list of a person's: in a pool one GPU of a
-    capability is enough. `strict` demands a driver that takes the row's very CUDA, as CHTC's
-    gpu-compatibility-testing asked of a machine; else any of the same major will do, as NVIDIA documents.
-    `recorded` believes the rows' own outcomes where they say that no environment could be solved.
+    `pool` names the pool with these GPUs, empty for a person's list: in a pool one GPU of a capability is
+    enough. `strict` requires a driver that supports the row's exact CUDA, as CHTC's gpu-compatibility-testing
+    did; else any of the same major is enough, as NVIDIA documents. `recorded` accepts the rows' own outcomes
+    for unsolvable environments.
     """
 
     rows: tuple[VersionSpaceRow, ...]
@@ -188,7 +187,7 @@ class RowsQuery:
 
 
 def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
-    """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
+    """Return each row, accepted or pruned; with a person's GPUs once for each of its capability.
 
     In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
     """
@@ -203,7 +202,7 @@ def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
 
 
 def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> RowRuling:
-    """A row on one kind of GPU, None where none that is listed has its capability."""
+    """Return a row's ruling on one type of GPU, None if no listed GPU has its capability."""
     own, device = row.device.driver, listed or row.device
     ruled = replace(row, device=replace(device, driver=own, cuda="") if own else device)
     question = CellQuery(
@@ -226,7 +225,7 @@ def _recorded(row: VersionSpaceRow, query: RowsQuery) -> Iterator[CellClaim]:
 
 
 def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> Iterator[CellClaim]:
-    """Why a listed GPU is none for the row, or all of them where none has its capability."""
+    """Yield why a listed GPU does not match the row, or why none does."""
     capability = row.device.capability
     if query.devices and listed is None:
         if query.pool:
@@ -246,7 +245,7 @@ def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -
 
 
 def _driver_supports(device: PlanGpu, cuda: str) -> bool:
-    """Whether its driver takes programs of that CUDA version; one of which nothing is told may."""
+    """Return whether its driver supports programs of that CUDA version; an unknown one may."""
     if device.cuda:
         return natural(device.cuda) >= natural(cuda)
     first = native_driver(cuda)

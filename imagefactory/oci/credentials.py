@@ -39,7 +39,7 @@ class Credential:
 
 
 Credentials = Callable[[str], Credential | None]
-"""From a host to the credential stored by `docker login HOST`; None is anonymous."""
+"""A lookup from a host to the credential stored by `docker login HOST`; None is anonymous."""
 
 
 def anonymous(host: str) -> Credential | None:  # noqa: ARG001

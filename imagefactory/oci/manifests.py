@@ -179,7 +179,7 @@ _FIELDS = {
 }
 """The fields that decide what we or other tools read, as image-spec spells them."""
 _MAPS = {"annotations", "labels", "exposedports", "volumes"}
-"""Fields of manifests and configs whose keys are the user's, not the specification's."""
+"""Fields of manifests and configs with free keys, which the specification does not define."""
 
 
 def media_type_of(value: Mapping[str, Any]) -> str:

@@ -152,7 +152,7 @@ class TransferRequest:
 
 
 class BlobArrival(StrEnum):
-    """How a blob arrived at the destination."""
+    """The way in which a blob arrived at the destination."""
 
     SENT = "sent"
     MOUNTED = "mounted"

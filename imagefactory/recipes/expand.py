@@ -306,7 +306,7 @@ def _check_index_used(
 
 
 PYTHON_CHANNEL = "conda-forge"
-"""Where Python comes from when a base has none of the version that a recipe of PyPI's packages names."""
+"""The channel of Python if a base lacks the version that a recipe of PyPI packages names."""
 
 
 def expand(recipe: Recipe, bases: Sequence[BaseSpec]) -> tuple[Target, ...]:

@@ -113,7 +113,7 @@ def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerS
 # --- Rows by GPU: capabilities are AMD processors where `rocm` replaces `cuda`; CPU rows have none
 
 CUDA_CHECK = "compiler"
-"""The check of the smoke test that has no meaning without CUDA: it compiles code for it."""
+"""The check of the smoke test that needs CUDA: it compiles code for it."""
 
 
 def check_rocm_row(

@@ -3,10 +3,10 @@
 Quotes, known variables, line continuations, operators and here-documents follow POSIX (Shell Command
 Language, 2.2 to 2.9); arrays and redirections follow bash(1).
 
-    split_words    the words of a Dockerfile's line
-    read_commands  the commands of an installation, strictly: an open quote is an error. Commands in
-                   conditions, loops, functions and pipes are not `plain`
-    read_shell     all commands of any script that a person runs: nothing in it is an error
+    split_shell_words  the words of a Dockerfile's line
+    read_commands      the commands of an installation, strictly: an open quote is an error. Commands in
+                       conditions, loops, functions and pipes are not `plain`
+    read_shell         all commands of any script that a person runs: nothing in it is an error
 
 A word is not `known` if only a running shell can decide it: it has `$(...)`, or a variable without a value.
 """
@@ -25,7 +25,7 @@ from imagefactory.recipes.yaml_tree import recipe_problem
 
 MOST_COMMANDS = 5_000
 MOST_CHARACTERS = 4096
-"""Of a word: variables made of variables grow without end."""
+"""The limit of a word: variables of variables grow without end."""
 _MOST_EXPANDED = 1024 * 1024
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|()\n]")
 _REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-?|<[&>]?|>[>&|]?)|&>>?")
@@ -61,7 +61,7 @@ class RunWord:
     pieces: tuple[_Piece, ...] = field(default=(), repr=False, compare=False)
 
     def after(self, count: int) -> RunWord:
-        """The value in `--option=value`, or in `NAME=value`."""
+        """Return the value in `--option=value`, or in `NAME=value`."""
         return replace(self, text=self.text[count:])
 
 
@@ -115,7 +115,7 @@ def split_shell_words(text: str, where: SourceLocation, variables: Mapping[str, 
 def read_commands(
     text: str, where: SourceLocation, variables: Mapping[str, str], *, joined: bool
 ) -> Iterator[RunCommand]:
-    """Yield the commands of a script; `variables` is read again at each. Raises RecipeError as `split_words`.
+    """Yield the commands of a script; `variables` is read again at each. Raises RecipeError for invalid text.
 
     `joined`: the caller takes lines that end in a backslash for one line, comments included.
     """
@@ -343,7 +343,7 @@ _BRACKETS = {
     "(": re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<=\s)#[^\n]*|[()]""", re.DOTALL),
     "{": re.compile(r"\\.|[{}]", re.DOTALL),
 }
-"""What opens or closes a bracket, and what hides one."""
+"""The characters that open, close or hide a bracket."""
 
 
 class _RunScript:

@@ -1,1 +1,1 @@
-"""What bytes hold for GPUs: files, wheels, conda packages, layers and images, by what is in them alone."""
+"""GPU code in files, wheels, conda packages, layers and images, found only from their bytes."""

@@ -1,20 +1,19 @@
-"""Which GPU code a file holds: fat binaries and cubins of CUDA, bundles and objects of AMD, by headers alone.
+"""The GPU code in a file, by headers: fat binaries and cubins of CUDA, bundles and objects of AMD.
 
 A container is `u32 magic | u16 version 1 | u16 header size 16 | u64 size of its entries`. An entry has a
 header of 64 bytes or more: u16 kind at 0, u16 version at 2, u32 header size at 4, u64 padded size of what
 follows at 8, u32 compressed size at 16, u32 offset of options at 20, u16 minor and major at 24 (of PTX's
 instruction set), u32 architecture at 28, u64 flags at 40, u64 uncompressed size at 56. A concatenation (kind
 256, CUDA 13.4 `--concat`) has as options a table `u32 count | u32 size`, then for each of its pieces such a
-header of 64 bytes, and options where that says so. All this was measured on what nvcc 11.7 to 13.5
-wrote.
+header of 64 bytes, and options if that says so. All this was measured on the output of nvcc 11.7 to 13.5.
 
-Containers are found by their magic wherever they stand, since sections other than `.nv_fatbin` carry them
-too; what is inside of one is never searched, only jumped over.
+Containers are found by their magic anywhere in the file, since sections other than `.nv_fatbin` have them
+too; the inside of one is never searched, only skipped.
 
-Of PTX the first kilobyte is decompressed, since headers that other tools than nvcc made may tell no suffix:
-1,149 entries in TensorFlow 2.16 to 2.20 say 90 and begin with `.target sm_90a`, which a driver compiles for
-9.0 alone. Nothing else is decompressed, nothing is allocated by a size that a file claims, and every count
-has a limit, so a hostile file ends with `damage`, not with a hang.
+Of PTX the first kilobyte is decompressed, since headers by other tools than nvcc may lack the suffix: 1,149
+entries in TensorFlow 2.16 to 2.20 say 90 and begin with `.target sm_90a`, which a driver compiles only for
+9.0. Nothing else is decompressed, nothing is allocated by a size that a file claims, and every count has a
+limit, so a hostile file ends with `damage`, not with a hang.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ from imagefactory.scan.streams import (
     zstd_start,
 )
 
-# --- ELF files, as far as a search for GPU code needs them: what to pass over, what is cut, what code is
-# for
-# In doubt nothing is passed over: a file whose tables are cut off, too long or at odds with themselves is
-# searched whole.
+# --- ELF files, as far as a search for GPU code needs them: skippable ranges, truncation, targets
+# In doubt nothing is skipped: a file with truncated, too long or contradictory tables is searched whole.
 
 
 HEADER_SIZE = 64
@@ -59,13 +56,13 @@ _LINKED = (2, 3)  # programs and shared libraries
 _MAY_RUN, _MAY_WRITE = 1, 2
 _WORTH_PASSING = 1 << 16
 _NOBITS = 8
-# Symbols, strings, relocations, hashes, the dynamic table, symbol versions: tables that linkers write.
+# Symbols, strings, relocations, hashes, the dynamic table, symbol versions: tables written by linkers.
 _TABLES = frozenset({2, 3, 4, 5, 6, 9, 11, 0x6FFFFFF6, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF})
 _EXECUTABLE = 0x4
 _SEGMENT = struct.Struct("<IIQ16xQ16x")  # type, flags, offset in the file, bytes there
-HEADERS = HEADER_SIZE + 56 * _SEGMENTS_READ  # bytes; where the segments usually are told
+HEADERS = HEADER_SIZE + 56 * _SEGMENTS_READ  # bytes that usually contain the table of segments
 
-# Processors of AMD's by the lowest byte of `e_flags`, from 0x20 on, 16 in a line; `-` stands for none.
+# AMD processors by the lowest byte of `e_flags`, from 0x20 on, 16 in a line; `-` is none.
 _AMD_NAMES = """
 600 601 700 701 702 703 704 - 801 802 803 810 900 902 904 906
 908 909 90c 1010 1011 1012 1030 1031 1032 1033 602 705 805 1035 1034 90a
@@ -103,10 +100,10 @@ def parse_cubin_target(head: bytes) -> GpuCode | None:
 
 
 def parse_amd_target(head: bytes) -> GpuCode | None:
-    """What one of AMD's code objects was compiled for, by its first bytes; None where that is not known.
+    """Return the target of an AMD code object, by its first bytes; None if unknown.
 
-    In `e_flags` the lowest byte is the processor; the next say of its features whether they must be off (2),
-    on (3), or may be either, and before version 4 of the code object (2 in `e_ident`) only which are on.
+    In `e_flags` the lowest byte is the processor; the next bytes say of its features whether they must be off
+    (2), on (3), or may be either, and before version 4 of the code object (2 in `e_ident`) only which are on.
     Source: LLVM, User Guide for AMDGPU Backend, ELF header.
     """
     flags, version = struct.unpack_from("<I", head, 48)[0], head[8]
@@ -131,7 +128,7 @@ def lacks_tables(head: bytes, size: int) -> bool:
 
 
 def loaded_end(head: bytes) -> int:
-    """How long the file must be at the least to be loaded or linked, by its first bytes; 0 for unknown.
+    """Return the least length of a file that can be loaded or linked, by its first bytes; 0 for unknown.
 
     `head` is of a file that `lacks_tables`.
     """
@@ -156,11 +153,11 @@ def _loaded(head: bytes) -> list[tuple[int, int, int]]:
 
 
 def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
-    """Ranges (start, end) of a linked file that no program sees as data when it is loaded.
+    """Return ranges (start, end) of a linked file that no program sees as data after loading.
 
-    By its first `HEADERS` bytes, so that a stream can be judged too. Those are what no segment maps (symbols,
-    debugging) and segments of machine code, unless the linker put data beside the code: then the first
-    segment may be run, whatever comes later (`.lrodata` has one of its own that may only be read, as in
+    By its first `HEADERS` bytes, so that streams can be checked too. They are unmapped parts (symbols,
+    debugging) and segments of machine code, unless the linker put data next to the code: then the first
+    segment may be executable, whatever comes later (`.lrodata` has a read-only segment of its own, as in
     cuBLASLt 12.8 and cuDNN 9.10). GPU code is registered from memory, so none is there.
     """
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
@@ -221,13 +218,12 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-# --- AMD's GPU code in a file: clang's offload bundles, plain and compressed (`.hip_fatbin`)
+# --- AMD GPU code in a file: clang's offload bundles, plain and compressed (`.hip_fatbin`)
 # A bundle begins with a table of its targets (clang's documentation of clang-offload-bundler):
-# `"__CLANG_OFFLOAD_BUNDLE__" | u64 entries`, then for each `u64 offset | u64 size | u64 length | id`, where
-# an
-# id is `hipv4-amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-`. A compressed one begins with
-# `"CCOB" | u16 version | u16 method` and the sizes of the whole, compressed and not (u32, in version 3 u64;
-# version 1 lacks the first), then a hash of 8 bytes. Only its beginning is decompressed.
+# `"__CLANG_OFFLOAD_BUNDLE__" | u64 entries`, then for each `u64 offset | u64 size | u64 length | id`. An id
+# is `hipv4-amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-`. A compressed one begins with `"CCOB" | u16 version |
+# u16 method` and the sizes of the whole, compressed and not (u32, in version 3 u64; version 1 lacks the
+# first), then a hash of 8 bytes. Only its beginning is decompressed.
 
 
 MAX_TARGETS = 512
@@ -247,9 +243,9 @@ class CorruptBundleError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadBundle:
-    """The targets of one bundle and where it ends. `compression` as in `model.Library`.
+    """The targets of one bundle and its end. `compression` is as in `GpuLibrary`.
 
-    `unread` names targets that are not AMD's processors.
+    `unread` names targets that are not AMD processors.
     """
 
     codes: tuple[GpuCode, ...]
@@ -259,7 +255,7 @@ class OffloadBundle:
 
 
 class NotABundleError(Exception):
-    """The mark is there by chance (a string constant of a tool that reads bundles)."""
+    """A mark that occurs by chance (a string constant of a tool that reads bundles)."""
 
 
 Steps = Generator[ReadRequest, BytesPiece, OffloadBundle]
@@ -297,15 +293,15 @@ def read_bundle(at: int, size: int) -> Steps:
 
 
 def read_compressed_bundle(at: int, size: int) -> Steps:
-    """The compressed bundle at offset `at`. Raises NotABundleError, Damaged, and ToolError without
-    zstandard.
+    """Read the compressed bundle at offset `at`. Raises NotABundleError, CorruptBundleError, and ToolError
+    without zstandard.
     """
     head = (yield ReadRequest(at, 32)).data
     if len(head) < 24:
         raise NotABundleError
     version, method = struct.unpack_from("<HH", head, 4)
     header = {1: 20, 2: 24, 3: 32}[version]
-    end = size  # version 1 does not tell
+    end = size  # version 1 does not have it
     if version > 1:
         end = at + struct.unpack_from("<I" if version == 2 else "<Q", head, 8)[0]
     if end <= at + header:
@@ -362,28 +358,28 @@ def _inflated(payload: bytes) -> bytes:
         return b""
 
 
-MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations and AMD's targets among them
+MAX_ENTRIES = 1 << 18  # headers read of one file, including concatenations and AMD targets
 MAX_MODULES = 1 << 17
 MAX_SIGNATURES = 1 << 14  # different sets of targets
 MAX_CODES = 1 << 12  # different targets
 MAX_OPTIONS = 1 << 16  # bytes of a concatenation's header
-MAX_FALSE = 10_000  # marks with nothing behind them
+MAX_FALSE = 10_000  # marks without a container
 _MAX_UNREAD = 8
 
-_CUBIN_HEAD = 1 << 20  # bytes in which the notes of a cubin are looked for
-_MAX_WHOLE_BYTES = 1 << 20  # bytes that are searched in one go where they come so
+_CUBIN_HEAD = 1 << 20  # bytes in which the notes of a cubin are searched
+_MAX_WHOLE_BYTES = 1 << 20  # bytes that are searched at once if they arrive so
 _ENTRY = struct.Struct("<HHIQIIHHIQQQQ")
 _ENTRY_VERSION = 0x0101
 _CODE_KINDS = {1: CodeKind.PTX, 2: CodeKind.SASS, 8: CodeKind.LTO}
 _TILE, _CONCATENATION = 128, 256
 _LZ4, _ZSTD, _SUFFIX_A, _SUFFIX_F = 0x2000, 0x8000, 0x100000, 0x200000
 _SUFFIXES = {b"a": _SUFFIX_A, b"f": _SUFFIX_F}
-_TEXT = 1 << 10  # bytes of PTX in which its target is looked for; nvcc writes it within the first 300
+_TEXT = 1 << 10  # bytes of PTX in which its target is searched; nvcc writes it within the first 300
 _TARGET = re.compile(rb"^[ \t]*\.target[ \t]+sm_([0-9]{2,3})([af]?)\b", re.MULTILINE)
 
 
 class CodeReader:
-    """Finds the GPU code in bytes that come in order; keeps only a window of them.
+    """A reader of the GPU code in consecutive bytes; only a window of them is in memory.
 
     `path` is the library's name in the result, `size` how many bytes will come.
     """
@@ -391,7 +387,7 @@ class CodeReader:
     def __init__(self, path: str, size: int) -> None:
         self._fed = 0
         self._size = size
-        self._head: bytearray | None = bytearray()  # until it tells what to pass over
+        self._head: bytearray | None = bytearray()  # until the skippable ranges are known
         self._passed: tuple[tuple[int, int], ...] = ()
         self._findings = _FatbinParser(path, size)
         self._forward = ForwardReader(self._findings.walk())
@@ -416,7 +412,7 @@ class CodeReader:
                 and isinstance(chunk, bytes)
                 and len(chunk) <= _MAX_WHOLE_BYTES
             ):
-                piece = chunk  # as it is, not copied piece by piece
+                piece = chunk  # whole, not copied piece by piece
             else:
                 piece = bytes(chunk[start : start + count])
             self._forward.give(offset, piece)
@@ -432,7 +428,7 @@ def scan_file(path: Path, name: str) -> GpuLibrary | None:
     """Return the GPU code in a file, or None; `name` is the library's name in the result.
 
     Only the parts that may have such code are read. Raises UsageError for an unreadable file, and ToolError
-    as `Reader.feed` does.
+    like `CodeReader.feed`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -575,14 +571,14 @@ class _FatbinParser:
                 at += len(mark)
 
     def _container(self, at: int) -> Generator[ReadRequest, BytesPiece, int]:
-        """Reads the container at `at`, returns where it ends."""
+        """Read the container at `at` and return its end."""
         head = (yield ReadRequest(at, 32)).data
         if len(head) < 16:
             raise CorruptBundleError(at, "a fat binary's header is cut off")
         place = at + 16
         end: int = place + int.from_bytes(head[8:16], "little")
         if end > self._size:
-            # Tools that make or read fat binaries hold the same bytes in their machine code.
+            # Tools that create or read fat binaries have the same bytes in their machine code.
             if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
                 raise NotABundleError
             raise CorruptBundleError(at, f"a fat binary that ends at {end:#x}, past the end of the file")
@@ -597,7 +593,7 @@ class _FatbinParser:
     def _entry(
         self, at: int, end: int, into: tuple[set[GpuCode], set[str]]
     ) -> Generator[ReadRequest, BytesPiece, int]:
-        """Reads the header of the entry at `at` of a container that ends at `end`; returns the next one's."""
+        """Read the entry header at `at` in a container that ends at `end`; return the next one's position."""
         raw = (yield ReadRequest(at, _ENTRY.size)).data if at + _ENTRY.size <= end else b""
         if len(raw) < _ENTRY.size:
             raise CorruptBundleError(at, "the header of a fat binary's entry is cut off")
@@ -701,7 +697,7 @@ class _FatbinParser:
         self._modules[signature] = self._modules.get(signature, 0) + 1
 
     def _leave(self, at: int, what: str) -> None:
-        """Count something that is not understood."""
+        """Count something unknown."""
         if not self._unread:
             self._unread_at = at
         if what not in self._unread and len(self._unread) >= _MAX_UNREAD:

@@ -1,7 +1,6 @@
-"""What a place holds for GPUs: a file, a folder, a wheel. One file after another, nothing is executed.
+"""GPU code in a file, a directory or a wheel. Files are read one by one, nothing is executed.
 
-Each kind of place is told by its name and handed to its own file here; layers.py does the same for layers
-and images.
+The name of a place decides its type; layers.py scans layers and images.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from imagefactory.scan.findings import (
 from imagefactory.scan.layers import scan_layer
 from imagefactory.scan.zip import PLAIN, damaged, member_bytes, members_of
 
-# --- What a conda package installs for GPUs: `.conda` (a zip with a tar in zstd) and the older `.tar.bz2`
-# Paths are as below the environment's prefix.
+# --- The files of a conda package: `.conda` (a zip with a tar in zstd) and the older `.tar.bz2`
+# Paths are relative to the environment's prefix.
 
 
 _RECORD = 16 << 20  # bytes of a package's own record
@@ -54,7 +53,7 @@ _ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
 
 
 def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
-    """Raises UsageError for a package that is damaged, ToolError where zstandard is missing."""
+    """Return a package's findings. Raises UsageError if it is damaged, ToolError without zstandard."""
     with readable(path), progress.task(f"scan {path.name}", total=path.stat().st_size) as task:
         try:
             findings = scan_layer(_bounded(_tar(path, task))).findings
@@ -69,7 +68,7 @@ def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
 
 
 def read_index(path: Path) -> bytes:
-    """Return the package's own record, `info/index.json`. Raises as `find_in_conda`."""
+    """Return the package's own record, `info/index.json`. Raises like `find_in_conda`."""
     with readable(path), QUIET.task(path.name) as task:
         try:
             stream = TarStream(_bounded(_tar(path, task, part="info")))
@@ -142,7 +141,7 @@ _PACKED = (
 )  # zip, gzip, bzip2, xz, zstd
 
 
-# --- files and folders ---------------------------------------------------------------------------
+# --- files and directories -----------------------------------------------------------------------
 
 
 def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
@@ -155,7 +154,7 @@ def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult
 
 
 def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFinding, ...]:
-    """Return the findings of single files, in a place as `scan_path` takes it."""
+    """Return the findings of single files, in a place like `scan_path`'s."""
     if path.is_dir():
         return _find_in_directory(path, progress, workers)
     if path.suffix == ".whl":
@@ -172,7 +171,7 @@ def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFi
 
 
 def _check_not_archive(path: Path) -> None:
-    """Raises UsageError for a packed file: that nothing was found in it would be no answer."""
+    """Raise UsageError for a compressed file, since an empty result would be misleading."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -187,7 +186,7 @@ def _check_not_archive(path: Path) -> None:
 
 
 def scan_directory(folder: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """Yield all regular files below, each inode once, without following links; of `/` only disks."""
+    """Scan all regular files below, each inode once, without following links; of `/` only disks."""
     return format_contents(str(folder), _find_in_directory(folder, progress, workers))
 
 
@@ -206,7 +205,7 @@ def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[
             task.advance(size)
             return finding
 
-        # Most files show by name or first bytes that they hold no code: only the others are worth a thread.
+        # Most files have no code by their name or first bytes: only the others get a thread.
         findings: list[FileFinding | Future[FileFinding]] = []
         small = 0
         for path, size in files:
@@ -231,21 +230,21 @@ def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield relative path and size of the regular files that are worth a scan."""
+    """Yield relative path and size of the regular files to scan."""
     seen: set[tuple[int, int]] = set()
     waiting = [""]
     not_on_disk = {"proc", "sys", "dev"} if folder.resolve() == Path("/") else set()
     while waiting:
         below = waiting.pop()
         with readable(folder / below), os.scandir(folder / below) as entries:
-            # By name: of a file's several names one is told, whatever order a file system lists them in.
+            # By name: of a file's several names the same one is reported in any directory order.
             for entry in sorted(entries, key=lambda entry: entry.name):
                 path = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     if path not in not_on_disk:
                         waiting.append(path)
                     continue
-                # Names of libraries tell versions whatever they are: `libcudart.so.12` is often a link.
+                # Names of libraries have versions even if they are links, such as `libcudart.so.12`.
                 facts = entry.stat(follow_symlinks=False)
                 if stat.S_ISLNK(facts.st_mode) and read_name(readable_path(path)).toolkit:
                     yield path, 0
@@ -259,7 +258,7 @@ def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
     named = read_name(path)
     facts = named.facts
     candidate = False
-    if may_hold_facts(file, size):  # by the whole place: a folder may itself be `torch`
+    if may_hold_facts(file, size):  # by the whole path: the directory itself may be `torch`
         with Path(file).open("rb") as handle:
             facts = parse_facts(file, handle.read(TEXT_LIMIT).decode("utf-8", "replace"))
     elif size >= SMALLEST and not is_text(path):
@@ -280,10 +279,10 @@ def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
 
 
 def scan_wheel(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """What a wheel installs, paths as below site-packages. Members are inflated in threads, never kept.
+    """Scan a wheel, with paths relative to site-packages. Members are inflated in threads, never stored.
 
-    Raises UsageError for a file that is no zip, is damaged, has members that overlap, or that would
-    unpack to more than 64 GB.
+    Raises UsageError for a file that is not a zip, is damaged, has members that overlap, or that would unpack
+    to more than 64 GB.
     """
     return format_contents(path.name, _find_in_wheel(path, progress, workers))
 
@@ -291,7 +290,7 @@ def scan_wheel(path: Path, progress: Progress, *, workers: int = 1) -> ScanResul
 def _find_in_wheel(path: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
     with readable(path):
         members = members_of(path)
-        # The largest first: the last to end should not be the one that takes longest.
+        # The largest first: a long scan should not be the last one.
         members.sort(key=lambda member: -member.compress_size)
         total = sum(member.compress_size for member in members)
         with (

@@ -1,7 +1,7 @@
-"""What names of files tell of a place, and the small files in which frameworks say what they are built for.
+"""Findings by file name, and the small files in which frameworks state their build.
 
-Packages are known by their records, CUDA's libraries by the versions in their names. Files are read as
-data and never executed. The GPU code itself is fatbin.py's.
+Packages are known by their records, CUDA's libraries by the versions in their names. Files are read as data
+and never executed. fatbin.py reads the GPU code itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from imagefactory.gpu.predict import DRIVER_FACT, OWN
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.scan.fatbin import CodeReader
 
-TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read as what a framework says of itself
+TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read for a framework's facts
 
-# Files of these names are not looked into, and what replaces them in a layer replaces no GPU code.
+# Files with these names are not read, and replacing one in a layer does not remove GPU code.
 _TEXTS = re.compile(
     r".*\.(?:py|pyc|pyi|pyx|pxd|h|hpp|hh|cuh|inc|inl|c|cc|cpp|cu|txt|md|rst|html?|css|js|map|json|ya?ml|toml|xml"
     r"|cmake|csv|png|svg|gif|jpe?g|gz|xz|bz2|mo|po|pem|crt|list|md5sums|pm|pl|ttf|pdf)",
@@ -43,7 +43,7 @@ _DIST_INFO = re.compile(
     r"(?:.*/)?(?:(?:site|dist)-packages/)?([A-Za-z0-9][\w.]*)-([0-9][\w.!+]*)\.dist-info/METADATA"
 )
 _CONDA_META = re.compile(r"(?:.*/)?conda-meta/([a-z0-9_.-]+)-([^-/]+)-([^-/]+)\.json")
-# Where frameworks write what they were built for: end of the path, framework, the names that count.
+# Files with frameworks' build facts: end of the path, framework, the names that count.
 _FACTS = (
     ("torch/version.py", "torch", ("__version__", "cuda", "hip")),
     (
@@ -214,14 +214,14 @@ def format_contents(source: str, findings: Iterable[FileFinding]) -> ScanResult:
     )
 
 
-# --- What every scan shares: which files may hold GPU code, and one file of a stream looked at as it comes
-# GPU code is looked for in files that begin as ELF, as an archive of objects, or as a container of GPU
-# code; what else files tell is findings.py's.
+# --- Shared by all scans: which files may have GPU code, and the scan of one file of a stream
+# GPU code is searched in files that begin as ELF, as an archive of objects, or as a container of GPU code;
+# findings.py handles other files.
 
 
-HEAD = 24  # bytes by which a file is told
+HEAD = 24  # first bytes of a file, enough for its type
 SMALLEST = 64  # bytes; no container of GPU code is smaller
-CHUNK = 1 << 17  # small: what one call cannot take in yet is copied
+CHUNK = 1 << 17  # small: bytes that one call cannot process are copied
 
 
 _STARTS = (b"\x7fELF", b"!<arch>\n", b"!<thin>\n", b"\x50\xed\x55\xba", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
@@ -233,7 +233,7 @@ def is_candidate(head: bytes) -> bool:
 
 
 class FileScan:
-    """One file of a stream: fed with its bytes in any portions, then closed."""
+    """The scan of one file of a stream: fed with its bytes in any portions, then closed."""
 
     def __init__(self, path: str, size: int) -> None:
         self._named, self._size = read_name(path), size
@@ -246,7 +246,7 @@ class FileScan:
 
     @property
     def idle(self) -> bool:
-        """Whether the rest of the bytes would add nothing."""
+        """Return whether the rest of the bytes would add nothing."""
         return self._idle
 
     def _seek_note(self, data: bytes | memoryview) -> None:
@@ -292,7 +292,7 @@ def readable(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def stopping_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads whose waiting work is dropped when one fails or the user interrupts."""
+    """Yield threads whose queued work is dropped when one fails or the user interrupts."""
     pool = ThreadPoolExecutor(max_workers=max(1, workers))
     try:
         yield pool

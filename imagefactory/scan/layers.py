@@ -1,7 +1,7 @@
-"""Layers and images: what they hold for GPUs, in one forward pass over each layer's tar.
+"""Layers and images: their GPU code, found in one forward pass over each layer's tar.
 
-What a layer tells is kept in the store under its digest, so a layer that many images share is read once.
-An image is its layers one over the other: what an upper one removes or replaces counts no more (OCI image
+The findings of a layer are stored under its digest, so a layer that many images share is read once. An image
+is its layers one over the other: entries that an upper one removes or replaces do not count (OCI image
 specification, "Layer Filesystem Changeset": whiteouts).
 """
 
@@ -50,12 +50,12 @@ from imagefactory.scan.findings import (
 from imagefactory.scan.zip import PLAIN
 from imagefactory.trees import remove_tree
 
-# --- What a scan found, kept: a record in the store for each layer, by its digest
-# A record is only a memory. One that cannot be read, or that another scanner made, counts as none.
+# --- Stored findings: a record in the store for each layer, by its digest
+# A record is only a cache. One that is unreadable, or from another scanner, counts as missing.
 
 
 SCANNER = 5
-"""The version of what a scan finds. Another number makes kept scans count for nothing."""
+"""The version of the findings. Another number invalidates all stored scans."""
 RECORDS = "scans"
 
 
@@ -65,7 +65,7 @@ class LayerScan:
 
     `plain` are its other entries except directories and texts, since they cover lower layers at their path.
     `removed` are its whiteouts, `opaque` the directories that hide all below. `links` are other names of
-    findings, as (name, path): a file lives as long as one of them.
+    findings, as (name, path): a file exists as long as one of them.
     """
 
     findings: tuple[FileFinding, ...]
@@ -86,7 +86,7 @@ def get_scan(layout: Layout, digest: str) -> LayerScan | None:
 
 
 def format_scan(scan: LayerScan) -> dict[str, object]:
-    """As JSON; `parse_scan` reads it."""
+    """Return JSON for `parse_scan`."""
     return {
         "scanner": SCANNER,
         "found": [_format_findings(finding) for finding in scan.findings],
@@ -161,13 +161,13 @@ def _parse_modules(text: str) -> ModuleCount:
     return ModuleCount(codes=tuple(map(parse_code, codes)), count=int(count))
 
 
-RENAMED_LIMIT = 1_000_000  # names of files of one layer that are told anew as others are replaced
+RENAMED_LIMIT = 1_000_000  # names of a layer's files that are reported again when others are replaced
 
 
 def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
     """Return the visible findings of layers, the lowest first."""
     seen: dict[str, FileFinding] = {}
-    links: dict[str, list[str]] = {}  # other names of what is seen
+    links: dict[str, list[str]] = {}  # other names of visible files
     for scan in scans:
         others = (*(finding.path for finding in scan.findings), *(name for name, _ in scan.links))
         over, opaque = {*scan.plain, *scan.removed, *others}, set(scan.opaque)
@@ -178,7 +178,7 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
         }
         for path in [path for path in seen if _hidden(path, over, opaque)]:
             finding = seen.pop(path)
-            if names := links.pop(path, []):  # the file is still there
+            if names := links.pop(path, []):  # the file still exists
                 seen[names[0]] = _renamed(finding, seen.get(names[0]), names[0])
                 links[names[0]] = names[1:]
         seen.update((finding.path, finding) for finding in scan.findings)
@@ -219,7 +219,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     removed: list[str] = []
     opaque: list[str] = []
     links: dict[str, str] = {}
-    others: dict[str, dict[str, None]] = {}  # the links by what they are names of
+    others: dict[str, dict[str, None]] = {}  # the links by their targets
     renames = RENAMED_LIMIT
 
     def drop(path: str) -> None:
@@ -228,7 +228,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         if first := links.pop(path, ""):
             del others[first][path]
         finding, names = findings.pop(path, None), others.pop(path, None)
-        if finding and names:  # the file lives on by its other names
+        if finding and names:  # the file still has its other names
             renames -= len(names)
             if renames < 0:
                 raise CorruptDataError(f"its files change their names more than {RENAMED_LIMIT} times")
@@ -253,7 +253,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
                 drop(below)
         elif entry.kind != DIRECTORY:
             finding = _scan_entries(entry, path)
-            drop(path)  # a path may stand there twice; the last one holds
+            drop(path)  # a path may appear twice; the last one counts
             if entry.kind == HARD_LINK:
                 same = readable_path("/".join(entry.target))
                 first = links.get(same, same)
@@ -290,7 +290,7 @@ def _scan_entries(entry: TarEntry, path: str) -> FileFinding:
 class ScanCache:
     """The source of layers; `layout` stores the findings.
 
-    `read` returns the packed bytes of a layer and checks their digest, which is the key. Any manifest may
+    `read` returns the compressed bytes of a layer and checks their digest, which is the key. Any manifest may
     claim any diff_id, so that cannot be the key.
     """
 
@@ -369,7 +369,7 @@ def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path]:
-    """The root of the .sif at `path` as a directory below `scratch`, removed at the end.
+    """Yield the root of the .sif at `path` as a directory below `scratch`, removed at the end.
 
     Raises UsageError for another file, ToolError if unsquashfs is missing or fails.
     """
@@ -391,7 +391,7 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
             process = subprocess.run(
                 argv, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
             )
-        # 2: something was left out, as device files are without root; only files matter here.
+        # 2: something was skipped, such as device files without root; only files matter here.
         if process.returncode not in (0, 2) or not root.is_dir():
             lines = (process.stderr or process.stdout).strip().splitlines() or ["no output"]
             raise ToolError(

@@ -1,8 +1,8 @@
-"""Reading a file once, forwards: a parser asks for bytes or for the next mark, and is given them.
+"""Reading a file once, forward: a parser requests bytes or the next mark, and gets them.
 
-A parser is a generator of requests whose offsets never fall. The same parser runs over a file, where what it
-does not ask for is never read, and over a stream, where that is passed over. Nothing is held but what the
-request at hand needs.
+A parser is a generator of requests whose offsets never fall. The same parser runs over a file, where only
+requested parts are read, and over a stream, where other parts are skipped. Only the bytes of the current
+request are in memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from imagefactory.errors import ToolError, extra_hint
 
-# Bytes searched at a time. The first look is short, since containers mostly follow each other; the longest
-# still stays in the processor's cache.
+# Bytes per search. The first search is short, since containers mostly follow each other; the longest still
+# fits the processor's cache.
 _FIRST_WINDOW = 1 << 12
 _MAX_WINDOW = 1 << 18
 
@@ -23,13 +23,13 @@ FATBIN = b"\x50\xed\x55\xba\x01\x00\x10\x00"  # magic, version 1, header of 16 b
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED_BUNDLE = b"CCOB"
 _MARKS = (FATBIN, BUNDLE, COMPRESSED_BUNDLE)
-# Four letters are found by chance, so the version and the method after them are looked at as well.
+# Four letters occur by chance, so the version and the method after them are compared as well.
 _COMPRESSED = re.compile(rb"CCOB[\x01-\x03]\x00[\x00\x01]\x00", re.DOTALL)
 _OVERLAP = len(BUNDLE) - 1
 
 
 class ReadRequest(NamedTuple):
-    """`length` bytes from `offset`, or with a length of 0 the next mark from there."""
+    """A request for `length` bytes from `offset`, or with a length of 0 for the next mark from there."""
 
     offset: int
     length: int
@@ -46,13 +46,13 @@ Walk = Generator[ReadRequest, BytesPiece, None]
 
 
 class ForwardReader:
-    """Runs a parser over bytes in rising order of their offsets."""
+    """A reader that runs a parser over bytes in rising order of their offsets."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
-        self._base = 0  # the offset of the first byte kept
+        self._base = 0  # the offset of the first buffered byte
         self._kept = b""
-        self._places: dict[bytes, int] = {}  # where in what is kept a mark comes next, its end for nowhere
+        self._places: dict[bytes, int] = {}  # the next position of each mark in the buffer, its end for none
         self._look = _FIRST_WINDOW
         self._request: ReadRequest | None = next(walk, None)
 
@@ -67,7 +67,7 @@ class ForwardReader:
 
     @property
     def searching(self) -> bool:
-        """Whether any number of bytes is welcome, and some may be skipped."""
+        """Return whether any number of bytes is accepted, and some may be skipped."""
         return self._request is not None and not self._request.length
 
     def give(self, offset: int, data: bytes) -> None:
@@ -87,7 +87,7 @@ class ForwardReader:
         self._serve(last=True)
 
     def _ends_nothing(self, rest: bytes, data: bytes) -> bool:
-        """Whether no mark begins in the rest, so that it need not be copied."""
+        """Return whether no mark begins in the rest, so that it need not be copied."""
         if not self.searching or len(data) < _OVERLAP:
             return False
         return _find_mark(rest + data[:_OVERLAP], 0, {})[0] >= len(rest)
@@ -117,13 +117,13 @@ class ForwardReader:
             self._look = _FIRST_WINDOW
             return BytesPiece(self._base + place, mark)
         self._look = min(2 * self._look, _MAX_WINDOW)
-        # A mark may begin in the last bytes and end in those to come.
+        # A mark may begin in the last bytes and end in the next ones.
         self._request = ReadRequest(self._base + max(start, len(self._kept) - _OVERLAP), 0)
         return None
 
 
 def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, bytes]:
-    """Return place and kind of the first mark at or after `start`; the end of the data and none otherwise.
+    """Return position and type of the first mark at or after `start`; the end of the data and none otherwise.
 
     `places` caches results of earlier calls for the same data, so that many marks cost one search.
     """
@@ -165,12 +165,12 @@ except (AttributeError, OSError, TypeError):  # a C library without it
     _find = _find_by_bytes
 
 
-# --- The beginning of packed GPU code: raw blocks of LZ4 and frames of zstd, never more than is asked for
+# --- The beginning of compressed GPU code: raw blocks of LZ4 and frames of zstd, only as much as requested
 # Sources: LZ4 Block Format Description; RFC 8878 (zstd), frames and blocks.
 
 
-ZSTD_BLOCK = 1 << 17  # no block of zstd is longer, packed or not
-ZSTD_START = ZSTD_BLOCK + 64  # bytes in which a frame's header and first block lie
+ZSTD_BLOCK = 1 << 17  # no block of zstd is longer, compressed or not
+ZSTD_START = ZSTD_BLOCK + 64  # bytes that contain a frame's header and first block
 
 
 def lz4_start(packed: bytes, most: int) -> bytes:
@@ -192,7 +192,7 @@ def lz4_start(packed: bytes, most: int) -> bytes:
 
 
 def _length(packed: bytes, at: int, count: int) -> tuple[int, int]:
-    """Return a length whose first part was `count` in the token, and the place after it."""
+    """Return a length whose first part was `count` in the token, and the position after it."""
     if count < 15:
         return count, at
     while at < len(packed):

@@ -1,4 +1,4 @@
-"""The members of a zip from a stranger: its list, checked before it is read, and their plain bytes."""
+"""The members of an untrusted zip: its list, checked before reading, and their uncompressed bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from imagefactory.errors import UsageError
 from imagefactory.oci.inflate import CorruptDataError, inflate
 from imagefactory.scan.findings import CHUNK
 
-MEMBERS = 100_000  # the most of a zip
+MEMBERS = 100_000  # the limit of a zip
 DIRECTORY = 32 << 20  # bytes; the largest list of members
-PLAIN = 64 << 30  # bytes; the most that an archive may unpack to
+PLAIN = 64 << 30  # bytes; the limit of the uncompressed archive
 _HEADER = struct.Struct("<4s5H3I2H")  # of a member, before its name (APPNOTE 4.3.7)
 _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1, 0x8, 0x800  # flags of a member
-_IN_EXTRA = 0xFFFFFFFF  # a size that stands in the extra field, which has room for it
+_IN_EXTRA = 0xFFFFFFFF  # a size that is in the extra field, which has more bits
 
 
 def members_of(path: Path) -> list[zipfile.ZipInfo]:
-    """Return the files of a zip that are worth a scan. Raises UsageError for a hostile or corrupt one."""
+    """Return the files of a zip to scan. Raises UsageError for a hostile or corrupt one."""
     try:
         with path.open("rb") as file:
             check_list(file)
@@ -37,7 +37,7 @@ def members_of(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def check_members(file: IO[bytes], archive: zipfile.ZipFile) -> None:
-    """Raises ValueError for members that overlap, and as `data_start` does."""
+    """Raise ValueError for members that overlap, and like `data_start`."""
     end = archive.start_dir
     for member in sorted(archive.infolist(), key=lambda info: -info.header_offset):
         if data_start(file, member) + member.compress_size > end:
@@ -46,19 +46,19 @@ def check_members(file: IO[bytes], archive: zipfile.ZipFile) -> None:
 
 
 def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Where the packed bytes begin. Raises ValueError where the member's own header differs from the list's.
+    """Return the start of the compressed bytes. Raises ValueError for a header that differs from the list's.
 
-    A header that is cut raises struct.error.
-    Of such a zip, programs that read it forwards unpack other files than those that go by its list.
+    Programs that read such a zip forward unpack other files than those that use its list. A truncated header
+    raises struct.error.
     """
-    if member.header_offset < 0:  # by the place of the list: more was cut off before it than there is
+    if member.header_offset < 0:  # relative to the list: more is missing before it than exists
         raise ValueError(f"{member.filename[:80]!r} would begin before the file")
     file.seek(member.header_offset)
     magic, _, flags, method, _, _, crc, *sizes, named, extra = _HEADER.unpack(file.read(_HEADER.size))
     name = member.orig_filename
     if magic != b"PK\x03\x04":
         raise ValueError(f"no file header for {name[:80]!r}")
-    if member.filename != name:  # zipfile cuts at a NUL, and later ones take a name from the extra field
+    if member.filename != name:  # zipfile cuts at a NUL, and later versions take a name from the extra field
         raise ValueError(f"{name[:80]!r} is a name that programs read differently")
     if (flags | member.flag_bits) & _ENCRYPTED:
         raise ValueError(f"{name[:80]!r} is encrypted")
@@ -76,7 +76,7 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 
 
 def _sizes(packed_plain: list[int], extra: bytes) -> tuple[int, int]:
-    """Return packed and plain size; too large sizes are in the field 1, plain first (4.5.3)."""
+    """Return compressed and plain size; too large sizes are in the field 1, plain first (4.5.3)."""
     packed, plain = packed_plain
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<HH", extra)
@@ -90,11 +90,11 @@ def _sizes(packed_plain: list[int], extra: bytes) -> tuple[int, int]:
 
 
 def check_list(file: IO[bytes]) -> None:
-    """Raises ValueError where the zip's list of members is too long to be read (APPNOTE 4.3.14, 4.3.16)."""
+    """Raise ValueError if the zip's list of members is too long (APPNOTE 4.3.14, 4.3.16)."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 65_557 - 20))
     tail = file.read()
-    at = len(tail) - 22  # where it stands without a comment, and zipfile looks first
+    at = len(tail) - 22  # its position without a comment, where zipfile looks first
     if tail[at : at + 4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
         at = tail.rfind(b"PK\x05\x06")
     if at < 0:
@@ -102,7 +102,7 @@ def check_list(file: IO[bytes]) -> None:
     sizes = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
     if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
         sizes = [(sizes[0][0] % 0xFFFF, sizes[0][1] % 0xFFFFFFFF)]
-        # The larger record stands where this says, or right before, where zipfile takes it.
+        # The larger record is at this offset, or directly before, where zipfile takes it.
         offset = int.from_bytes(tail[at - 12 : at - 4], "little")
         for place in (min(offset, size), max(0, size - len(tail) + at - 76)):
             file.seek(place)

@@ -1,3 +1,3 @@
-"""Pools: where GPUs are that a batch system gives out. One pool: a folder, a row in settings/choices.py."""
+"""Pools: the GPUs of batch systems. A pool is a directory here and a row in settings/choices.py."""
 
 from __future__ import annotations

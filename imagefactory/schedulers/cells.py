@@ -75,7 +75,7 @@ CAPACITY_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRequest:
-    """What a person wants to verify. Without `capabilities` it is all of the pool.
+    """The cells that a user requests. Without `capabilities` it is all of the pool.
 
     `newest` is the number of versions of each family, 0 for all. `mig`: slices of GPUs too. `allow` are rules
     that skip nothing. `machines` are patterns of usable machines, `gpu_hours` the budget; 0 for none.
@@ -166,7 +166,7 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
                 left_out.append(cell)
             else:
                 cells.append(cell)
-        if not request.capabilities:  # nobody should take these for tested
+        if not request.capabilities:  # these were not tested
             required = [(parse_capability(text), "") for text in stage.target.capabilities]
             left_out += [
                 _no_gpu(stage, row, "its recipe requires it, and ")
@@ -448,9 +448,9 @@ def _verdict_applies(verdict: Verdict, gpu: PoolGpu) -> bool:
 
 
 def driver_of(gpu: PoolGpu) -> str:
-    """Return the driver of a GPU: the pool's, else the branch of the first driver that takes its CUDA.
+    """Return the driver of a GPU: the pool's, else the branch of the first driver that supports its CUDA.
 
-    `DriverVersion` in a GPU's ad is the newest CUDA that its driver takes; each such version came with one
+    `DriverVersion` in a GPU's ad is the newest CUDA that its driver supports; each such version came with one
     branch of the driver (NVIDIA, CUDA Toolkit release notes, table of drivers). Empty if neither is known.
     """
     if gpu.driver or not gpu.cuda:

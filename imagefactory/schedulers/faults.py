@@ -34,7 +34,7 @@ from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import GpuReport
 
 REMEMBERED = timedelta(days=7)
-"""How long new sweeps exclude a machine that failed two jobs."""
+"""The time for which new sweeps exclude a machine that failed two jobs."""
 ANSWERS = frozenset(SIGNABLE) - {Outcome.TIMEOUT}
 """Outcomes that describe the image, so that the machine caused an earlier failure."""
 NODES = "nodes"
@@ -170,7 +170,7 @@ def checked_name(name: str) -> str:
 
 
 def node_directory(folder: Path, name: str) -> Path:
-    """Return the directory of a node. Raises UsageError for a name that could leave the folder."""
+    """Return the directory of a node. Raises UsageError for a name that could leave it."""
     return folder / NODES / checked_name(name)
 
 

@@ -2,8 +2,8 @@
 
     Inventory + plan -> Sweep (nodes) -> (a DAG on the pool) -> NodeResult -> GpuReport -> Verdict
 
-Capabilities are written `8.0`, memory and disk are bytes, times are aware and in UTC, digests
-`sha256:<64 hex>`. A CUDA version of a driver is the newest that it takes (`12.4`).
+Capabilities are written `8.0`, memory and disk are bytes, times are aware and in UTC, digests `sha256:<64
+hex>`. A CUDA version of a driver is the newest that it supports (`12.4`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Inventory:
 
 
 class ImageKind(StrEnum):
-    """How a job gets its image, in the terms of `container_image`."""
+    """The type of a job's image, in the terms of `container_image`."""
 
     DOCKER = "docker"
     ORAS = "oras"
@@ -134,7 +134,7 @@ TRANSFERS = timedelta(hours=6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """How long a job may wait, be held and run, and how often a failure of the pool is retried."""
+    """The time limits of a job to wait, be held and run, and its retries after failures of the pool."""
 
     idle: timedelta = timedelta(hours=24)
     held: timedelta = timedelta(minutes=10)
@@ -206,7 +206,7 @@ class SweepSpec:
     """The request of one `sweep start` to `pool`, a row of POOLS.
 
     `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was created,
-    `own` what the settings add to its jobs (sites.Site). `patterns` select machines
+    `own` the settings' additions to its jobs (sites.Site). `patterns` select machines
     (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for all.
     """
 
@@ -232,7 +232,7 @@ RETRIED_OUTCOMES = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
 
 
 class JobEnding(StrEnum):
-    """How one attempt of a job ended, by its log."""
+    """The end of one attempt of a job, from its log."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -297,7 +297,7 @@ class Pool(Protocol):
     """A batch system: its queue, and what its jobs read and write in the directory of a sweep.
 
     Methods that query the queue raise ToolError if the pool's commands are missing or fail; the directory is
-    read and written without them. A pool is a folder next to this file and a row of POOLS.
+    read and written without them. A pool is a directory next to this file, and a row of POOLS.
     """
 
     def require(self) -> str:
@@ -316,13 +316,13 @@ class Pool(Protocol):
         """Return the directories of all sweeps that this user's jobs drive, by one query of the queue."""
 
     def look(self, folder: Path) -> None:
-        """Keep in the directory what only the queue shows of its jobs, if their logs do not show all."""
+        """Store in the directory what only the queue shows of its jobs, if their logs do not show all."""
 
     def cancel(self, folder: Path) -> None:
         """Remove its jobs."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
-        """Return how long a job with a suite of `timeout` seconds may run; `own` is that of the sweep."""
+        """Return the time limit of a job with a suite of `timeout` seconds; `own` is that of the sweep."""
 
     def check_folder(self, folder: Path) -> None:
         """Raise UsageError for a directory that jobs could not name, before anything is created."""
@@ -337,10 +337,10 @@ class Pool(Protocol):
         """Return whether `write` completed the sweep in `folder`."""
 
     def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
-        """Return the state of a node, by what its jobs left. Raises UsageError for an invalid name."""
+        """Return the state of a node, by its jobs' files. Raises UsageError for an invalid name."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        """As `read_node`, with the outcome of a run that came back; `collect` decides what it signs."""
+        """Return `read_node` with the outcome of a returned run; `collect` decides what it signs."""
 
     def job_report(
         self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
@@ -352,7 +352,7 @@ class Pool(Protocol):
 
 
 Pools = Callable[[str], Pool]
-"""Opens the pool of a row of POOLS."""
+"""A function that opens the pool of a row of POOLS."""
 
 
 def open_pool(name: str, environ: Mapping[str, str]) -> Pool:

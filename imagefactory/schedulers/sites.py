@@ -1,4 +1,4 @@
-"""What sites require in a submit file. The rows are in sites.toml, each with its source."""
+"""Site requirements for submit files. The rows are in sites.toml, each with its source."""
 
 from __future__ import annotations
 

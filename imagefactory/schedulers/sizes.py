@@ -18,7 +18,7 @@ _TIME = re.compile(r"([0-9]{1,6}) ?([mhdw])")
 _SIZE = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,3}))? ?([KMGT]?B?)", re.IGNORECASE)
 
 DISK_RESERVE = GB
-"""For the files that a job itself writes."""
+"""Space for the files that a job itself writes."""
 _FEWEST = 4 * GB
 _UNPACKED = 3
 """The unpacked size of an image by its size, if it is not known: CUDA's libraries pack to a third."""

@@ -29,11 +29,11 @@ ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
 """The name of a sweep and of its directory in the store: its time in UTC."""
 UNSIGNED = "unsigned: "
 NO_KEY = f"{UNSIGNED}no key (imagefactory key create NAME)"
-"""Why a node has no verdict if this machine has no key. Other texts that begin with UNSIGNED are final."""
+"""The reason of a missing verdict without a key. Other texts that begin with UNSIGNED are final."""
 VERDICT_MISSING = "its verdict is found nowhere any more: verify it again"
 """The end of `why` if a verdict was signed and attached, and is gone since."""
 NodeFilter = Callable[[str, str], bool]
-"""Whether a node is selected, by its target and capability."""
+"""A filter of nodes, by target and capability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def read_pool(folder: Path) -> str:
 def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
     """Write sweep.json. Raises UsageError."""
     row = _printable(format_value(sweep))
-    if sweep.pool == HTCONDOR:  # as all were written before there was another
+    if sweep.pool == HTCONDOR:  # as before other schedulers existed
         del row["pool"]
     write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
 

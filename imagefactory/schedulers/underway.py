@@ -1,5 +1,4 @@
-"""Cells that another sweep has, of this store or of another store of the same registry: they are not queued
-twice.
+"""Cells of another sweep, in this store or another store of the registry: they are not queued twice.
 
     the store's sweeps, one query of the queue -> RunningSweep -> leave_out_underway -> SweepPlan
     <registry>/catalogue:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
@@ -7,14 +6,13 @@ twice.
 A cell is one image on a capability: the same target built from another lock is another cell. Only certainty
 excludes a cell. If a sweep cannot be read, is another user's, or its queue cannot be queried, the cell is
 queued with a note. A sweep that nothing drives any more (canceled, never submitted, its DAGMan gone) returns
-its cells, except for results that came; the note says how to continue it instead. Sweeps outside the store
-(`--dir`) are not known, nor are sweeps older than their nonces, since their results can no longer be
-signed.
+its cells, except for finished results; the note says how to continue it instead. Sweeps outside the store
+(`--dir`) are not known, nor are sweeps older than their nonces, since their results can no longer be signed.
 
-A store signs the list of its claims anew with each change, and keeps its own in journal/claims.json. A claim
-expires. Only a list counts that a trusted key signed, since anyone who can push could keep images from being
-verified. If two stores claim a cell, the first claim wins. A store that cannot write or read claims queues
-its cells, with a note.
+A store signs the list of its claims again with each change, and stores its own in journal/claims.json. A
+claim expires. Only a list signed by a trusted key counts, since anyone who can push could keep images from
+being verified. If two stores claim a cell, the first claim wins. A store that cannot write or read claims
+queues its cells, with a note.
 """
 
 from __future__ import annotations
@@ -74,15 +72,15 @@ from imagefactory.verify.kit.program import KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
-"""By target and row (a capability, or a slice's), the image that a job would run: as `image_of` names it."""
+"""The image of a job, as in `image_of`, by target and row (a capability, or a slice's)."""
 QUEUE_NOT_READ = "the queue was not queried"
 
 
 class NodeProgress(StrEnum):
-    """What is still to do for a node that may bring a verdict.
+    """The pending work for a node that may bring a verdict.
 
-    UNMATCHED brings none: only its machines have the oldest driver, and none took it. Another sweep does not
-    request it again while this one is remembered, since a verdict of a newer driver exists.
+    UNMATCHED brings none: only its machines have the oldest driver, and none accepted it. Another sweep does
+    not request it again while this one is remembered, since a verdict of a newer driver exists.
     """
 
     OPEN = "open"

@@ -54,14 +54,14 @@ SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
 SLURM, KUBERNETES = "slurm", "kubernetes"
 """Schedulers of sites without HTCondor."""
 HTCONDOR = "htcondor"
-"""The scheduler of sweep files without one: there was no other."""
+"""The scheduler of sweep files that do not name one."""
 POOLS = {
     HTCONDOR: PoolRow(
         module="imagefactory.schedulers.htcondor.pool", title="HTCondor", command="condor_status"
     ),
     SLURM: PoolRow(module="imagefactory.schedulers.slurm.pool", title="Slurm", command="scontrol"),
 }
-"""The pools that `sweep start` takes, by name."""
+"""The pools of `sweep start`, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"
 """The directory next to the user's file, with a file for each further center."""
 CHECKED_ELSEWHERE = ("policy", "trust")
-"""Tables of imagefactory.toml that trust/policy.py reads."""
+"""Tables of imagefactory.toml that trust/policy.py parses."""
 TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
     "indexes": 'pytorch-cu128 = "https://packages.example.org/cu128/simple"',
@@ -140,7 +140,7 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
 
 
 def _table(path: Path, key: str, value: object) -> str:
-    """Return a table in the form of the environment variable, which is checked and used."""
+    """Return a table as the text of its environment variable, which is checked and used."""
     if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
         raise UsageError(
             "setting-invalid",
@@ -227,10 +227,11 @@ def untrust_project(root: Path, environ: Mapping[str, str]) -> bool:
 
 
 def check_project_owner(root: Path, user: int, environ: Mapping[str, str]) -> None:
-    """Raise UsageError for a project that others could have put above the current folder.
+    """Raise UsageError for a project that others could have put above this directory.
 
-    The file, what it links to, and its folder belong to this user or to root, and only a folder with the
-    sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for git.
+    The file, its link target, and its directory belong to this user or to root, and only a directory with
+    the sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for
+    git.
     """
     owners = {ROOT, user}
     caller = environ.get("SUDO_UID", "")

@@ -199,7 +199,7 @@ def _check_certificates(setting: SettingValue) -> None:
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
-"""The secret key of a nonce store that travels. Not a setting, as `settings` shows all of them."""
+"""The secret key of a portable nonce store. Not a setting, as `settings` shows all of them."""
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The bundled recipes and locks: in a checkout links to its own, in a wheel the files."""
@@ -275,7 +275,7 @@ class Settings:
 
     @property
     def shipped(self) -> bool:
-        """Whether the recipes are the bundled ones, which no one may write."""
+        """Return whether the recipes are the bundled ones, which no one may change."""
         return self.root_path == SHIPPED
 
     @property

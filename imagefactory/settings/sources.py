@@ -41,7 +41,7 @@ REASONS = {
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }
-"""By name in imagefactory.toml, why an untrusted project may not set it. Empty: it may."""
+"""Reasons why an untrusted project may not set a setting, by its name. Empty: it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,4 +180,4 @@ MEANINGS = {
     "sweep-gpu-hours": ("no limit", "GPU hours of one sweep; other cells wait for the next"),
     "sweep-jobs": ("no limit", "jobs of one sweep at once"),
 }
-"""By its name in imagefactory.toml: the default, and the meaning; Markdown, one line each."""
+"""The default and the meaning of each setting, by its name; Markdown, one line each."""

@@ -1,4 +1,4 @@
-"""Approvals: signed statements that a tag may point to an image, where the policy requires several of them.
+"""Approvals: signed statements that a tag may point to an image, if the policy requires several of them.
 
     sign_approval() -> envelope          envelopes -> judge_approvals() -> Approvals
 

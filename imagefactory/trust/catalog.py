@@ -128,7 +128,7 @@ class CatalogSource(StrEnum):
 
 
 SOON = timedelta(days=7)
-"""How long before a catalog expires its readers are warned."""
+"""The time before a catalog expires in which readers are warned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> 
 
 
 VerifiedPeriod = tuple[datetime, datetime]
-"""When something was verified, and until when that is valid."""
+"""The time of a verification, and the end of its validity."""
 
 
 def last_verdicts(

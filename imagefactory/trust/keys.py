@@ -41,7 +41,7 @@ from imagefactory.serialize import printable_line, printable_value
 #     started   without a shell, in `/`, with the caller's environment and terminal; one at a time
 # Each signature is checked with the recorded public key before it is used. After a failure the process does
 # not start the program again: a program that hangs would hang for each of a thousand verdicts. The command is
-# only read from the user's own folder of keys, never from a setting or a project.
+# only read from the user's own keys directory, never from a setting or a project.
 
 SECONDS = 60.0
 """The limit for one signature: a person may have to enter a PIN or touch a token."""

@@ -47,7 +47,7 @@ LACKING = "the catalog has no target"
 
 
 def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
-    """Return the offer of a target. Raises NothingSelectedError, as `find_image` does."""
+    """Return the offer of a target. Raises like `find_image`."""
     return verify_offer(catalogue, find_image(catalogue, name), trust, now)
 
 

@@ -36,7 +36,7 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 NONCE_BYTES = 16
 LIFETIME = timedelta(days=14)
 RETENTION = timedelta(days=180)
-"""How long the ledger stores a nonce after it expired; then it is unknown, and still rejected."""
+"""The time for which an expired nonce is stored; then it is unknown, and still rejected."""
 CI_RUN = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")
 """The variables that name one attempt of one run of GitHub Actions."""
 GITLAB_PIPELINE = ("CI_PROJECT_URL", "CI_PIPELINE_ID")

@@ -49,7 +49,7 @@ Uuid = Annotated[str, Pattern(UUID)]
 DeviceNode = Annotated[str, Pattern(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
 Version = Annotated[str, Pattern(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
 EvidenceKind = Annotated[str, Pattern(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
-"""How the GPU's identity was read: on this machine, by a kit, in a CI job, or by a pool in POOLS."""
+"""The source of the GPU's identity: this machine, a kit, a CI job, or a pool in POOLS."""
 EVIDENCE_LOCAL, EVIDENCE_KIT, EVIDENCE_ACTIONS = "local", "kit", "actions"
 Nonce = Annotated[str, Pattern(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 

@@ -187,7 +187,7 @@ def _offer_json(shelf: CenterImages, offer: ImageOffer) -> Mapping[str, object]:
 
 
 MOST = 20
-"""Images in one answer for a person."""
+"""The most images in one text answer."""
 MOST_REVOKED = 4
 
 

@@ -89,7 +89,7 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
 
 
 def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
-    """Return the warnings of what runs, at least in part."""
+    """Return the warnings about an image that runs, at least in part."""
     return () if cell.answer is Compatibility.NO else cell.warnings
 
 

@@ -30,7 +30,7 @@ MAX_JOBS = 256
 """GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
 WIDTH, MIN_WIDTH, COLUMN_WIDTHS = 110, 60, 10
 _NO_CLAIM = (AVOIDED, GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
-"""Rules that rest on what this call was given or met, so no page documents and no scan predicts them."""
+"""Rules that depend on this call's arguments or files, so they have no documents and no predictions."""
 _MANNER = {Compatibility.PTX: " through PTX", Compatibility.PARTLY: " in part"}
 _DOING = {
     CellState.BUILD: "to build",

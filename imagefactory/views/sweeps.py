@@ -26,7 +26,7 @@ from imagefactory.versions import natural
 from imagefactory.views.text import fold, format_table
 
 FEW = 3
-"""Targets that a sweep's line names."""
+"""The number of targets in a sweep's line."""
 _UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEnding.HELD)
 
 
@@ -188,7 +188,7 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
 _NUMBERS = ("MEMORY", "MACHINES", "FREE", "GPUS")
-"""Columns of numbers, which stand at the right."""
+"""Columns of numbers, aligned to the right."""
 _DROP = ("MACHINES", "CUDA", "MEMORY")
 UNTOLD = "-"
 

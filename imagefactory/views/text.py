@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 
 CPUS = "no GPU needed"
-"""In the place of capabilities, of an image for CPUs alone."""
+"""The text in place of capabilities for an image only for CPUs."""
 MIN_FOLDED = 30
-"""A folded column is not narrower: it goes below its row instead."""
+"""The least width of a wrapped column; a narrower one goes below its row."""
 
 
 def format_table(

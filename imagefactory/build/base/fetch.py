@@ -229,7 +229,7 @@ def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> lis
 
 
 def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path, progress: Progress) -> None:
-    """Fetch packages through a folder that survives a killed process, so that nothing is fetched twice.
+    """Fetch packages through a directory that survives a killed process, so that nothing is fetched twice.
 
     The signed indexes have all of `packages`.
     """

@@ -39,8 +39,8 @@ from imagefactory.progress import Progress
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
 """The variables of a base of Debian packages."""
 LEAST_UNPACKED, LEAST_LAYER = 2.5, 0.8
-"""The least bytes, unpacked and as a layer, of a byte of Debian packages: 119 MB of debian-12 are 350 and
-127."""
+"""The least bytes, unpacked and as a layer, for each byte of Debian packages: 119 MB of debian-12 become 350
+and 127."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

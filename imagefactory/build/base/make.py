@@ -60,9 +60,9 @@ from imagefactory.runtime.emulator import find_emulator
 from imagefactory.trees import remove_tree
 
 IDS = 65536
-"""As many ids as Debian's packages may use."""
+"""The number of ids that Debian packages may use."""
 LAST_ID = 0x6FFFFFFF
-"""The last id that systemd sets apart for containers (its UIDS-GIDS.md): no user of the machine has it."""
+"""The last id that systemd reserves for containers (its UIDS-GIDS.md): no user of the machine has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -545,7 +545,7 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
 
 
 Fact: TypeAlias = tuple[str, int, int, int, str]
-"""Kind, mode, owner, group, and the sha256 of a file or the target of a link."""
+"""Type, mode, owner, group, and the sha256 of a file or the target of a link."""
 
 
 def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress) -> Mapping[str, Fact]:

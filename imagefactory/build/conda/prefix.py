@@ -202,7 +202,7 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
 
 
 def extracted_directory(cache: Path) -> Path:
-    """Return the folder of archives unpacked by py-rattler."""
+    """Return the directory of archives unpacked by py-rattler."""
     return cache / "conda-pkgs"
 
 
@@ -221,12 +221,12 @@ def remove_extracted(cache: Path, removal: Removal) -> None:
 
 
 ENTRIES, DEPTH = 2_000_000, 100
-"""The most entries of an environment, and its folders inside each other."""
+"""The most entries of an environment, and the depth of its directories."""
 NEW_ENTRIES, NEW_BYTES = 100_000, 16 << 30
-"""What scripts may add: entries, and bytes of files."""
+"""The limits of additions by scripts: entries, and bytes of files."""
 
 Start = Callable[[tuple[str, ...], Mapping[str, str]], "subprocess.Popen[bytes]"]
-"""Starts a command in the base with the prefix at its place, writable; output to a pipe."""
+"""Starts a command in the base with the prefix mounted writable; output goes to a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,8 +266,8 @@ class BuildContext:
 
 
 def _path_exists(context: BuildContext, path: str) -> bool:
-    paths = (found for found in context.expand(path) if not context.rules.excludes(found))
-    return any(context.kind(found) in ("file", "folder") for found in paths)
+    names = (name for name in context.expand(path) if not context.rules.excludes(name))
+    return any(context.kind(name) in ("file", "folder") for name in names)
 
 
 def open_context(

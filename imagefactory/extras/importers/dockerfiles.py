@@ -109,10 +109,7 @@ def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> Envir
     stages = _stages(instructions, arguments, around)
     if not stages:
         raise recipe_problem(
-            first_place(file),
-            "no-base-image",
-            "has no FROM line",
-            "pass a Dockerfile with a FROM line",
+            first_place(file), "no-base-image", "has no FROM line", "pass a Dockerfile with a FROM line"
         )
     _StageReader(spec, around, stages, arguments).take(stages[-1])
     around.refuse_unused(file)
@@ -378,7 +375,7 @@ class _StageReader:
             self._other(container, stage, line.where, words)
         elif stage and all(_ENVIRONMENT.search(word) for word in words[:-1]):
             what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
-            container.note(line.where, f"{what} brings a tool that images are made without")
+            container.note(line.where, f"{what} brings a tool that images do not need")
         elif stage:
             what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
@@ -405,7 +402,7 @@ class _StageReader:
                     line.where, f"{line.name} --chmod={show(value)[1:-1]}: files keep their own mode"
                 )
             elif name in ("exclude", "parents"):
-                do = "write what is meant under files: of the recipe"
+                do = "write the paths under files: of the recipe"
                 container.leave(line.where, f"{line.name} --{name} is not read", do)
 
     def _other(
@@ -622,10 +619,7 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
             section = DefinitionSection(name, match[2].strip(), where, "\n".join(lines[start:at]))
             if not stages:
                 raise recipe_problem(
-                    where,
-                    "text-before-base",
-                    f"{show(match[0])} is before Bootstrap",
-                    "begin with Bootstrap",
+                    where, "text-before-base", f"{show(match[0])} is before Bootstrap", "begin with Bootstrap"
                 )
             stages[-1].sections.append(section)
         elif match := re.match(r"\s*([A-Za-z]+)\s*:\s*(.*?)\s*(#.*)?$", line):
@@ -638,10 +632,7 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
                 stages.append(DefinitionStage())
             elif not stages:
                 raise recipe_problem(
-                    where,
-                    "text-before-base",
-                    f"{show(match[1])} is before Bootstrap",
-                    "begin with Bootstrap",
+                    where, "text-before-base", f"{show(match[1])} is before Bootstrap", "begin with Bootstrap"
                 )
             place = SourceLocation(file=file, line=at, column=match.start(2) + 1)
             # apptainer fills no $NAME here
@@ -726,7 +717,7 @@ def _section(container: ContainerFile, section: DefinitionSection) -> None:
             for line, where in section.lines():
                 if "=" not in line:
                     container.note(
-                        where, f"{show(line.strip())} is no NAME=VALUE, and sets no build argument"
+                        where, f"{show(line.strip())} is not NAME=VALUE, and sets no build argument"
                     )
         case "labels" | "runscript":
             pass

@@ -175,7 +175,7 @@ def draft(
         raise row.ask(version, cuda)
     row.refuse_version(version)
     if row.other_below(cuda):
-        lines.note(f"CUDA {spec.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
+        lines.note(f"CUDA {spec.below} of the base image: {framework} {version} brings CUDA {cuda} itself")
     if others := row.other_extras(cuda):
         lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
     released = row.pythons(version) if source == "conda" else ()
@@ -240,7 +240,7 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
             lines.lose(f"{text}: {target.name} takes its packages from PyPI", "write PyPI's name of it")
         elif package.channel and package.channel not in channels:
             channel = channel_name(package.channel)
-            lines.lose(f"{text}: {target.name} has no channel {channel}", "take it from another")
+            lines.lose(f"{text}: {target.name} has no channel {channel}", "use another channel")
         else:
             lists["packages"].append(text)
     for text in spec.pip:
@@ -252,7 +252,7 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
     more = [name for name in spec.channels if channel_address(name) not in target.channels]
     if conda and more:
         lines.lose(
-            f"the channels {', '.join(more)}: those of {target.name} are asked alone",
+            f"the channels {', '.join(more)}: only those of {target.name} are used",
             "build on a target with these channels",
         )
     if more := [text for text in spec.parts.capabilities if text not in target.capabilities]:
@@ -319,9 +319,9 @@ def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str
     )
 
 
-def base_for(python: str, bases: Sequence[BaseSpec]) -> BaseSpec:
+def base_for(python: str, bases: Sequence[BaseSpec], source: str = "pypi") -> BaseSpec:
     """Return the base with a Python, or else the first with any. Raises UsageError if there is none."""
-    fitting = [base for base in bases if base.python]
+    fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
         raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
     return next((base for base in fitting if base.python == python), fitting[0])
@@ -339,14 +339,11 @@ def _python(
 
     `released` are the Pythons that the framework was released for, empty if unknown.
     """
-    fitting = [base for base in bases if base.python or source == "conda"]
-    if not fitting:
-        raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
-    candidates = [chosen] if chosen else [base.python for base in fitting if base.python]
+    candidates = [chosen] if chosen else [base.python for base in bases if base.python]
     candidates += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
     candidates.sort(key=lambda python: bool(released) and python not in released)
     python = next((python for python in candidates if fits_python(python, spec.python)), "")
-    base = next((base for base in fitting if base.python == python), fitting[0])
+    base = base_for(python, bases, source)
     if python:
         if source != "conda":
             _lose_patch(spec, python, lines)

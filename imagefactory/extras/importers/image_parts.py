@@ -273,13 +273,13 @@ def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
     elif _DESCRIBES.fullmatch(name) or (name == "LANG" and re.fullmatch(r"C\.UTF-?8", text, re.IGNORECASE)):
         spec.note(where, f"{assignment} describes the base image, which is replaced")
     elif not value.known:
-        what = f"{show(name)} is made of what the image below or a shell sets: {show(text)}"
+        what = f"{show(name)} contains a variable of the base image or a shell: {show(text)}"
         spec.leave(where, what, "set it where the image runs")
     elif re.search(_OTHER_LAYOUT, text):
         what = f"{assignment} names a directory of the base image, which is replaced"
         spec.leave(where, what, "write it under environment, with a path that the image has")
     elif _BUILDS.match(name) and not (RULES["variable"].allows(name) and RULES["value"].allows(text)):
-        spec.note(where, f"{assignment} is for the build of the image alone")
+        spec.note(where, f"{assignment} is only for the build of the image")
     else:
         spec.variable(name, text, where)
 
@@ -295,7 +295,7 @@ def _add_search_path(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
         what = f"{name}={show(value.text, limit=100)} describes the base image, which is replaced"
         spec.note(value.where, what)
     elif any("$" in part for part in own):
-        what = f"{show(name)} is made of what the image below or a shell sets: {show(value.text)}"
+        what = f"{show(name)} contains a variable of the base image or a shell: {show(value.text)}"
         spec.leave(value.where, what, "set it where the image runs")
     elif name == "PATH":
         do = "start programs by their absolute path: the image's PATH is the environment's and the system's"

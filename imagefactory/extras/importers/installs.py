@@ -187,7 +187,7 @@ class _Shell:
             return
         if _TOOLS.search(command.text) and _TOOLS_BY.match(command.text):
             self.container.note(
-                command.where, f"{show(command.text, limit=120)} sets up a tool that images are made without"
+                command.where, f"{show(command.text, limit=120)} sets up a tool that images do not need"
             )
             return
         if not command.plain:
@@ -251,7 +251,7 @@ class _Shell:
             if _BUILDS.search(command.text):
                 self.spec.leave(command.where, what, _NOT_RUN)
             else:
-                self.spec.note(command.where, f"{what}: its stage is read for its packages alone")
+                self.spec.note(command.where, f"{what}: only the packages of its stage are read")
             return
         do = _NOT_RUN if command.plain else f"only a shell knows whether it runs: {_NOT_RUN}"
         self.container.leave(command.where, what, do)
@@ -309,7 +309,7 @@ class _Shell:
                 spec.leave(
                     word.where,
                     f"pip's option {show(word.text)} is not read",
-                    "see what it and the word behind it ask for",
+                    "check what it and the next word ask for",
                 )
         self._installers(requirements, command.where)
         for word in requirements:
@@ -344,15 +344,15 @@ class _Shell:
                 continue
             what = f"{word.text}{bounds} without quotes: a shell takes {show(bounds)} for files"
             if any(redirection.operator.startswith("<") for redirection in files):
-                do = f"write '{word.text}{bounds}' in quotes where a bound is meant"
-                self.spec.leave(word.where, f"{what}, and fails where there is none to read", do)
+                do = f"write '{word.text}{bounds}' in quotes to write a bound"
+                self.spec.leave(word.where, f"{what}, and fails if there is no such file", do)
             else:
                 what = f"{what}, and installs {word.text} without the bound, as the recipe does"
                 self.spec.note(word.where, f"{what}; '{word.text}{bounds}' in quotes is a bound")
 
     def _installers(self, requirements: Sequence[RunWord], where: SourceLocation) -> None:
         if names := [word.text for word in requirements if _is_installer(word)]:
-            self.spec.note(where, f"{', '.join(names)}: images are made without them")
+            self.spec.note(where, f"{', '.join(names)}: images do not need them")
 
     def _pip_file(self, option: str, word: RunWord, chosen: DependencySelection) -> None:
         name = self._find(word.text, word.where)

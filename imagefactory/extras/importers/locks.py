@@ -7,7 +7,7 @@ tools do it: along dependencies whose markers match.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from imagefactory.extras.importers.manifests import (
@@ -70,19 +70,19 @@ def _names(names: Iterable[str]) -> str:
     return show(", ".join(names), limit=4000)[1:-1]
 
 
+def _check_format(where: SourceLocation, version: str, formats: Collection[str], hint: str) -> None:
+    """Raise RecipeError if a lock has another format."""
+    if version not in formats:
+        what = f"has the format {show(version or 'none')}"
+        raise recipe_problem(where, "format-unsupported", what, hint)
+
+
 def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
     """Return the runtime packages of a uv.lock's project, each at its version.
 
     Raises RecipeError for another format, and for an unknown extra or group.
     """
-    if text_of(root, "version") != "1":
-        text = text_of(root, "version") or "none"
-        raise recipe_problem(
-            root.where,
-            "format-unsupported",
-            f"has the format {show(text)}",
-            "create it with a uv that writes 1",
-        )
+    _check_format(root.where, text_of(root, "version"), ("1",), "create it with a uv that writes 1")
     spec = EnvironmentSpec(file=file, locked=True)
     spec.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
@@ -453,20 +453,14 @@ _PIP_ROW = re.compile(
     r"#\s*pip\s+(\S+)\s*@\s*\S*?/[^/\s]+?-([0-9][^-/\s]*)(?:-[^/\s]+\.whl|\.tar\.gz|\.zip)(?:[#\s]|$)"
 )
 
-_VIRTUAL = "{} is a virtual package, which a machine has and no channel"
+_VIRTUAL = "{} is a virtual package: a machine has it, and no channel"
 
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
     """Return one environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
-    if version is None or version.text not in PIXI_VERSIONS:
-        text = version.text if version else "none"
-        raise recipe_problem(
-            (version or root).where,
-            "format-unsupported",
-            f"has the format {show(text)}",
-            f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}",
-        )
+    hint = f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}"
+    _check_format((version or root).where, text_of(root, "version"), PIXI_VERSIONS, hint)
     environments = root.get("environments")
     names = environments.keys if environments else ()
     name = environment or ("default" if "default" in names or len(names) != 1 else names[0])
@@ -541,14 +535,8 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
 def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
     """Return the packages of a conda-lock.yml for linux-64, each at its version."""
     version = root.get("version")
-    if version is None or version.text != "1":
-        text = version.text if version else "none"
-        raise recipe_problem(
-            (version or root).where,
-            "format-unsupported",
-            f"has the format {show(text)}",
-            "create it with conda-lock 1 or newer",
-        )
+    hint = "create it with conda-lock 1 or newer"
+    _check_format((version or root).where, text_of(root, "version"), ("1",), hint)
     spec = EnvironmentSpec(file=file, locked=True)
     metadata = root.get("metadata")
     ours = metadata.get("custom_metadata") if metadata else None
@@ -617,7 +605,7 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
             mirrors[channel] = None
     where = heading.where if heading else rows[0].where
     if mirrors:
-        spec.note(where, f"the channels of the heading are asked, and not their mirrors {_names(mirrors)}")
+        spec.note(where, f"the channels of the heading are used, and not their mirrors {_names(mirrors)}")
     if headed and (more := spec.channels[len(headed) :]):
         spec.note(where, f"packages come from {_names(more)} too, which the heading does not name")
     return headed
@@ -647,8 +635,8 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
             address = line.split()[0]
             parts, platform = _parts(address), address.rpartition("/")[0].rpartition("/")[2]
             if not parts[0] or "://" not in address:
-                do = "write the address of an archive, or add it by hand"
-                spec.leave(where, f"{show(line)} is no address of a package", do)
+                do = "write the address of an archive, or add the package manually"
+                spec.leave(where, f"{show(line)} is not the address of a package", do)
                 continue
             platforms[platform] = None
             if parts[0].startswith("__"):
@@ -704,7 +692,7 @@ def _locked_spec(
         spec.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
     elif not RULES["match spec"].allows(text):
         spec.leave(
-            where, f"{show(name)} {show(version)} cannot be taken over", "add it by hand, if it must be there"
+            where, f"{show(name)} {show(version)} cannot be taken over", "add it manually if you need it"
         )
     elif name == "python":
         spec.python = f"=={version}"

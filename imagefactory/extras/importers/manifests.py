@@ -68,13 +68,13 @@ def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
             where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "fix the line"
         ) from error
     except RecursionError as error:
-        raise recipe_problem(
-            first_place(file),
-            "nesting-too-deep",
-            f"is nested more than {limits.depth} deep",
-            "nest it less deeply",
-        ) from error
+        raise _too_deep(first_place(file), limits) from error
     return _TomlLocations(text, file, limits).tree(data)
+
+
+def _too_deep(where: SourceLocation, limits: YamlLimits) -> RecipeError:
+    what = f"is nested more than {limits.depth} deep"
+    return recipe_problem(where, "nesting-too-deep", what, "nest it less deeply")
 
 
 class _TomlLocations:
@@ -106,19 +106,10 @@ class _TomlLocations:
     def _node(self, value: Any, path: tuple[str, ...], line: int, depth: int) -> YamlNode:
         self.count += 1
         if self.count > self.limits.nodes:
-            raise recipe_problem(
-                self._where(line),
-                "too-many-values",
-                f"has more than {self.limits.nodes} values",
-                "split it",
-            )
+            what = f"has more than {self.limits.nodes} values"
+            raise recipe_problem(self._where(line), "too-many-values", what, "split it")
         if depth > self.limits.depth:
-            raise recipe_problem(
-                self._where(line),
-                "nesting-too-deep",
-                f"is nested more than {self.limits.depth} deep",
-                "nest it less deeply",
-            )
+            raise _too_deep(self._where(line), self.limits)
         if isinstance(value, dict):
             node = YamlNode(self._where(line), "map")
             for key, child in value.items():
@@ -228,7 +219,7 @@ class OptionalPackages:
                         where, *unknown_extra_message(kind, name, self.names("extra"), self.names("group"))
                     )
                 else:
-                    spec.note(where, f"there is no {kind} {show(name)}: pip passes it by too")
+                    spec.note(where, f"there is no {kind} {show(name)}: pip ignores it too")
             if others := [self.written[name] for name in known if name not in self.selected]:
                 available.append(f"{', '.join(others)} (--{kind} NAME)")
         if available and options.named:
@@ -358,7 +349,7 @@ def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
 
 
 def note_of_scripts() -> str:
-    return "the project is no package: write its programs under files, such as files: {/app: [train.py]}"
+    return "the project is not a package: write its programs under files, such as files: {/app: [train.py]}"
 
 
 # --- PEP 621, PEP 735, and what uv adds ----------------------------------------------------------
@@ -719,12 +710,12 @@ def _offer_extras(
                 _take_line(spec, text, at, options)
         for what, at, code in facts.unknown:
             if what in (f"extra {extra}", "extras_require"):
-                do = "write the packages that it stands for into a requirements file, and import that too"
+                do = "write its packages into a requirements file, and import that too"
                 spec.leave(at, f"the extra {show(extra)} is computed: {show(code, limit=100)}", do)
 
     for what, at, code in facts.unknown:
         if what == "extras_require" and options.named:
-            spec.note(at, f"what extras there are is computed: {show(code, limit=100)}")
+            spec.note(at, f"the names of the extras are computed: {show(code, limit=100)}")
     for extra in facts.extras:
         texts = [text for text, _ in facts.extras[extra]]
         optional.add_extra(extra, lambda extra=extra: take(extra), texts)  # type: ignore[misc]
@@ -858,9 +849,7 @@ def _pixi(spec: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, enviro
     for part in (workspace, *parts):
         _pypi_options(spec, _at(part, "pypi-options"), beside)
         for key in (key for key, _ in part.pairs if key.text in _CHOICES):
-            spec.note(
-                key.where, f"{show(key.text)} is not taken over: of what is allowed the newest is taken"
-            )
+            spec.note(key.where, f"{show(key.text)} is not taken over: the newest allowed version is locked")
     for part in parts:
         _pixi_part(spec, part, beside, is_root=part is root)
 
@@ -897,7 +886,7 @@ def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
     if cuda and (match := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
         spec.hints.append(f"cuda{match[0]}")
         spec.note(
-            cuda.where, f"CUDA {match[0]} is what the driver is to have at least: it says the row's CUDA"
+            cuda.where, f"CUDA {match[0]} is the least that the driver must support: it sets the row's CUDA"
         )
 
 
@@ -914,7 +903,7 @@ def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFi
             if option := known.get(key.text):
                 take_pip_line(spec, f"{option} {text}", item.where, beside)
         if key.text in ("no-build-isolation", "no-build", "no-binary", "index-strategy"):
-            spec.note(key.where, f"{show(key.text)} is not taken over: images are made of wheels alone")
+            spec.note(key.where, f"{show(key.text)} is not taken over: images are built only from wheels")
         elif key.text not in known:
             spec.leave(key.where, f"{show(key.text)} is not read", "write the versions that it forces")
 

@@ -238,7 +238,7 @@ class _RecipePlanner:
             raise UsageError(
                 "target-conflict",
                 f"{spec.file} asks for {'; and for '.join(conflicts)}",
-                hint=self._other_ways(spec) or "omit --extends: a recipe of its own is solved then",
+                hint=self._other_ways(spec) or "omit --extends: a recipe is solved without the target then",
             )
         if lock is None:
             return self._unsolved(drafted, why)

@@ -45,7 +45,7 @@ _BUILT = (
 )
 # Options with a loss, with a fix; for indexes it is `_INDEX`.
 _LOST_OPTIONS = {
-    "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",
+    "--pre": "write a bound such as >=2.0.0rc1 to allow a pre-release",
     "--no-binary": _BUILT,
     "--config-settings": _BUILT,
     "--config-setting": _BUILT,
@@ -240,7 +240,7 @@ def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, optio
         spec.note(where, f"{index}: what PyPI lacks is taken from there, by `index` of the recipe")
     elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
-        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "it tells the build that is meant"
+        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "its name tells the build"
         spec.note(where, f"{index}: {meaning}, and packages come from the index of this machine's settings")
     elif option in _DEFAULT_INDEX and is_mirror(plain):
         spec.note(where, f"{index}: packages come from the index of this machine's settings")
@@ -258,7 +258,7 @@ def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, cons
     """Add a file near the first one. Return the problem, empty if it was read."""
     place = beside.path(name)
     if not place:
-        return "is no path from the folder of the file that is imported on"
+        return "is not a path relative to the directory of the imported file"
     if place in beside.above or spec.files >= MOST_FILES:
         return "" if place in beside.above else f"is one file more than {MOST_FILES}"
     text = beside.read(place)

@@ -183,7 +183,7 @@ class EnvironmentSpec:
         if allowed and not owned:
             self.labels[name] = value
         else:
-            why = "is set by imagefactory" if owned else "is none that a recipe may set"
+            why = "is set by imagefactory" if owned else "is not one that a recipe may set"
             self.note(where, f"the label {show(name)} {why}")
 
 

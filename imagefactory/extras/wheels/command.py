@@ -24,27 +24,27 @@ from imagefactory.cli.output import (
     metavar="TARGET",
     required=True,
     shell_complete=complete_targets,
-    help="The target whose image compiles it, and that it is for.",
+    help="The target whose image compiles the wheel, and will use it.",
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="CAPABILITY",
-    help="Compile for this compute capability (8.0) alone; repeatable.  [default: the target's]",
+    help="Compile only for this compute capability (8.0); repeatable.  [default: the target's]",
 )
 @click.option(
     "--dir",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the wheel goes.  [default: wheels/ of the factory]",
+    help="Write the wheel to this directory.  [default: wheels/ of the project]",
 )
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=AMOUNT",
-    help="As of `run`: memory=16G, scratch=50G, time=2h, ...  [default: those of `run`, and time=1d]",
+    help="Limit the build as in `run`: memory=16G, time=2h, ...  [default: as in `run`, and time=1d]",
 )
 @json_option
 @click.pass_obj

@@ -35,8 +35,8 @@ if TYPE_CHECKING:  # only needed for solving
 
 
 Credential = Mapping[str, Any]
-"""As rattler's programs write it: {"BearerToken": t}, {"CondaToken": t} or
-{"BasicHTTP": {"username": u, "password": p}}."""
+"""The format of rattler's programs: {"BearerToken": t}, {"CondaToken": t} or {"BasicHTTP": {"username": u,
+"password": p}}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class ContainerChannels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccess:
-    """How this machine reaches channels. It is a WebAccess for HttpSession.
+    """This machine's access to channels, a WebAccess for HttpSession.
 
     `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
     without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
@@ -237,8 +237,8 @@ class ChannelAccess:
 def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -> ChannelAccess:
     """Return how this machine reaches channels.
 
-    `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; folders absolute),
-    `certificates` a file or folder. Raises UsageError for a credentials file that cannot be read.
+    `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; directories absolute),
+    `certificates` a file or directory. Raises UsageError for a credentials file that cannot be read.
     """
     pairs = (item.strip().partition("=") for item in setting.split(",") if item.strip())
     mirrors = tuple((channel_address(true), _place(location)) for true, _, location in pairs)

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 _LEVELS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
 _ENOUGH = {"__cuda": ("99", "13.9", "12.9", "11.9"), "__glibc": ("2.99",), "__archspec": _LEVELS}
-"""What of a virtual package is tried to see whether it stands in the way."""
+"""Versions of a virtual package to test whether it is the obstacle."""
 _KEYS = {"__cuda": "cuda", "__glibc": "glibc", "__archspec": "archspec"}
 _BRANCHES = "├└│─ "
 _LINES = 12
-"""How much of the solver's account is shown."""
+"""Lines of the solver's output to show."""
 
 
 async def explain(target: Target, solver: CondaSolver, question: CondaRequest, tree: str) -> UnsolvableError:
@@ -376,7 +376,7 @@ def _some(texts: Sequence[str], most: int) -> str:
 
 
 _PYTHON = ("python", "python_abi")
-"""The recipe chose it: builds for another one are not newer releases."""
+"""The recipe chose the Python: builds for another one are not newer releases."""
 _CUDA = ("cuda-version", "pytorch-cuda")
 
 

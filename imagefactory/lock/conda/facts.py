@@ -17,10 +17,10 @@ from imagefactory.model import Lock, LockedCondaPackage, Target
 
 _CPU_ONLY = "cpuonly"
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
-"""Packages that hold the CUDA runtime library; their version begins with CUDA's."""
+"""Packages with the CUDA runtime library; their version begins with CUDA's."""
 _NAMES = ("pytorch-cuda", "cuda-version")
-"""Packages that bind a CUDA version and are named after it. The first that is there counts: beside
-`pytorch-cuda` NVIDIA's channel lets single libraries, and `cuda-version` with them, run ahead."""
+"""Packages that bind a CUDA version and are named after it. The first one in the lock counts: with
+`pytorch-cuda` single libraries of NVIDIA's channel, and `cuda-version`, may be newer."""
 _PARTS = {
     "jax": ("jaxlib",),
     "pytorch": ("libtorch",),
@@ -28,7 +28,7 @@ _PARTS = {
     "tensorflow": ("tensorflow-base",),
     "tensorflow-gpu": ("tensorflow-base", "tensorflow"),
 }
-"""Framework -> packages with its machine code, whose build strings say what it was built for."""
+"""Framework -> packages with its machine code, whose build strings name the device."""
 
 
 def cuda_packages(lock: Lock) -> tuple[LockedCondaPackage, ...]:

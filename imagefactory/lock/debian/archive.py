@@ -247,8 +247,8 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 
 PAUSES = (5.0, 20.0, 60.0)
-"""Seconds before each new try at an archive that limits how much one address may fetch. 429 and 503 apt
-itself waits for, as long as Retry-After says; of 509, which snapshot.debian.org sends, it knows nothing."""
+"""Seconds before retries at an archive that limits requests by address. apt itself waits after 429 and 503,
+as Retry-After says, but not after 509, which snapshot.debian.org sends."""
 _LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
 # Only for indexes: a package that differs from its index may be manipulated.
 _SYNCING = re.compile(

@@ -38,9 +38,9 @@ _HEADER = (
 
 
 def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
-    """Return the hash of all that decides a base's packages except the archive's state: `sha256:<64 hex>`.
+    """Return the hash of all inputs of a base's packages except the archive's state: `sha256:<64 hex>`.
 
-    `below` is the lock of the parent base: when that changes, this one is stale.
+    `below` is the lock of the parent base: if that changes, this one is stale.
     """
     decided = {
         "format": FORMAT,

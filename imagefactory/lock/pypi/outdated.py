@@ -232,7 +232,7 @@ class LockObstacle:
 def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) -> LockObstacle:
     """Return why the newest release, `pin` (`demo==2.0`), could not be locked, from uv's output.
 
-    `asked` has what the question requires, by package (`the recipe asks for torch==2.3.*`).
+    `requested` has the requirements of the request, by package (`the recipe asks for torch==2.3.*`).
     """
     name, _, newest = pin.partition("==")
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", text).split())
@@ -262,7 +262,7 @@ def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DependencyClause:
-    """`of` depends on `name` within `bounds`, as in uv's output."""
+    """A clause of uv's output: `of` depends on `name` within `bounds`."""
 
     of: str
     name: str

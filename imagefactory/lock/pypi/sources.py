@@ -35,9 +35,9 @@ from imagefactory.scan.zip import check_list
 from imagefactory.trees import TreeLimits, open_file, printable, read_chunks, read_file, walk_tree
 
 DEFAULT_REQUIRES = ("setuptools>=40.8", "wheel")
-"""What PEP 518 says a project without its own list builds with."""
+"""The build requirements of a project without its own list (PEP 518)."""
 SKIPPED = (".git", "build", "*.egg-info", ".venv", "__pycache__", "node_modules")
-"""What is no source: git's own folder, environments, and what builds and runs leave."""
+"""Names that are not source: git's directory, environments, and results of builds and runs."""
 TREE = TreeLimits(entries=1_000_000, depth=100)
 PYPROJECT = "pyproject.toml"
 TEXT = 1 << 20  # bytes of a pyproject.toml
@@ -51,7 +51,7 @@ CODE: Mapping[str, str] = {
 }
 """The languages of files that need a compiler."""
 MEMBERS, INFLATED, RATIO = 200_000, 8 << 30, 200
-"""Of an archive: members, bytes of all of them, and these for each packed byte."""
+"""Limits of an archive: members, bytes of all of them, and bytes for each packed byte."""
 _LEAST = 64 << 20  # every archive may unpack to this many bytes
 _EGG_INFO = re.compile(r"^(?:[^/]+/){0,2}[^/]+\.egg-info/[^/]+$")
 _MOST_LINKS = 40  # as Linux follows

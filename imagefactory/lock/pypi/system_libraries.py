@@ -19,7 +19,7 @@ from imagefactory.model import LockedWheel
 from imagefactory.suite import elf
 
 MOST_BYTES = 256 << 20
-"""The largest wheel that is read for this."""
+"""The largest wheel to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

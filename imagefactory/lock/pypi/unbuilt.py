@@ -293,9 +293,9 @@ def _contradicted(
 
 
 ROUNDS = 100
-"""Solutions that are tried at most; each but the last finds one more release without a wheel."""
+"""The most solutions to try; each but the last finds one more release without a wheel."""
 UNKNOWN_VERSION = "0"
-"""The version of a source that only its build says; nothing else may require it by a version then."""
+"""The version of a source whose version only a build knows; nothing else may require it by a version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

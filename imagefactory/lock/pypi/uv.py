@@ -411,13 +411,13 @@ class UvLocker:
 
     @property
     def root(self) -> Path:
-        """The folder of the project, from which the paths of a question start."""
+        """The directory of the project, for relative paths of a request."""
         return self._index.root
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
-        """Return the files of a project without a wheel; none where the index does not list them.
+        """Return the files of a project without a wheel; none if the index does not list them.
 
-        uv cannot tell its page: without a wheel it would run the project's own code to know more.
+        uv cannot name its page: without a wheel it would run the project's own code to find out.
         """
         return self.projects((name,), lock)[name]
 
@@ -456,8 +456,8 @@ class UvLocker:
                 program = find_uv_bin()
         except (ImportError, FileNotFoundError) as error:
             raise ToolError("extra-not-installed", "uv is not installed", hint=extra_hint("build")) from error
-        # From `/`: uv reads a uv.toml of the present folder and of those above, and in a shared temporary
-        # folder anyone could have put one.
+        # From `/`: uv reads a uv.toml of the present directory and of those above, and in a shared temporary
+        # directory anyone could have put one.
         return subprocess.run(
             [program, *arguments],
             capture_output=True,

@@ -1,7 +1,7 @@
 """A registry as a Store: a small client of the OCI distribution specification that retries faults.
 
-Faults that may pass (408, 425, 429, 5xx, resets, timeouts, truncated responses, expired tokens, lost upload
-sessions) are retried with jittered backoff; rejections are not. A response alone confirms nothing: blobs and
+Transient faults (408, 425, 429, 5xx, resets, timeouts, truncated responses, expired tokens, lost upload
+sessions) are retried with jittered backoff; rejections are not. A response is not a confirmation: blobs and
 manifests are queried again by digest.
 
 Sources: OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema" too; docker/distribution's

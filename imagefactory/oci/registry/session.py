@@ -322,7 +322,7 @@ MOST_IN_TAG = 2000
 
 
 class ListReader:
-    """Counts what one list costs, and raises RejectedError that names the limit it exceeds."""
+    """A reader that counts the cost of a list, and raises RejectedError for an exceeded limit."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began = clock, clock()

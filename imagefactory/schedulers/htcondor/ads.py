@@ -61,7 +61,7 @@ _UNTOLD = re.compile(
     r"|Recent.*|Updates?.*|Total(Time|Job|.*LoadAvg).*|.*LoadAvg|Monitor.*|.*Idle|My(Current|Type).*|Last.*"
     r"|Entered.*|Clock.*|Daemon.*|Num(Pids|Dynamic).*|Next.*|New.*|Retirement.*|Expected.*|Claim.*|Activat.*"
     r"|Activity|State|.*Time|CondorScratchDir",
-    re.IGNORECASE,  # ClassAds do not tell capitals apart
+    re.IGNORECASE,  # ClassAds ignore case
 )
 
 
@@ -248,8 +248,7 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
 
 
 def _cuda(properties: Ad) -> str:
-    """Return the newest CUDA that the driver takes: DriverVersion (12.8), else MaxSupportedVersion
-    (12080)."""
+    """Return the driver's newest CUDA: DriverVersion (12.8), else MaxSupportedVersion (12080)."""
     version, most = properties.get("driverversion"), properties.get("maxsupportedversion")
     if _is_number(version) and 0 < version < 100:
         return f"{version:.1f}"

@@ -66,10 +66,10 @@ EXECUTE_ATTRIBUTES = (
 """Attributes of the slot in the log of a job, which name its GPU."""
 
 NO_CUDA = "amd|instinct|radeon|gfx"
-"""Names of GPUs with a Capability that take no CUDA: condor_gpu_discovery reports HIP's version for it."""
+"""Names of GPUs with a Capability but without CUDA: condor_gpu_discovery reports HIP's version for it."""
 LARGEST_OUTPUT_MB = 16
 LEASE = timedelta(minutes=10)
-"""How long a job waits for a machine that does not answer before it starts again (HTCondor's default: 40)."""
+"""The time for which a job waits for a silent machine before it restarts (HTCondor's default: 40)."""
 CPUS = 1
 
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")

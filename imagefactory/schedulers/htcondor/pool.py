@@ -49,7 +49,7 @@ AWAY = (
 
 
 class HTCondorSweepFiles:
-    """The half of the pool that needs no queue: what its jobs read and write in the directory of a sweep."""
+    """The part of the pool without a queue: what its jobs read and write in the directory of a sweep."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run

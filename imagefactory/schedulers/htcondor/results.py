@@ -1,11 +1,11 @@
-"""From a node's log and files to its outcome: what the pool broke, what never ran, and what is to be
-verified.
+"""The outcome of a node from its log and files: failures of the pool, jobs that never ran, and runs to
+verify.
 
-`classify` is pure; `read_node` reads the folder of a node with care, since jobs write there. The log is read
-by the POST script's own reader (node/post.py): DAGMan's decision and this one then rest on the same words,
-and it continues after lines that are no event. The bindings' JobEventLog ends at the first byte that is not
-UTF-8, and skips a log that begins with anything else. Sources: HTCondor's manual, "Hold Reason Codes" and
-"Job Event Log Codes"; trials on a pool of 23.9.
+`classify` is pure; `read_node` reads the directory of a node with care, since jobs write there. The log is
+read by the POST script's own parser (node/post.py), so DAGMan's decision and this one agree, and it continues
+after invalid lines. The bindings' JobEventLog ends at the first byte that is not UTF-8, and skips a log that
+begins with anything else. Sources: HTCondor's manual, "Hold Reason Codes" and "Job Event Log Codes"; trials
+on a pool of 23.9.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ CUT = "HTCondor kept no more of what apptainer said"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostScriptResult:
-    """What the POST script wrote about `job`. `left`: DAGMan will retry; `again`: it should."""
+    """The POST script's result for `job`. `left`: DAGMan will retry; `again`: it should."""
 
     job: str
     again: bool
@@ -356,7 +356,7 @@ def _pull_error(text: str, machine: str) -> str:
     return f"{machine or 'the machine'} could not pull {address}: {why or CUT}"[: 2 * MAX_REASON]
 
 
-# --- reading the folder
+# --- reading the directory
 
 
 def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
@@ -549,7 +549,7 @@ def _is_short_for(short: str, uuid: str) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """NVML's and CUDA's names of some GPUs differ in the maker's name."""
+    """Return the name without the maker's: NVML's and CUDA's names of some GPUs differ in it."""
     return " ".join(name.lower().removeprefix("nvidia ").split())
 
 
@@ -599,7 +599,7 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], output: 
     report = outcome_of(gpu_run, result)
     config = kit["subject"]["config"]
     why = disagreement(attempt.gpu, run, suite) if attempt.gpu and suite else ""
-    if run.image and kit["sif"] and run.image != config:  # another file may be where it was
+    if run.image and kit["sif"] and run.image != config:  # another file may have replaced it
         why = f"the job's .sif was {run.image}, the node's is {config}: put that file there"
     if why:
         return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))

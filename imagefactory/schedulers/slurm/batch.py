@@ -128,7 +128,7 @@ FETCH = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNodeJob:
-    """What the job of a node requests: `memory` in MB, and how many `seconds` it may run.
+    """The request of a node's job: `memory` in MB, and how many `seconds` it may run.
 
     `part`, `first` and `only` are those of the node.
     """
@@ -397,7 +397,7 @@ def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mappin
 
 
 def write_row(path: Path, value: object) -> None:
-    """Raises OSError."""
+    """Write a value as JSON. Raises OSError."""
     replace_text(path, json.dumps(format_document(value, FORMAT), indent=1, sort_keys=True) + "\n")
 
 
@@ -437,7 +437,7 @@ def read_jobs(folder: Path) -> SlurmSweepJobs:
 
 
 def read_options(folder: Path) -> tuple[str, ...]:
-    """Return what the settings added when the sweep was created, nothing for an older version."""
+    """Return the settings' options when the sweep was created, nothing for an older version."""
     try:
         return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
     except FileNotFoundError:

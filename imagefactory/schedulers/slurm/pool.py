@@ -1,9 +1,9 @@
 """Slurm by its own commands: scontrol, sbatch, squeue, scancel.
 
 The jobs of a sweep are known by the directory in which they were submitted and by their name, so nothing must
-be remembered between calls. Slurm forgets a job minutes after its end: their logs decide, and `look` keeps
-what only the queue shows. Account, partition and the like are the setting `sbatch-options`; sbatch's own
-variables (SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
+be remembered between calls. Slurm forgets a job minutes after its end: their logs decide, and `look` stores
+what only the queue shows. Account, partition and similar options are the setting `sbatch-options`; sbatch's
+own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 
 class SlurmSweepFiles:
-    """The half of the pool that needs no queue: what its jobs read and write in the directory of a sweep."""
+    """The part of the pool without a queue: what its jobs read and write in the directory of a sweep."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
         return run_limit(limits, timeout, time_of(own))
@@ -124,8 +124,8 @@ class SlurmPool(SlurmSweepFiles):
     def submit(self, folder: Path) -> str:
         """Submit the jobs of a sweep that are not in the queue, and return the job of the last array.
 
-        An array that sbatch rejects, or that no GPU would take, shows in the state of its nodes. Raises
-        UsageError if all jobs are in the queue, ToolError if no array is accepted.
+        The state of its nodes shows an array that sbatch rejects, or that no GPU fits. Raises UsageError if
+        all jobs are in the queue, ToolError if no array is accepted.
         """
         now, folder = datetime.now(UTC), folder.resolve()
         self.look(folder)
@@ -162,7 +162,7 @@ class SlurmPool(SlurmSweepFiles):
     def _submit(
         self, folder: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
     ) -> str:
-        """Return the job of an array, empty if no GPU of the cluster would take it, which the folder records.
+        """Return the job of an array, empty if no GPU of the cluster fits, which is then recorded.
 
         `after` is the job that it waits for, empty for none, and the seconds that it may wait in all.
         """

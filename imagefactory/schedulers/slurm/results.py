@@ -1,8 +1,8 @@
-"""From what the tasks of a node left to its outcome: log, record of its GPU, queue, and result files.
+"""The outcome of a node from its tasks: log, record of its GPU, queue, and result files.
 
-Only `read_node` and what it calls read the folder. The log is the output of task.sh, with lines of slurmstepd
-when that ended a job. The record is what `scontrol show job --detail` printed on the machine when the job
-began. Sources: Slurm's manual, "Job State Codes"; forms as of Slurm 22.05 and 24.11.
+Only `read_node` and its helpers read the directory. The log is the output of task.sh, with lines of
+slurmstepd when that ended a job. The record is the output of `scontrol show job --detail` on the machine when
+the job began. Sources: Slurm's manual, "Job State Codes"; forms as of Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ ALIVE = frozenset({
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING",
     "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT",
 })  # fmt: skip
-"""States of a job that may still run, as squeue writes them; in all others it is over."""
+"""States of a job that may still run, as squeue writes them; in all others it has ended."""
 TIME_LIMIT, MEMORY, REMOVED = "TIME LIMIT", "MEMORY", "REMOVED"
-"""Why slurmstepd ended a job, besides its own words (`PREEMPTION`, `NODE FAILURE`)."""
+"""Reasons of slurmstepd to end a job, besides its own messages (`PREEMPTION`, `NODE FAILURE`)."""
 SQUEUE = "%K|%T|%r|%j|%Z"
 """The columns of squeue: index in the array, state, reason for waiting, name, directory."""
 ANSWERS = (0, 2, 9)
@@ -82,7 +82,7 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
-    """What squeue printed of the task `index` of the array `batch`."""
+    """The output of squeue for the task `index` of the array `batch`."""
 
     batch: int
     index: int
@@ -92,7 +92,7 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSnapshot:
-    """The tasks of a sweep that the queue knew at `asked`, and those that it once showed as over."""
+    """The tasks of a sweep in the queue at the time `asked`, and those that once had ended there."""
 
     asked: datetime
     tasks: Annotated[tuple[TaskState, ...], MaxRows(8 * MOST_NODES)]
@@ -100,7 +100,7 @@ class QueueSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutput:
-    """What the last run of a task left."""
+    """The files of the last run of a task."""
 
     run: bytes | None = None
     report: bytes | None = None
@@ -156,7 +156,7 @@ def parse_log(data: bytes) -> tuple[TaskRun, ...]:
 
 
 def _is_number(text: str) -> bool:
-    """A job may write anything there: `²` is a digit too, and no time has 12."""
+    """Return whether the text is a number: job output may have `²`, a digit too, or a very long one."""
     return re.fullmatch(r"[0-9]{1,11}", text) is not None
 
 
@@ -295,7 +295,7 @@ def _cut_off(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, J
     return Outcome.INFRASTRUCTURE, f"it left the queue{where} and its log shows no end", JobEnding.LOST
 
 
-# --- reading the folder
+# --- reading the directory
 
 
 def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:

@@ -493,7 +493,7 @@ CONTAINERS = (
         text="FROM nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04\nARG JAX=0.4.30\n"
         'RUN apt-get install -y python3.11\nRUN pip install -U "jax[cuda12]==${JAX}" flax\n',
         said=(
-            "CUDA 11.8 of the image below: jax 0.4.30 brings CUDA 12 itself",
+            "CUDA 11.8 of the base image: jax 0.4.30 brings CUDA 12 itself",
             'python: "3.11"',
             'version: "0.4.30" cuda: ["12"] extras: [cuda12]',
         ),

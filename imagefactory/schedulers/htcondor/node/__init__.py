@@ -1,1 +1,1 @@
-"""What travels with a sweep: programs of the standard library alone, for the job and for DAGMan."""
+"""Programs of a sweep for the job and for DAGMan, only with the standard library."""

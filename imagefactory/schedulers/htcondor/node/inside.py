@@ -105,7 +105,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
     if data is not None:
         (result / program.REPORT).write_bytes(data)
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-    (result / program.RUN).write_text(text, encoding="utf-8")  # last: with it the result is whole
+    (result / program.RUN).write_text(text, encoding="utf-8")  # last: it completes the result
 
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Any:
@@ -118,7 +118,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> A
 
 
 def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
-    """Return the kit's command with the job's folder in place of a runner's mounts."""
+    """Return the kit's command with the job's directory instead of a runner's mounts."""
     start = importlib.import_module(f"{PACKAGE}.start")
     places = {
         start.SUITE_MOUNT: folder / "suite",

@@ -66,7 +66,7 @@ _MACHINE = re.compile(r'\s*Machine = "([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})"')
 _FIRST = "first = "
 _SLOT = re.compile(r"\bslot[0-9_]+@([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})")
 PULLED = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
-"""Words of apptainer about an image that it cannot pull; if no container starts at all it has others."""
+"""Messages of apptainer for an image that it cannot pull; other failures have other messages."""
 
 
 class JobEvent:
@@ -295,7 +295,7 @@ def bad_machines(faults, machines):
 
 
 class NodePlacement:
-    """Where a node may run: `row` is its key in machines.json. It prefers `first`, or runs `only` there."""
+    """The placement of a node: `row` is its key in machines.json. It prefers `first`, or only runs there."""
 
     __slots__ = ("first", "only", "row")
 

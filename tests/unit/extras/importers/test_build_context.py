@@ -151,7 +151,7 @@ def test_the_option_says_nothing_of_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "excluded", "kept"),
+    ("rules", "excluded", "included"),
     [
         ("*.md", ["README.md"], ["docs/README.md", "a.mdx"]),
         ("**/*.md", ["README.md", "docs/a/README.md"], ["a.mdx"]),
@@ -172,9 +172,9 @@ def test_the_option_says_nothing_of_other_files(tmp_path: Path) -> None:
         (".", [], ["a"]),
     ],
 )
-def test_ignore_rules_are_moby_s(rules: str, excluded: list[str], kept: list[str]) -> None:
-    found = parse_ignore_rules(rules, ".dockerignore")
-    assert [path for path in (*excluded, *kept) if found.excludes(path)] == excluded
+def test_ignore_rules_are_moby_s(rules: str, excluded: list[str], included: list[str]) -> None:
+    result = parse_ignore_rules(rules, ".dockerignore")
+    assert [path for path in (*excluded, *included) if result.excludes(path)] == excluded
 
 
 def test_no_rule_takes_long() -> None:

@@ -38,9 +38,9 @@ def run(*lines: str, base: str = "python:3.11") -> EnvironmentSpec:
     return spec
 
 
-def places(told: list[str]) -> list[str]:
+def places(messages: list[str]) -> list[str]:
     """Line and column of what is told."""
-    return [":".join(line.split(":")[1:3]) for line in told]
+    return [":".join(line.split(":")[1:3]) for line in messages]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         (
             "RUN pip install numpy<2",
@@ -211,10 +211,10 @@ def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str
         ("COPY a", "COPY 'a' is not read"),
     ],
 )
-def test_what_is_not_taken_is_told(line: str, said: str) -> None:
+def test_what_is_not_taken_is_told(line: str, expected: str) -> None:
     spec = run(line)
     assert len(spec.lost) == 1
-    assert said in spec.lost[0]
+    assert expected in spec.lost[0]
     assert spec.lost[0].startswith("Dockerfile:2:")
 
 
@@ -310,9 +310,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_clone_that_is_installed_is_one_request(lines: list[str]) -> None:
     spec = run(*lines)
-    told = [*spec.lost, *spec.pip]
+    messages = [*spec.lost, *spec.pip]
     assert len(spec.lost) <= 1
-    assert not any("is not run" in line for line in told)
+    assert not any("is not run" in line for line in messages)
     assert len(spec.notes) == 1
 
 
@@ -479,7 +479,7 @@ def test_another_escape_and_other_line_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("FROM x\nRUN pip install 'a\n", "Dockerfile:2:17 quote-unclosed"),
         ("FROM x\nENV A='b\n", "Dockerfile:2:7 quote-unclosed"),
@@ -505,10 +505,10 @@ def test_another_escape_and_other_line_ends() -> None:
         ("FROM x\nRUN " + "(" * 9000, "too-many-commands 5000"),
     ],
 )
-def test_bad_files_are_refused_in_words(text: str, said: str) -> None:
+def test_bad_files_are_refused_in_words(text: str, expected: str) -> None:
     with pytest.raises(RecipeError) as raised:
         read(text)
-    assert reports(raised.value.diagnostics, said), raised.value
+    assert reports(raised.value.diagnostics, expected), raised.value
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "Containerfile", "gpu.Dockerfile", "Dockerfile.train", "any"])
@@ -577,10 +577,10 @@ PIECES = (
 @given(st.lists(st.sampled_from(PIECES), max_size=30))
 def test_any_file_is_read_or_refused(pieces: list[str]) -> None:
     try:
-        told = read("FROM x\n" + "".join(pieces)).lost
+        messages = read("FROM x\n" + "".join(pieces)).lost
     except RecipeError as error:
-        told = [error.message]
-    for line in told:
+        messages = [error.message]
+    for line in messages:
         assert line.isascii(), line
         assert line.replace("\n", "").isprintable(), line
 

@@ -73,9 +73,9 @@ def read(text: str, file: str = "train.def") -> EnvironmentSpec:
     return parse_environment_file(text, file, ReadOptions(pythons=("3.11", "3.13"), beside=FILES.get))
 
 
-def places(told: list[str]) -> list[str]:
+def places(messages: list[str]) -> list[str]:
     """Line and column of what is told."""
-    return [":".join(line.split(":")[1:3]) for line in told]
+    return [":".join(line.split(":")[1:3]) for line in messages]
 
 
 def test_a_definition_is_taken_over() -> None:
@@ -115,20 +115,20 @@ def test_the_last_stage_counts_and_what_it_copies_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("Bootstrap: yum\nMirrorURL: http://x\n", "1:12: Bootstrap 'yum' is not taken"),
         ("BootStrap: localimage\nFrom: a.sif\n", "1:12: Bootstrap 'localimage' 'a.sif' is not taken"),
         ("Bootstrap: docker\nFrom: nobody/knows:1\n", "what it holds is not known"),
     ],
 )
-def test_what_it_starts_from_is_told(text: str, said: str) -> None:
+def test_what_it_starts_from_is_told(text: str, expected: str) -> None:
     (line,) = read(text).lost
-    assert said in line
+    assert expected in line
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("%post\n  pip install a\n", "train.def:1:1 text-before-base %post"),
         ("From: x\n", "train.def:1:1 text-before-base From"),
@@ -140,10 +140,10 @@ def test_what_it_starts_from_is_told(text: str, said: str) -> None:
         ("Bootstrap: docker\n\x07", "train.def:2:1 hidden-character \\x07"),
     ],
 )
-def test_bad_files_are_refused_in_words(text: str, said: str) -> None:
+def test_bad_files_are_refused_in_words(text: str, expected: str) -> None:
     with pytest.raises(RecipeError) as raised:
         read(text)
-    assert reports(raised.value.diagnostics, said), raised.value
+    assert reports(raised.value.diagnostics, expected), raised.value
 
 
 ARGUMENTS = """\
@@ -250,9 +250,9 @@ def test_it_is_known_by_its_content() -> None:
 @given_any(st.text(max_size=8), st.integers(0, len(TRAIN)), st.integers(0, 40))
 def test_any_file_is_read_or_refused(piece: str, at: int, length: int) -> None:
     try:
-        told = read(TRAIN[:at] + piece + TRAIN[at + length :]).lost
+        messages = read(TRAIN[:at] + piece + TRAIN[at + length :]).lost
     except RecipeError as error:
-        told = [error.message]
-    for line in told:
+        messages = [error.message]
+    for line in messages:
         assert line.isascii(), line
         assert line.replace("\n", "").isprintable(), line

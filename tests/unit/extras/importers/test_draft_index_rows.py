@@ -21,8 +21,8 @@ READING = ReadOptions(pythons=("3.11",))
 
 def rows(*lines: str, **known: str) -> tuple[dict[str, str], set[str]]:
     spec = parse_environment_file("".join(f"{line}\n" for line in lines), "requirements.txt", READING)
-    found = index_rows(spec, known)
-    return found.rows, set(found.missing)
+    result = index_rows(spec, known)
+    return result.rows, set(result.missing)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def rows(*lines: str, **known: str) -> tuple[dict[str, str], set[str]]:
 )
 def test_packages_that_are_on_another_index_alone(lines: list[str], expected: set[str]) -> None:
     assert rows(*lines) == ({}, expected)
-    found, missing = rows(*lines, **{"mine": CU118, "nv": f"{NVIDIA}/"})
-    assert (set(found), missing) == (expected, set())
-    assert set(found.values()) <= {"mine", "nv"}
+    result, missing = rows(*lines, **{"mine": CU118, "nv": f"{NVIDIA}/"})
+    assert (set(result), missing) == (expected, set())
+    assert set(result.values()) <= {"mine", "nv"}
 
 
 def test_a_page_of_wheels_is_told_and_no_index() -> None:
@@ -59,15 +59,15 @@ def test_what_the_hint_says_makes_the_recipe(source: str) -> None:
         )
     spec = parse_environment_file(text, source, READING)
     try:
-        told = "\n".join(draft(spec, DraftRequest(family="lab"), BASES).messages)
+        messages = "\n".join(draft(spec, DraftRequest(family="lab"), BASES).messages)
     except UsageError as error:
-        told = f"{error.hint}\n{index_rows(spec, {}).missing}"
-    settings = tuple(dict(re.findall(r'([a-z0-9-]+) = "([^"]+)"', told)).items())
-    made = draft(spec, DraftRequest(family="lab", indexes=settings), BASES)
-    assert made.lost == ()
-    (target,) = check_draft(made.text, "lab", [], BASES)
-    wanted = {"cuml-cu11": "nvidia"} | ({"torch": "pytorch-cu118"} if source != "environment.yml" else {})
-    assert (dict(target.origins), target.cuda) == (wanted, "11.8")
+        messages = f"{error.hint}\n{index_rows(spec, {}).missing}"
+    settings = tuple(dict(re.findall(r'([a-z0-9-]+) = "([^"]+)"', messages)).items())
+    recipe = draft(spec, DraftRequest(family="lab", indexes=settings), BASES)
+    assert recipe.lost == ()
+    (target,) = check_draft(recipe.text, "lab", [], BASES)
+    expected = {"cuml-cu11": "nvidia"} | ({"torch": "pytorch-cu118"} if source != "environment.yml" else {})
+    assert (dict(target.origins), target.cuda) == (expected, "11.8")
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_an_index_whose_packages_are_known_is_no_loss(option: str, lost: bool) -
 def test_a_package_that_no_index_of_the_settings_has_is_a_loss() -> None:
     """PyPI has a stub of it, whose build fetches the wheel: `lock --build` could not make it."""
     spec = parse_environment_file("torch==2.9.1\ncuml-cu11\n", "requirements.txt", READING)
-    made = draft(spec, DraftRequest(family="lab"), BASES)
-    assert len(made.lost) == 1
-    assert NVIDIA in made.lost[0]
+    recipe = draft(spec, DraftRequest(family="lab"), BASES)
+    assert len(recipe.lost) == 1
+    assert NVIDIA in recipe.lost[0]
 
 
 def test_an_index_of_pytorch_means_its_build() -> None:

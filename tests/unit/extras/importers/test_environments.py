@@ -170,11 +170,11 @@ matrix:
 """
 
 
-def drafted(text: str, file: str, asked: DraftRequest | None = None) -> tuple[RecipeDraft, Target]:
+def drafted(text: str, file: str, request: DraftRequest | None = None) -> tuple[RecipeDraft, Target]:
     """The draft and the target that its text makes."""
-    made = draft(parse_environment_file(text, file, READING), asked or DraftRequest(family="lab"), BASES)
-    (target,) = check_draft(made.text, "lab", [], BASES)
-    return made, target
+    recipe = draft(parse_environment_file(text, file, READING), request or DraftRequest(family="lab"), BASES)
+    (target,) = check_draft(recipe.text, "lab", [], BASES)
+    return recipe, target
 
 
 def others() -> list[Recipe]:
@@ -187,16 +187,16 @@ def target_named(name: str) -> Target:
 
 def added(text: str, file: str, on: str) -> tuple[RecipeDraft, Target]:
     below = target_named(on)
-    made = draft_on(parse_environment_file(text, file, ReadOptions(pythons=(below.python,))), "lab", below)
-    (target,) = check_draft(made.text, "lab", others(), BASES)
-    return made, target
+    recipe = draft_on(parse_environment_file(text, file, ReadOptions(pythons=(below.python,))), "lab", below)
+    (target,) = check_draft(recipe.text, "lab", others(), BASES)
+    return recipe, target
 
 
 # --- environment.yml -----------------------------------------------------------------------------
 
 
 def test_an_environment_becomes_a_recipe() -> None:
-    made, target = drafted(ENVIRONMENT, "environment.yml")
+    recipe, target = drafted(ENVIRONMENT, "environment.yml")
     assert target.name == "lab-2.3.1-cu121"
     assert (target.source, target.framework, target.python) == ("conda", "pytorch", "3.12")
     names = ("pytorch", "nvidia", "conda-forge", "bioconda")
@@ -208,12 +208,14 @@ def test_an_environment_becomes_a_recipe() -> None:
     assert target.constraints == ("pytorch::pytorch * py3.12_cuda12.1*", "python 3.12.4.*")
     assert target.pip == ("einops[torch]>=0.7", "tomli>=1.0", "apex==1.0")
     assert target.environment == (("OMP_NUM_THREADS", "4"),)
-    assert made.text.startswith("# yaml-language-server: $schema=recipe.schema.json\n# From environment.yml.")
+    assert recipe.text.startswith(
+        "# yaml-language-server: $schema=recipe.schema.json\n# From environment.yml."
+    )
 
 
-def lines_of(told: Sequence[str]) -> list[int]:
+def lines_of(messages: Sequence[str]) -> list[int]:
     """The lines of the file that are told of."""
-    return [int(one.split(":")[1]) for one in told if re.match(r"[a-zA-Z.-]+:[0-9]+:[0-9]+: ", one)]
+    return [int(item.split(":")[1]) for item in messages if re.match(r"[a-zA-Z.-]+:[0-9]+:[0-9]+: ", item)]
 
 
 def test_nothing_of_an_environment_goes_unsaid() -> None:
@@ -222,12 +224,12 @@ def test_nothing_of_an_environment_goes_unsaid() -> None:
     of_pip = range(22, 31)
     assert [line for line in lines_of(spec.notes) if line not in of_pip] == [6, 17]
     assert [line for line in lines_of(spec.lost) if line not in of_pip] == [16, 18, 19, 34]
-    told = lines_of([*spec.notes, *spec.lost])
-    assert sorted(line for line in told if line in of_pip) == [23, 24, 25, 26, 27, 28]
-    made, _ = drafted(ENVIRONMENT, "environment.yml")
-    assert sorted(made.messages[:-1]) == sorted((*spec.notes, *spec.lost))
-    assert made.messages[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
-    assert all(f"#   {told}\n" in made.text for told in made.messages)
+    messages = lines_of([*spec.notes, *spec.lost])
+    assert sorted(line for line in messages if line in of_pip) == [23, 24, 25, 26, 27, 28]
+    recipe, _ = drafted(ENVIRONMENT, "environment.yml")
+    assert sorted(recipe.messages[:-1]) == sorted((*spec.notes, *spec.lost))
+    assert recipe.messages[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
+    assert all(f"#   {messages}\n" in recipe.text for messages in recipe.messages)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +246,10 @@ def test_conda_forge_is_asked_where_conda_asks_its_defaults_and_takes_no_channel
     channels: str, expected: list[str]
 ) -> None:
     text = f"channels: {channels}\ndependencies: [pytorch=2.3, pytorch-cuda=12.1, numpy]\n"
-    made, target = drafted(text, "environment.yml")
+    recipe, target = drafted(text, "environment.yml")
     assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in expected)
     changed = {*expected} != {*re.findall(r"[a-z-]+", channels)} - {"nodefaults"}
-    assert any("conda-forge" in told for told in made.messages) == changed
+    assert any("conda-forge" in messages for messages in recipe.messages) == changed
     assert parse_environment_file(text, "environment.yml", READING).lost == []
 
 
@@ -274,7 +276,7 @@ def test_a_cuda_that_the_person_says_chooses_builds(channels: str, framework: st
     text = f"channels: [{channels}]\ndependencies: [{framework}, numpy]\n"
     _, target = drafted(text, "environment.yml", DraftRequest(family="lab", cuda="11.8"))
     assert expected in target.requirements
-    assert any(re.search(r" \* \*cuda\*$", one) for one in target.constraints)
+    assert any(re.search(r" \* \*cuda\*$", item) for item in target.constraints)
 
 
 def test_bounds_on_python_hold_together() -> None:
@@ -286,13 +288,13 @@ def test_bounds_on_python_hold_together() -> None:
 
 def test_a_framework_in_the_pip_part_makes_a_recipe_of_pypi() -> None:
     text = "dependencies: [python=3.13, libffi, pip, {pip: [torch==2.9.0, rich]}]\n"
-    made, target = drafted(text, "environment.yml")
+    recipe, target = drafted(text, "environment.yml")
     assert (target.name, target.source, target.base) == ("lab-2.9.0-cu128", "pypi", "debian-13")
     assert target.requirements == ("torch==2.9.0.*", "rich")
-    assert ["libffi" in line for line in made.lost] == [True]
-    made, target = drafted(text.replace("3.13", "3.13.4"), "environment.yml")
+    assert ["libffi" in line for line in recipe.lost] == [True]
+    recipe, target = drafted(text.replace("3.13", "3.13.4"), "environment.yml")
     assert target.python == "3.13"
-    assert ["3.13.4" in line for line in made.lost] == [True, False]
+    assert ["3.13.4" in line for line in recipe.lost] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -309,9 +311,9 @@ def test_a_framework_in_the_pip_part_makes_a_recipe_of_pypi() -> None:
 )
 def test_version_and_cuda_as_the_file_says_them(dependencies: str, version: str, cuda: str) -> None:
     text = f"channels: [conda-forge]\ndependencies: [python=3.11, {dependencies}]\n"
-    made, target = drafted(text, "environment.yml")
+    recipe, target = drafted(text, "environment.yml")
     assert (target.version, target.cuda) == (version, cuda)
-    assert made.messages == ()
+    assert recipe.messages == ()
 
 
 @pytest.mark.parametrize(
@@ -338,13 +340,13 @@ def test_the_cuda_that_is_proposed_is_one_that_the_version_was_released_for() ->
 
 
 def test_the_person_may_say_it() -> None:
-    asked = DraftRequest(family="lab", framework="NumPy", version="2.0", cuda="12.4")
-    made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
+    request = DraftRequest(family="lab", framework="NumPy", version="2.0", cuda="12.4")
+    recipe, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", request)
     assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
     assert target.checks == table.OTHER_CHECKS
-    assert len(made.messages) == 2
-    assert "Python 3.10" in made.messages[0]
-    assert "conda-forge" in made.messages[1]
+    assert len(recipe.messages) == 2
+    assert "Python 3.10" in recipe.messages[0]
+    assert "conda-forge" in recipe.messages[1]
 
 
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
@@ -372,10 +374,10 @@ def test_no_part_of_a_pin_goes_unsaid() -> None:
 
 
 def test_requirements_become_a_recipe() -> None:
-    made, target = drafted(REQUIREMENTS, "requirements.txt")
+    recipe, target = drafted(REQUIREMENTS, "requirements.txt")
     assert (target.name, target.source) == ("lab-2.3.1-cu121", "pypi")
     assert target.requirements == ("torch==2.3.1.*", "numpy<2,>=1.26")
-    assert sorted(told.partition(" (")[0] for told in made.messages) == [
+    assert sorted(messages.partition(" (")[0] for messages in recipe.messages) == [
         "Python 3.11 was written: requirements.txt leaves it open",
         "requirements.txt:10:1: 'tomli==2.0.1 ; python_version < \"3.11\"' is not for Python 3.11 on linux-64",
         "requirements.txt:2:1: '--index-url https://index.example.org/simple' is not taken over",
@@ -402,8 +404,8 @@ def test_the_other_half_of_our_own_lock_is_told() -> None:
         f"    imagefactory.target: lab-2.3-cu121\n    imagefactory.pip: '{'0a' * 32}'\npackage:\n"
         f"- {{name: pytorch, version: 2.3.1, manager: conda, platform: linux-64, url: {channel}/linux-64/{build}.conda}}\n"
     )
-    made, _ = drafted(text, "lab-2.3-cu121.conda-lock.yml")
-    assert made.messages[0] == (
+    recipe, _ = drafted(text, "lab-2.3-cu121.conda-lock.yml")
+    assert recipe.messages[0] == (
         "lab-2.3-cu121.conda-lock.yml:7:23: packages from PyPI are in 'lab-2.3-cu121.requirements.txt' "
         "(add those packages under pip)"
     )
@@ -426,7 +428,7 @@ def test_other_indexes_of_a_pixi_lock_are_told() -> None:
     other = "https://wheels.example.org/whl/cu126"
     text = PIXI_6.replace("    packages:\n", f"    - {other}\n    packages:\n", 1)
     spec = parse_environment_file(text, "pixi.lock", READING)
-    assert [one for one in (*spec.lost, *spec.notes) if other in one]
+    assert [item for item in (*spec.lost, *spec.notes) if other in item]
 
 
 def test_a_pixi_lock_with_one_environment_of_another_name() -> None:
@@ -435,14 +437,14 @@ def test_a_pixi_lock_with_one_environment_of_another_name() -> None:
 
 
 def test_a_conda_lock_becomes_a_recipe() -> None:
-    made, target = drafted(CONDA_LOCK, "conda-lock.yml")
+    recipe, target = drafted(CONDA_LOCK, "conda-lock.yml")
     assert (target.name, target.framework) == ("lab-2.17.0-cu126", "tensorflow")
     assert target.requirements == ("tensorflow 2.17.0.*",)
     assert target.constraints == ("tensorflow * cuda126*", "python ==3.11.9")
     assert target.pip == ("rich==13.7.1",)
     spec = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
     assert (lines_of(spec.lost), lines_of(spec.notes)) == ([6], [10])
-    assert "secret" not in made.text
+    assert "secret" not in recipe.text
 
 
 def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
@@ -450,7 +452,7 @@ def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
     text = CONDA_LOCK.replace("https://conda.anaconda.org/", "https://mirror.example.org/anaconda/cloud/")
     spec = parse_environment_file(text, "conda-lock.yml", READING)
     assert spec.channels == ["conda-forge"]
-    assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in spec.notes)
+    assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in item for item in spec.notes)
 
 
 GLIBC = """
@@ -465,8 +467,8 @@ def test_virtual_packages_and_files_of_one_machine_bring_no_channel() -> None:
     spec = parse_environment_file(CONDA_LOCK.rstrip("\n") + GLIBC, "conda-lock.yml", READING)
     before = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
     assert (spec.channels, spec.conda) == (before.channels, before.conda)
-    told = set(spec.lost) - set(before.lost)
-    assert ["mylib" in one for one in told] == [True]
+    messages = set(spec.lost) - set(before.lost)
+    assert ["mylib" in item for item in messages] == [True]
     assert len(spec.notes) == len(before.notes) + 1
     listed = (
         "@EXPLICIT\nhttps://conda.anaconda.org/conda-forge/noarch/einops-0.8.0-pyhd8ed1ab_0.conda#sha256:00\n"
@@ -531,8 +533,8 @@ def test_nothing_of_a_pixi_manifest_goes_unsaid() -> None:
     assert spec.conda == ["pytorch 2.3.*", "numpy <2"]
     assert spec.conda_bounds == ["scipy <1.14"]
     assert spec.python == "3.11.*"
-    told = sorted(lines_of([*spec.lost, *spec.notes]))
-    assert told == [3, 4, 5, 8, 10, 13, 19, 20, 22, 23]
+    messages = sorted(lines_of([*spec.lost, *spec.notes]))
+    assert messages == [3, 4, 5, 8, 10, 13, 19, 20, 22, 23]
     assert {10, 13, 20, 23} <= {*lines_of(spec.lost)}
     assert {3, 4, 5, 8} == {*lines_of(spec.notes)} - {19, 22}
     _, target = drafted(PIXI, "pixi.toml")
@@ -583,41 +585,41 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_requirements_on_a_target_of_pypi() -> None:
-    made, target = added(REQUIREMENTS, "requirements.txt", "pytorch-2.3-cu121")
+    recipe, target = added(REQUIREMENTS, "requirements.txt", "pytorch-2.3-cu121")
     assert (target.name, target.on) == ("lab-2.3-cu121", "pytorch-2.3-cu121")
     assert target.requirements[-1] == "numpy<2,>=1.26"
-    assert made.messages[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
+    assert recipe.messages[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
 
 
 def test_an_environment_on_a_target_of_conda() -> None:
-    made, target = added(ENVIRONMENT, "environment.yml", "stack-2.3-cu121")
+    recipe, target = added(ENVIRONMENT, "environment.yml", "stack-2.3-cu121")
     assert target.requirements == (
         "pytorch 2.3.*", "torchvision 0.18.*", "pytorch-cuda 12.1.*", "numpy <2,>=1.20", "scipy >=1", "pandas 2.*",
         "pip",
     )  # fmt: skip
     assert target.pip == ("einops[torch]>=0.7", "tomli>=1.0", "apex==1.0")
-    assert made.notes[-2:] == (
+    assert recipe.notes[-2:] == (
         "pytorch::pytorch ==2.3.1 py3.12_cuda12.1*: stack-2.3-cu121 brings pytorch 2.3",
         "torch==2.3.1: stack-2.3-cu121 brings pytorch 2.3",
     )
-    assert ["bioconda" in line for line in made.lost[-2:]] == [True, True]
+    assert ["bioconda" in line for line in recipe.lost[-2:]] == [True, True]
 
 
 def test_an_environment_on_a_target_of_pypi() -> None:
     text = "dependencies: [python=3.9, scipy, {pip: [rich]}]\n"
-    made, target = added(text, "environment.yml", "pytorch-2.3-cu121")
+    recipe, target = added(text, "environment.yml", "pytorch-2.3-cu121")
     assert target.requirements[-1] == "rich"
-    assert made.notes == ()
-    (lost,) = made.lost
+    assert recipe.notes == ()
+    (lost,) = recipe.lost
     assert "scipy" in lost
 
 
 def test_nothing_yet_on_a_target() -> None:
     below = target_named("pytorch-2.3-cu121")
-    made = scaffold_on("lab", below)
-    (target,) = check_draft(made.text, "lab", others(), BASES)
+    recipe = scaffold_on("lab", below)
+    (target,) = check_draft(recipe.text, "lab", others(), BASES)
     assert target.requirements == below.requirements
-    assert made.messages == ()
+    assert recipe.messages == ()
 
 
 # --- agreement with other tables -----------------------------------------------------------------
@@ -661,18 +663,18 @@ def test_near_valid_files_make_recipes_or_errors(
     for position, length, piece in edits:
         at = int(position * len(text))
         text = text[:at] + piece + text[at + length :]
-    for asked in (
+    for request in (
         DraftRequest(family="lab"),
         DraftRequest(family="lab", framework="numpy", version="1.0", cuda="12.4"),
     ):
         try:
-            made = draft(parse_environment_file(text, file, READING), asked, BASES)
-            check_draft(made.text, "lab", [], BASES)
+            recipe = draft(parse_environment_file(text, file, READING), request, BASES)
+            check_draft(recipe.text, "lab", [], BASES)
         except (RecipeError, UsageError):
             continue
-        for told in made.messages:
-            assert told.isascii()
-            assert told.isprintable()
+        for messages in recipe.messages:
+            assert messages.isascii()
+            assert messages.isprintable()
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -703,13 +705,13 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert call(factory, "recipe", "import", "lab", source, "--dry-run") == 2
     capsys.readouterr()
     assert call(factory, "recipe", "import", "lab", source, "--json") == 2
-    said = json.loads(capsys.readouterr().out)
-    assert len(said["lost"]) > 5
-    assert said["path"] == ""
+    expected = json.loads(capsys.readouterr().out)
+    assert len(expected["lost"]) > 5
+    assert expected["path"] == ""
     assert call(factory, "recipe", "import", "lab", source, "--partial") == 0
-    told = capsys.readouterr()
-    assert "environment.yml:6:5: " in told.err
-    assert "wrote " in told.out
+    messages = capsys.readouterr()
+    assert "environment.yml:6:5: " in messages.err
+    assert "wrote " in messages.out
     recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
     assert recipe.framework == "pytorch"
     assert call(factory, "list", "lab-*") == 0
@@ -747,9 +749,9 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     capsys.readouterr()
     assert call(factory, "list", "lab2-2.3-cu121") == 0
     assert call(factory, "recipe", "new", "x", "--extends", "pytorch-2.4-cu121") == 3
-    told = capsys.readouterr().err
-    assert "hint: pytorch has pytorch-1.13-cu117, " in told
-    assert "did you mean" not in told
+    messages = capsys.readouterr().err
+    assert "hint: pytorch has pytorch-1.13-cu117, " in messages
+    assert "did you mean" not in messages
 
 
 @pytest.mark.usefixtures("offline")
@@ -800,10 +802,10 @@ def test_arguments_that_do_not_fit(
 @pytest.mark.usefixtures("offline")
 def test_print_shows_a_draft_with_faults(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "environment.yml").write_text("dependencies: [pytorch=2.5]\n")
-    asked = ("recipe", "import", "lab", str(factory / "environment.yml"), "--cuda", "99.1")
-    assert call(factory, *asked) == 2
+    request = ("recipe", "import", "lab", str(factory / "environment.yml"), "--cuda", "99.1")
+    assert call(factory, *request) == 2
     assert "note: the channel conda-forge was written" in capsys.readouterr().err
-    assert call(factory, *asked, "--dry-run") == 2
-    told = capsys.readouterr()
-    assert 'cuda: ["99.1"]' in told.out
-    assert "CUDA 99.1" in told.err
+    assert call(factory, *request, "--dry-run") == 2
+    messages = capsys.readouterr()
+    assert 'cuda: ["99.1"]' in messages.out
+    assert "CUDA 99.1" in messages.err

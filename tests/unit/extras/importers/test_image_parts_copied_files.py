@@ -45,8 +45,8 @@ def read(root: Path, *lines: str, project: Path | None = None, ignore: str = "")
 def inside(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
     """What an image of the recipe has: paths inside, and the files of the project that lie there."""
     where = SourceLocation(file="r.yaml", line=1, column=1)
-    wanted = [FilesSpec(folder=one, pattern=pattern, where=where) for one, pattern in spec.parts.files]
-    return {file.path: str(file.source.relative_to(root)) for file in find_in_project(root, wanted)}
+    expected = [FilesSpec(folder=item, pattern=pattern, where=where) for item, pattern in spec.parts.files]
+    return {file.path: str(file.source.relative_to(root)) for file in find_in_project(root, expected)}
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_more_copies_than_are_read_are_losses(root: Path) -> None:
 
 def test_a_script_must_be_executable_in_the_project(root: Path) -> None:
     lines = ("COPY docker/start.sh /", "RUN chmod +x /start.sh")
-    (told,) = read(root, *lines).lost
-    assert f"chmod +x {root}/docker/start.sh" in told
+    (messages,) = read(root, *lines).lost
+    assert f"chmod +x {root}/docker/start.sh" in messages
     (root / "docker/start.sh").chmod(0o755)
     assert read(root, *lines).lost == []
 

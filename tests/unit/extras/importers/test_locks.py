@@ -50,7 +50,7 @@ UV = (
 def read(
     text: str, file: str, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = (), **beside: str
 ) -> EnvironmentSpec:
-    files = {name.replace("_toml", ".toml"): one for name, one in beside.items()}
+    files = {name.replace("_toml", ".toml"): item for name, item in beside.items()}
     reading = ReadOptions(pythons=("3.11",), beside=files.get, place=".", extras=extras, groups=groups)
     return parse_environment_file(text, file, reading)
 
@@ -90,7 +90,7 @@ def test_what_another_index_has_is_lost() -> None:
     needs = "dependencies = [" + ", ".join(f'{{ name = "{name}" }}' for name in names) + "]\n"
     text = 'version = 1\nrequires-python = ">=3.11"\n' + package("lab", "0", own + needs)
     spec = read(text + odd + "".join(map(package, ("einops", "a", "b"))), "uv.lock")
-    kinds = sorted(("./wheels/" in one, "`index`" in one) for one in spec.lost)
+    kinds = sorted(("./wheels/" in item, "`index`" in item) for item in spec.lost)
     assert kinds == [
         (False, True),
         (True, False),
@@ -261,7 +261,7 @@ def test_a_pylock() -> None:
     assert spec.pip == ["numpy==1.26.4", "torch==2.5.1", "rich==13.7.1"]
     assert (spec.python, spec.locked) == (">=3.11", True)
     assert spec.sources == [f"git+https://git.example.org/ops@{COMMIT}", "./lab"]
-    assert [one.split(":")[1] for one in spec.lost] == ["47", "51"]  # own, nothing
+    assert [item.split(":")[1] for item in spec.lost] == ["47", "51"]  # own, nothing
     assert "cu124" in " ".join(spec.hints)
     more = read(PYLOCK, "pylock.lab.toml", extras=("viz",), groups=("dev",))
     assert more.pip == ["numpy==1.26.4", "torch==2.5.1", "bokeh==3.4.0", "pytest==8.0.0"]

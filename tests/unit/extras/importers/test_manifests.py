@@ -67,7 +67,7 @@ def read(
 
 
 @pytest.mark.parametrize(
-    ("extras", "groups", "taken"),
+    ("extras", "groups", "selection"),
     [
         ((), (), []),
         (("train",), (), ["lightning"]),
@@ -77,9 +77,9 @@ def read(
         ((), ("dev",), ["ipython"]),
     ],
 )
-def test_extras_and_groups(extras: tuple[str, ...], groups: tuple[str, ...], taken: list[str]) -> None:
+def test_extras_and_groups(extras: tuple[str, ...], groups: tuple[str, ...], selection: list[str]) -> None:
     spec = read({"pyproject.toml": PEP}, extras=extras, groups=groups)
-    assert spec.pip == ["torch==2.5.1", *taken]
+    assert spec.pip == ["torch==2.5.1", *selection]
     assert spec.lost == []
 
 
@@ -92,7 +92,7 @@ def test_what_is_optional_is_one_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "found"),
+    ("file", "text", "result"),
     [
         (
             "pyproject.toml",
@@ -119,13 +119,13 @@ def test_what_is_optional_is_one_note() -> None:
     ],
 )
 def test_an_extra_or_group_with_a_framework_is_named(
-    file: str, text: str, found: tuple[str, str, str]
+    file: str, text: str, result: tuple[str, str, str]
 ) -> None:
     spec = read({file: text}, file=file)
-    kind, name, told = found
+    kind, name, messages = result
     assert spec.frameworks == [(kind, name)]
     (note,) = [line for line in spec.notes if "optional" in line]
-    assert told in note
+    assert messages in note
     assert read({file: text}, file=file, **{f"{kind}s": (name,)}).frameworks == []
 
 

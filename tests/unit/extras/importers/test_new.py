@@ -52,23 +52,23 @@ class Bench:
     root: Path
     index: SmallIndex
 
-    def plan(self, text: str, *, file: str = "requirements.txt", **asked: str) -> RecipePlan:
+    def plan(self, text: str, *, file: str = "requirements.txt", **arguments: str) -> RecipePlan:
         path = self.root / file
         path.write_text(text)
         factory = load_project(load_settings(directory=self.root, start=self.root, environ={}), os.environ)
-        request = RecipeRequest(family="lab", file=path, **asked)  # type: ignore[arg-type]
+        request = RecipeRequest(family="lab", file=path, **arguments)  # type: ignore[arg-type]
         return plan_recipe(factory, request, self.index, QuietProgress())
 
-    def choice(self, text: str, **asked: str) -> ImageChoice:
-        plan = self.plan(text, **asked)
+    def choice(self, text: str, **request: str) -> ImageChoice:
+        plan = self.plan(text, **request)
         plan.check()
         assert not plan.unsolved
         assert plan.draft.choice
         return plan.draft.choice
 
-    def stop(self, text: str, **asked: str) -> ImagefactoryError:
+    def stop(self, text: str, **request: str) -> ImagefactoryError:
         with pytest.raises(ImagefactoryError) as stopped:
-            self.plan(text, **asked)
+            self.plan(text, **request)
         return stopped.value
 
 
@@ -106,8 +106,8 @@ def bench(root: Path) -> Bench:
 def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tuple[str, ...]) -> None:
     (bench.root / "bounds.txt").write_text("torch<2.4\n")
     framework, version, cuda, python = chosen
-    found = bench.choice(text)
-    assert found == ImageChoice(framework=framework, version=version, cuda=cuda, python=python)
+    result = bench.choice(text)
+    assert result == ImageChoice(framework=framework, version=version, cuda=cuda, python=python)
 
 
 def test_an_index_of_builds_says_which_cuda(bench: Bench) -> None:
@@ -179,18 +179,18 @@ def test_a_python_with_all_wheels_comes_before_one_to_build_for(bench: Bench) ->
 def test_nothing_is_solved_needlessly(bench: Bench, text: str, solved: list[str]) -> None:
     bench.index.files = INDEX | {"filterpy==0.1": Release()}
     bench.plan(text)
-    pythons = [one.python for one in bench.index.solved]
+    pythons = [item.python for item in bench.index.solved]
     assert (sorted(pythons) if len(pythons) > 3 else pythons) == solved
 
 
 def test_the_projects_own_code_bounds_setuptools_and_python(bench: Bench) -> None:
     (bench.root / "train.py").write_text("import imp\nimport pkg_resources\n")
-    bench.index.files = INDEX | {f"setuptools=={one}": Release() for one in ("83.0.0", "81.0.0")}
+    bench.index.files = INDEX | {f"setuptools=={item}": Release() for item in ("83.0.0", "81.0.0")}
     plan = bench.plan("torch\nsetuptools>=70\n")
     assert plan.draft.choice
     assert plan.draft.choice.python == "3.11"
     assert "  - setuptools<82" in plan.draft.text.partition("constraints:")[2].splitlines()
-    assert [one for one in plan.draft.notes if one.startswith("train.py:")]
+    assert [item for item in plan.draft.notes if item.startswith("train.py:")]
 
 
 def test_numba_alone_is_no_framework(bench: Bench) -> None:
@@ -233,16 +233,16 @@ def test_a_framework_beside_pins_is_of_their_time(bench: Bench, text: str, versi
     plan = bench.plan(text)
     assert plan.draft.choice
     assert plan.draft.choice.version == version
-    told = any("--framework torch=VERSION" in line for line in plan.draft.notes)
-    assert told is (version != "2.15.0")
+    messages = any("--framework torch=VERSION" in line for line in plan.draft.notes)
+    assert messages is (version != "2.15.0")
 
 
 def test_pins_of_no_day_and_a_version_that_was_said_change_nothing(bench: Bench) -> None:
     text = "torch\ntool==2.0\n"
     bench.index.files = DAYS
-    said = bench.choice(text, framework="torch", version="2.15.0")
-    bench.index.files = {pin: replace(one, day="") for pin, one in DAYS.items()}
-    assert said.version == bench.choice(text).version == "2.15.0"
+    expected = bench.choice(text, framework="torch", version="2.15.0")
+    bench.index.files = {pin: replace(item, day="") for pin, item in DAYS.items()}
+    assert expected.version == bench.choice(text).version == "2.15.0"
 
 
 # --- where it stops ------------------------------------------------------------------------------
@@ -316,9 +316,9 @@ def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
 def test_a_build_for_cpus(bench: Bench) -> None:
     error = bench.stop("--index-url https://wheels.example.org/whl/cpu\ntorch\n")
     assert error.code == "framework-conflict"
-    found = re.search(r"--cuda (\S+)", error.hint)
-    assert found
-    assert bench.choice("torch\n", cuda=found[1]).cuda == found[1]
+    result = re.search(r"--cuda (\S+)", error.hint)
+    assert result
+    assert bench.choice("torch\n", cuda=result[1]).cuda == result[1]
 
 
 def test_no_solution(bench: Bench) -> None:
@@ -381,7 +381,7 @@ def test_an_index_that_cannot_be_reached(bench: Bench) -> None:
 def test_every_python_is_one_that_the_index_may_have(bench: Bench) -> None:
     bench.index.files = INDEX | {"torch==2.0.1": Release(pythons=("3.9", "3.10"))}
     assert bench.choice("torch==2.0.1\n").python == "3.10"
-    assert {one.python for one in bench.index.solved} <= set(PYTHONS)
+    assert {item.python for item in bench.index.solved} <= set(PYTHONS)
 
 
 def test_an_extra_for_a_cuda_that_pypi_does_not_have_stops(bench: Bench) -> None:

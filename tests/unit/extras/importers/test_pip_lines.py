@@ -20,12 +20,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def read(text: str, *, file: str = "requirements.txt", **beside: str) -> EnvironmentSpec:
-    files = {name.replace("__", "/").replace("_txt", ".txt"): one for name, one in beside.items()}
+    files = {name.replace("__", "/").replace("_txt", ".txt"): item for name, item in beside.items()}
     return parse_environment_file(text, file, ReadOptions(pythons=("3.11",), beside=files.get, place="."))
 
 
 @pytest.mark.parametrize(
-    ("line", "taken"),
+    ("line", "selection"),
     [
         ("torch [opt-einsum] >= 2.0 , < 3", "torch[opt-einsum]<3,>=2.0"),
         ("numpy (>=1.20)", "numpy>=1.20"),
@@ -44,9 +44,9 @@ def read(text: str, *, file: str = "requirements.txt", **beside: str) -> Environ
         ("torch-scatter==2.1.0+pt113cu117", "torch-scatter==2.1.0"),
     ],
 )  # fmt: skip
-def test_what_is_kept(line: str, taken: str) -> None:
+def test_what_is_kept(line: str, selection: str) -> None:
     spec = read(line)
-    assert (spec.pip, spec.lost) == ([taken], [])
+    assert (spec.pip, spec.lost) == ([selection], [])
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_package_of_a_repository_is_never_written_by_a_name() -> None:
     spec = read("git+https://git.example.org/lab/CLIP.git#egg=clip\n")
     assert "write clip" not in spec.lost[0]
     assert (spec.pip, spec.sources) == ([], [])
-    kept = read(f"clip @ git+https://git.example.org/lab/CLIP.git@{COMMIT}\n")
-    assert (kept.pip, kept.lost) == ([], [])
-    assert kept.sources == [f"git+https://git.example.org/lab/CLIP.git@{COMMIT}"]
+    included = read(f"clip @ git+https://git.example.org/lab/CLIP.git@{COMMIT}\n")
+    assert (included.pip, included.lost) == ([], [])
+    assert included.sources == [f"git+https://git.example.org/lab/CLIP.git@{COMMIT}"]
 
 
 def test_several_options_of_one_line() -> None:
@@ -166,7 +166,7 @@ def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "taken", "notes"),
+    ("text", "selection", "notes"),
     [
         ("joblib==0.14.1 \\\n    --hash=sha256:06 \\\n    # via scikit-learn\nnumpy==1.18.1 \\\n    --hash=sha256:17\n",
          ["joblib==0.14.1", "numpy==1.18.1"], 0),
@@ -177,9 +177,9 @@ def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
         ("https://x.org/a-0.1-cp310-cp310-win_amd64.whl; platform_system == 'Windows'\na==0.1\n", ["a==0.1"], 1),
     ],
 )  # fmt: skip
-def test_files_of_public_reports(text: str, taken: list[str], notes: int) -> None:
+def test_files_of_public_reports(text: str, selection: list[str], notes: int) -> None:
     spec = read(text)
-    assert (spec.pip, spec.lost, len(spec.notes)) == (taken, [], notes)
+    assert (spec.pip, spec.lost, len(spec.notes)) == (selection, [], notes)
 
 
 def test_files_are_named_by_file_too() -> None:
@@ -194,7 +194,7 @@ def test_files_are_named_by_file_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "result"),
     [
         (codecs.BOM_UTF32_LE + "a==1\n".encode("utf-32-le"), ["a==1"]),
         ("# -*- coding: latin-1 -*-\n# Gr\u00fc\u00dfe\na==1\n".encode("latin-1"), ["a==1"]),
@@ -202,10 +202,10 @@ def test_files_are_named_by_file_too() -> None:
         (b"# coding: punycode\na==1\n", ["a==1"]),  # none that files are written in: UTF-8
     ],
 )
-def test_a_file_may_say_its_encoding(tmp_path: Path, data: bytes, found: list[str]) -> None:
+def test_a_file_may_say_its_encoding(tmp_path: Path, data: bytes, result: list[str]) -> None:
     path = tmp_path / "requirements.txt"
     path.write_bytes(data)
-    assert read_environment_file(path, ReadOptions(pythons=("3.11",))).pip == found
+    assert read_environment_file(path, ReadOptions(pythons=("3.11",))).pip == result
 
 
 @pytest.mark.parametrize(
