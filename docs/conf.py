@@ -362,10 +362,10 @@ def kept() -> str:
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `site nightly --kept` compares with"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
-        (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
+        (f"`{combos.FORMAT}`", "`combos.json` of `report --format csv`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
-        (f"catalogue, `format` {catalogue.FORMAT}", "a signed catalogue, in a DSSE envelope"),
+        (f"catalog, `format` {catalogue.FORMAT}", "a signed catalog, in a DSSE envelope"),
         (f"report, `format` {report.FORMAT}", "what `verify` found on a GPU, unsigned"),
         (f"kit, `format` {kit.FORMAT}", "`verify --kit`: what travels, and what comes back"),
         (

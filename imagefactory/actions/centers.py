@@ -55,7 +55,7 @@ class JoinedCenter:
     def answers(self, time: datetime) -> str:
         """Return the source of an answer by a catalog of that time."""
         of = f"of {self.name}: " if self.several else "of "
-        return f"images {of}the catalogue {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
+        return f"images {of}the catalog {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
 
     def json_of(self, target: str) -> dict[str, str]:
         """Return the further keys of an image in JSON, if there are several centers."""

@@ -239,7 +239,7 @@ def image_at(place: StoreRepository, reference: str) -> ImageLocation:
         raise RegistryError(
             "artifact-not-image",
             f"{place} {manifest.descriptor.digest} is an artifact, not an image",
-            hint="if it is a .sif, run imagefactory pull --format sif and inspect the file",
+            hint="if it is a .sif, run imagefactory pull --format sif, then imagefactory compat FILE",
         )
     layers = tuple(
         OciLayer(descriptor=blob, diff_id=diff_id, title="")

@@ -316,7 +316,7 @@ class RollbackPlan:
 
     @property
     def why(self) -> str:
-        return f"the catalogue {self.earlier.digest} of {format_time(self.earlier.catalogue.made)}"
+        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalogue.made)}"
 
 
 def find_earlier(

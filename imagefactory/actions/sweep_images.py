@@ -63,8 +63,8 @@ def choose_image_type(project: Project, requested: str, registry: str) -> ImageK
     if kind in (ImageKind.DOCKER, ImageKind.ORAS) and not registry:
         raise UsageError(
             "no-registry-set",
-            f"--image {kind} needs a registry, and none is set",
-            hint="pass --registry HOST[/PATH], or --image sif",
+            f"--image-format {kind} needs a registry, and none is set",
+            hint="pass --registry HOST[/PATH], or --image-format sif",
         )
     return kind
 
@@ -110,8 +110,8 @@ def ensure_image(
             if isinstance(image, SifArtifact):
                 raise UsageError(
                     "image-only-sif",
-                    f"Apptainer built {target.name} as a .sif, so --image docker has no image of it",
-                    hint="pass --image oras or --image sif",
+                    f"Apptainer built {target.name} as a .sif, so --image-format docker has no image of it",
+                    hint="pass --image-format oras or --image-format sif",
                 )
             reference = str(replace(_push(project, target, image, place, progress), tag=""))
         return _in_registry(project, target, reference)

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     is_flag=False,
     flag_value="previous",
     metavar="[DIGEST]",
-    help="Put back the previous catalogue, or the one with this digest or tag.",
+    help="Put back the previous catalog, or the one with this digest or tag.",
 )
 @click.option(
     "--yes-everybody-must-join-again",
     is_flag=True,
-    help="Replace a catalogue that another key signed: who joined before must join again.",
+    help="Replace a catalog that another key signed: who joined before must join again.",
 )
 @json_option
 @click.pass_obj
@@ -156,7 +156,7 @@ def publish_catalog(
             print_result(f"{image.target}  {image.reference or image.subject.index}")
             print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
             print_result(
-                "  as the last catalogue has it: its recipe has faults", unless=image.target not in draft.kept
+                "  as the last catalog has it: its recipe has faults", unless=image.target not in draft.kept
             )
         for name, why in draft.left_out:
             print_result(f"{name}  left out: {why}")

@@ -38,7 +38,7 @@ FILE = "invitation.toml"
     metavar="FILE",
     help=f"Write it into this file.  [default: {FILE}]",
 )
-@click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalogue.")
+@click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalog.")
 @click.option(
     "--catalog",
     "catalogue",
@@ -235,7 +235,7 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
 
     settings = call.settings
     if is_project(settings):
-        return "note: in this folder the factory's own images count, not the catalogue"
+        return "note: in this folder the factory's own images count, not the catalog"
     if user.path != user_file(os.environ):
         if user.path not in settings.centers:
             origin = (settings.catalogue if settings.catalogue.value else settings.registry).origin
@@ -244,10 +244,10 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
     try:
         catalogue = read_catalog(settings, os.environ, datetime.now(UTC))
     except ImagefactoryError as error:
-        return f"note: its catalogue cannot be used yet: {error.message}"
+        return f"note: its catalog cannot be used yet: {error.message}"
     print_catalog_notes(catalogue.notes)
     count = len(catalogue.images)
-    return f"its catalogue of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
+    return f"its catalog of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
 @click.command()

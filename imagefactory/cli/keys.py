@@ -222,9 +222,7 @@ def retire(
     elif file:
         print_result(f"{file}: {count} statements that it signed count until they expire; commit both files")
     elif isinstance(end, datetime):
-        print_result(
-            "nothing is recorded that it signed, so nothing of it counts except in a signed catalogue"
-        )
+        print_result("nothing is recorded that it signed, so nothing of it counts except in a signed catalog")
     else:
         print_result(
             "run this again on that day: it records what the key has signed, and only that counts afterwards"
@@ -372,12 +370,12 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
     print_result(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
     print_result(f"    {fingerprint(keyid)}")
     print_result(
-        "  tell your people to join again: imagefactory site join ADDRESS; until then their catalogue is "
+        "  tell your people to join again: imagefactory site join ADDRESS; until then their catalog is "
         "rejected"
     )
     if not written:
         print_result(
-            "  no catalogue was found to sign again: imagefactory site publish, and imagefactory site invite"
+            "  no catalog was found to sign again: imagefactory site publish, and imagefactory site invite"
         )
     print_result(
         f"  give the new key to other machines that sign (a secret of CI); delete what signs by '{old}' there"

@@ -70,7 +70,7 @@ def list_(
 
     \b
     imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
-                                                              outside a project, the catalog's
+                                                                  outside a project, the catalog's
     imagefactory verdict list pytorch-2.3-cu121:2.3-cu121-sm80
     imagefactory verdict list registry.example.org/gpu/pytorch@sha256:...
 

@@ -273,7 +273,7 @@ def choose_form(
         raise NothingSelectedError(
             "image-not-exported",
             f"jobs cannot fetch {own}: it is {why if offered else 'not in a registry or file'}",
-            hint=f"run imagefactory image export {own} --format sif, then submit again",
+            hint=f"run imagefactory image export {own} --format sif, then write the job again",
         )
     if not offered:
         raise NothingSelectedError(
@@ -326,7 +326,7 @@ def _is_pinned(reference: str) -> bool:
     return bool(reference) and bool(parse_reference(reference).digest)
 
 
-# --- GPUs of an inventory, by values only; `--check` evaluates the expressions of files, also those of
+# --- GPUs of an inventory, by values only; `job check` evaluates the expressions of files, also those of
 # people. The maximum of each machine counts; free means without a job now. If the inventory lacks
 # something (START, the attributes of a machine), a GPU counts and is marked as unsure.
 

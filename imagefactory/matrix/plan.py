@@ -2,7 +2,7 @@
 
 Pure. The claims about framework x CUDA x driver x capability (gpu/cells.py) decide about a cell. Cells that
 are known to fail are pruned under the name of a rule, with its reason and source, and are included again by
-that name (`--allow`). Unknown cells are included: a test decides.
+that name (`--ignore-rule`). Unknown cells are included: a test decides.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class PlanInput:
 class CellRuling:
     """A decision whether to test a cell. `claim` is the deciding one, None if nothing is known.
 
-    `against` are all claims that prune it: `--allow` must name each of their rules. `allowed` are those that
-    would have pruned it, `warnings` negative claims that prune nothing.
+    `against` are all claims that prune it: `--ignore-rule` must name each of their rules. `allowed` are
+    those that would have pruned it, `warnings` negative claims that prune nothing.
     """
 
     claim: CellClaim | None

@@ -179,7 +179,7 @@ def with_outcome(
 ) -> NodeResult:
     """Return the result of a node, with the outcome of a run that came back, by `job_report` of its pool.
 
-    Its files are trusted here; `collect` decides which outcome it signs.
+    Its files are trusted here; `sweep collect` decides which outcome it signs.
     """
     if state.run is None:
         return state.result

@@ -340,7 +340,7 @@ class Pool(Protocol):
         """Return the state of a node, by its jobs' files. Raises UsageError for an invalid name."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        """Return `read_node` with the outcome of a returned run; `collect` decides what it signs."""
+        """Return `read_node` with the outcome of a returned run; `sweep collect` decides what it signs."""
 
     def job_report(
         self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState

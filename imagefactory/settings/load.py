@@ -1,6 +1,6 @@
 """Settings of this machine and site: the environment, the files `imagefactory.toml` (files.py), the defaults.
 
-Each value has its origin, for `settings`, `doctor` and errors. No default names a package host: these come
+Each value has its origin, for `config`, `doctor` and errors. No default names a package host: these come
 from the machine's own tools (uv, pip, apt) unless a site names them here.
 """
 
@@ -199,7 +199,7 @@ def _check_certificates(setting: SettingValue) -> None:
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
-"""The secret key of a portable nonce store. Not a setting, as `settings` shows all of them."""
+"""The secret key of a portable nonce store. Not a setting, as `config` shows all of them."""
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The bundled recipes and locks: in a checkout links to its own, in a wheel the files."""

@@ -139,7 +139,7 @@ MEANINGS = {
     ),
     "catalogue": (
         "that of `registry`",
-        "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
+        "where signed catalogs are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
     "catalogue-mirrors": (
         "none",
@@ -147,7 +147,7 @@ MEANINGS = {
         "(`/...`). Ignored if a nearer file sets `catalogue`",
     ),
     "center": (
-        "the site's name, else made of the catalogue's",
+        "the site's name, else made of the catalog's",
         "what the center of `catalogue` is called where several are joined: `CENTER/TARGET`",
     ),
     "site": (

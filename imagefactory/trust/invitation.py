@@ -288,7 +288,7 @@ def _load_invitation(text: str) -> dict[str, Any] | None:
 
 
 class _TomlText:
-    """A TOML text whose plain `key = value` lines are changed in place; `join` checks the other lines."""
+    """A TOML text whose plain `key = value` lines change in place; `site join` checks the other lines."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()

@@ -419,7 +419,7 @@ def read_text(path: Path) -> str:
         raise UsageError(
             "project-not-found",
             f"{path.parent} has no {path.name}",
-            hint="select a project (imagefactory -C DIR keys ...), or write your own file: --global",
+            hint="select a project (imagefactory -C DIR key ...), or write your own file: --user",
         )
     return _read(path)
 

@@ -254,7 +254,7 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
     if finding.catalogue is None:
-        what = f"nothing is built in {finding.place}" if finding.own_project else "no catalogue is known here"
+        what = f"nothing is built in {finding.place}" if finding.own_project else "no catalog is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
         if not finding.own_project:
             yield "your center may have one: imagefactory site join ADDRESS|FILE"

@@ -152,7 +152,7 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     (pool.home / "invitation.toml").write_text(format_invitation(invitation))
     pool.own(images, pool.home / "catalogue", pool.home / "invitation.toml")
     told = pool.imagefactory("site", "join", "invitation.toml", "--yes", folder=pool.home)
-    assert f"its catalogue of {made:%Y-%m-%d} has {len(PROVEN)} images" in told.stdout
+    assert f"its catalog of {made:%Y-%m-%d} has {len(PROVEN)} images" in told.stdout
     return Desk(pool=pool)
 
 

@@ -1,6 +1,6 @@
 """A nightly run: build, push and verify what is due, move tags, and sign the catalog.
 
-    plan -> build --push -> verify, collect --promote -> image promote -> verdict sync -> site publish
+    plan -> build --push -> verify, sweep collect --promote -> image promote -> verdict sync -> site publish
          -> image prune -> plan -> compare
 
 Each step is a command of imagefactory in its own process, so that a failure, even a bug or a killed process,

@@ -408,7 +408,7 @@ def member(person: Call, tmp_path: Path) -> Call:
 
 def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
     lines = member("list").out.splitlines()
-    assert lines[0].startswith("images of the catalogue /")
+    assert lines[0].startswith("images of the catalog /")
     assert lines[1].startswith("oldest verdict of ")
     assert [" ".join(line.split()) for line in lines[3:]] == [
         "IMAGE FRAMEWORK VERIFIED ON PREDICTED ON",

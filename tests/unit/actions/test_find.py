@@ -52,7 +52,7 @@ def pool(tmp_path: Path) -> str:
 def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
     said = joined("search", "pytorch", "2.5", "--inventory", pool)
     lines = said.out.splitlines()
-    assert lines[0].startswith("images of the catalogue /")
+    assert lines[0].startswith("images of the catalog /")
     assert re.fullmatch(r"oldest verdict of [0-9-]+; [0-9]+ expires? within 14 days", lines[1])
     assert lines[2].startswith("pool: 3 machines with 5 GPUs, 4 free; of cm.example.org")
     assert [" ".join(line.split()) for line in lines[4:]] == [
@@ -171,7 +171,7 @@ def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, 
 
 def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:
     said = person("search", "pytorch", "2.5", "--inventory", pool)
-    assert said.out.startswith("no catalogue is known here, so nothing is verified")
+    assert said.out.startswith("no catalog is known here, so nothing is verified")
     assert said.err.splitlines()[-1] == "next: imagefactory build pytorch-2.5-cu124"
     assert "'pytorch'" in person("search", "pytroch", code=3).err
     assert said.err.splitlines()[-1].startswith("next: imagefactory build pytorch-2.5-cu124")

@@ -110,7 +110,7 @@ def test_a_file_is_joined_once(site: Site) -> None:
     said = site.join(file, answer="y\n")
     assert fingerprint(LAB.keyid) in said.err
     assert "Do you believe this key? [y/N]" in said.err
-    assert f"its catalogue of {made:%Y-%m-%d} has 1 image\n" in said.out
+    assert f"its catalog of {made:%Y-%m-%d} has 1 image\n" in said.out
     assert said.err.endswith("next: imagefactory search\n")
     settings = tomllib.loads(site.settings.read_text())
     assert (settings["catalogue"], settings["site"]) == (site.address, "chtc")

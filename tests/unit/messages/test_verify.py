@@ -76,7 +76,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "project-not-found": (
         lambda folder: read_text(folder / "imagefactory.toml"),
         "{folder} has no imagefactory.toml",
-        "select a project (imagefactory -C DIR keys ...), or write your own file: --global",
+        "select a project (imagefactory -C DIR key ...), or write your own file: --user",
     ),
     "trust-invalid": (
         lambda folder: parse_trust("[policy]\nexpires-days = 0\n", f"{folder}/imagefactory.toml"),
