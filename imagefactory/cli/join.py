@@ -1,4 +1,4 @@
-"""The commands invite, join and site: write an invitation, accept one, list the centers."""
+"""The commands `site invite`, `site join`, `site list` and `site remove`."""
 
 from __future__ import annotations
 

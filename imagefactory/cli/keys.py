@@ -1,4 +1,4 @@
-"""The keys command: which keys sign verdicts here, and which are trusted."""
+"""The key commands: which keys sign verdicts here, and which are trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands list, show and new."""
+"""The commands list, show, init, `recipe new` and `recipe add-version`."""
 
 from __future__ import annotations
 

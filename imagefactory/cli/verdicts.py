@@ -1,4 +1,4 @@
-"""The verdicts command, and what commands about verdicts share."""
+"""The verdict commands and `image promote`, and what commands about verdicts share."""
 
 from __future__ import annotations
 
