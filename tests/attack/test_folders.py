@@ -112,7 +112,7 @@ def took_wheel(folder: Path) -> object:
     folder.rename(scratch / "out")
     try:
         asked = compiling.CompileRequest(source="ops", target=make_target(), folder=folder)
-        source = compiling._WheelSource(path=folder, told="")
+        source = compiling._WheelSource(path=folder, identity="")
         row = compiling._take_wheel(asked, source, make_lock(), scratch, 1 << 20)
         return (scratch / "wheel" / row.filename).read_bytes()
     finally:

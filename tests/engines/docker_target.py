@@ -93,7 +93,7 @@ def index_server(folder: Path, *, user: str, password: str) -> Iterator[Index]:
             server.shutdown()
 
 
-def make_target(folder: Path, words: str = "tiny runs") -> BuildSpec:
+def make_build_spec(folder: Path, words: str = "tiny runs") -> BuildSpec:
     """The definition, and its wheels in `folder`/simple as an index has them.
 
     Both wheels bring other.py. The recipe names torch, so its file is to be kept, which says 7.

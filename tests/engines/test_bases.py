@@ -429,7 +429,7 @@ def test_a_cached_package_that_debian_did_not_sign_is_not_installed(
     with fails("packages-withdrawn", r"zz-hostile 1\.0"):
         fetch.fetch_base(hostile.base, hostile.lock, own, QuietProgress(), locked=True)
     newer = fetch.fetch_base(hostile.base, hostile.lock, own, QuietProgress())
-    assert [(one.name, one.new) for one in newer.moved] == [("zz-hostile", "")]
+    assert [(change.name, change.after) for change in newer.moved] == [("zz-hostile", "")]
     assert "zz-hostile" not in {package.name for package in newer.lock.packages}
 
 

@@ -37,7 +37,7 @@ from imagefactory.runtime.protocol import OUTPUT_LIMIT
 from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
-from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
+from tests.engines.docker_target import EPOCH, Index, index_server, make_build_spec, store_base
 from tests.made.errors import fails
 from tests.made.supplies import supplies
 from tests.services import docker_daemon
@@ -84,7 +84,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, debian_tar: Path, dockerd: str) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("docker")
-    definition = make_target(folder / "index")
+    definition = make_build_spec(folder / "index")
     layout = Layout(folder / "store")
     with index_server(folder / "index", user="ada", password=CANARY) as index, layout.in_use(QuietProgress()):
         base = store_base(layout, debian_tar)
@@ -229,7 +229,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
 ) -> None:
     words = f"killed by {signal_number}"
     wheels = tmp_path / "index"
-    definition = make_target(wheels, words)  # other packages, so that BuildKit's cache has no answer
+    definition = make_build_spec(wheels, words)  # other packages, so that BuildKit's cache has no answer
     names, tags = stored(bench.layout), bench.tags
     with index_server(wheels, user="ada", password=CANARY) as index:
         secrets = find_secrets(index.found(), {})
@@ -270,7 +270,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
 def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_path: Path) -> None:
     """A password of the index and a certificate reach pip, and nothing that stays."""
     wheels = tmp_path / "index"
-    definition = make_target(wheels, "canary test")
+    definition = make_build_spec(wheels, "canary test")
     (tmp_path / "ca.pem").write_bytes(CANARY_PEM)
     shown = io.StringIO()
     with index_server(wheels, user="ada", password=CANARY) as index:
