@@ -12,7 +12,7 @@ from imagefactory.extras.site.action import ReportContents, read_catalogued_repo
 from imagefactory.extras.site.images import ReportImage, ReportLayer, ReportPackage
 from imagefactory.extras.site.tables import TableRequest
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
-from imagefactory.lock.files import VersionChange
+from imagefactory.lock.changes import VersionChange
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.oci.manifests import digest_of
 from imagefactory.settings.load import load_settings

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError, os_problem
+from imagefactory.lock.changes import VersionChange, base_moves
 from imagefactory.lock.debian.archive import (
     AptArchive,
     DebianMirror,
@@ -27,7 +28,6 @@ from imagefactory.lock.debian.archive import (
     solve_base,
 )
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
-from imagefactory.lock.files import VersionChange, base_moves
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree

@@ -27,9 +27,10 @@ from imagefactory.fs import replace_text
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.lock.changes import VersionChange, base_moves, lock_moves
 from imagefactory.lock.conda.explain import cudas_of, offered_to
 from imagefactory.lock.debian.lock import read_base_lock, write_base_lock
-from imagefactory.lock.files import VersionChange, base_moves, lock_moves, write_lock
+from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.requirements import from_files
 from imagefactory.lock.pypi.series import (
     FrameworkSeries,

@@ -23,7 +23,8 @@ from imagefactory.actions.resolve import LOCK_LABEL
 from imagefactory.extras.site.tables import TargetSurvey
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.values import CellClaim
-from imagefactory.lock.files import LockRevision, VersionChange, lock_digest, lock_moves
+from imagefactory.lock.changes import VersionChange, lock_moves
+from imagefactory.lock.files import LockRevision, lock_digest
 from imagefactory.matrix.combos import ComboCell, family_label
 from imagefactory.model import NO_CUDA, Lock, LockedCondaPackage
 from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, read_manifest

@@ -28,7 +28,7 @@ from imagefactory.extras.site.matrix import (
 from imagefactory.extras.site.pages import MAX_ACTS, format_badge, format_picture, make_site
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
-from imagefactory.lock.files import VersionChange
+from imagefactory.lock.changes import VersionChange
 from imagefactory.matrix.combos import REPORTED, ComboCell, ComboState
 from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.audit import AuditEntry, append_audit, read_audit

@@ -16,7 +16,7 @@ from imagefactory.extras.nightly.outdated import (
     format_news,
     github_lines,
 )
-from imagefactory.lock.files import VersionChange
+from imagefactory.lock.changes import VersionChange
 from imagefactory.model import BaseLock
 from tests.made.values import make_base, make_lock, make_target
 

@@ -23,6 +23,7 @@ from imagefactory.build.base import fetch, look, make
 from imagefactory.build.base import make as tar
 from imagefactory.cli import cli
 from imagefactory.errors import BuildError, DownloadError, LockError
+from imagefactory.lock.changes import base_moves
 from imagefactory.lock.debian import archive, lock
 from imagefactory.lock.debian import archive as sources
 from imagefactory.lock.debian.archive import (
@@ -41,7 +42,6 @@ from imagefactory.lock.debian.lock import (
     read_base_lock,
     write_base_lock,
 )
-from imagefactory.lock.files import base_moves
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.read import read_bases
