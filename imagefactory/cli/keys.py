@@ -118,8 +118,8 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.command()
 @click.argument("key", metavar="FILE|NAME")
 @click.option("--name", help="Its name here. Default: the file's.")
-@click.option("--since", type=_DAY, metavar="DATE", help="Believed from then on. Default: today.")
-@click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: a year later.")
+@click.option("--since", type=_DAY, metavar="DATE", help="Trust it from this date. Default: today.")
+@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: a year later.")
 @click.option(
     "--evidence",
     type=click.Choice(evidence_types()),
@@ -177,7 +177,7 @@ def trust(
 
 @click.command()
 @click.argument("name")
-@click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: now.")
+@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: now.")
 @click.option("--stolen", is_flag=True, help="Nothing that it ever signed counts any more.")
 @_user_option
 @json_option
