@@ -50,8 +50,8 @@ def write_kubernetes(spec: JobSpec) -> dict[str, str]:
     if not 0 < len(name) <= _LABEL_MOST:
         raise UsageError(
             "job-name-invalid",
-            f"the Job name '{spec.name[:80]}' does not have 1 to {_LABEL_MOST} letters",
-            hint="use a shorter -o NAME.yaml",
+            f"the Job name '{spec.name[:80]}' must have 1 to {_LABEL_MOST} letters",
+            hint="pass a shorter name: -o NAME.yaml",
         )
     script = _format_script(spec)
     files = {**spec.files, **({_SCRIPT: script.encode()} if script else {})}

@@ -58,8 +58,8 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
     if rocm_of(image.cuda) and request.site.batch != KUBERNETES:
         raise UsageError(
             "amd-not-supported",
-            f"{image.target} is for AMD GPUs, and HTCondor ads do not show the processor of an AMD GPU",
-            hint="write the submit file manually, and name the machines in its requirements",
+            f"{image.target} is for AMD GPUs, but HTCondor does not show the processor of an AMD GPU",
+            hint="write the submit file yourself, and list the machines in its requirements",
         )
     classes, excluded = form.grounds.classes, form.grounds.refused
     if image.gpu:
@@ -211,7 +211,7 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
         raise UsageError(
             "program-line-endings",
             f"{path} has Windows line endings, so its interpreter is not found",
-            hint=f"sed -i 's/\\r$//' {path}",
+            hint=f"convert them: sed -i 's/\\r$//' {path}",
         )
     if not line.startswith((b"#!", b"\x7fELF")):
         raise UsageError(
@@ -221,7 +221,9 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
         )
     if runs_here and not os.access(path, os.X_OK):
         raise UsageError(
-            "program-not-executable", f"{option} {path} is not executable", hint=f"chmod +x {path}"
+            "program-not-executable",
+            f"{option} {path} is not executable",
+            hint=f"make it executable: chmod +x {path}",
         )
 
 
@@ -231,14 +233,18 @@ def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
         return
     if not path.is_file():
         where = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError("sif-missing", f"{path} does not exist", hint=f"{spec.fetch}{where}")
+        raise UsageError("sif-missing", f"{path} does not exist", hint=f"fetch it: {spec.fetch}{where}")
     sha256 = hashlib.sha256()
     with path.open("rb") as file, progress.task(f"checking {path.name}", total=path.stat().st_size) as task:
         while data := file.read(_CHUNK):
             sha256.update(data)
             task.advance(len(data))
     if sha256.hexdigest() != spec.image.sha256.removeprefix("sha256:"):
-        raise UsageError("sif-mismatch", f"{path} is not the offered file", hint=f"rm {path}; {spec.fetch}")
+        raise UsageError(
+            "sif-mismatch",
+            f"{path} is not the .sif file of this image",
+            hint=f"fetch it again: rm {path}; {spec.fetch}",
+        )
 
 
 def read_files(request: JobParameters) -> Mapping[str, bytes]:
@@ -280,7 +286,7 @@ def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: 
     if dag in files and (rescues := sorted(Path().glob(f"{dag}.rescue*"))):
         raise UsageError(
             "sweep-rescue-exists",
-            f"{rescues[0]} exists: DAGMan would continue that sweep and skip its finished runs",
+            f"{rescues[0]} exists, so DAGMan would continue that sweep and skip its finished runs",
             hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
         )
     texts = {str(folder / name): text for name, text in files.items()}

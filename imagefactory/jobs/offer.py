@@ -272,7 +272,7 @@ def choose_form(
         why = f"only available as {offered}, which this site does not run"
         raise NothingSelectedError(
             "image-not-exported",
-            f"jobs cannot fetch {own}: it is {why if offered else 'not in a registry or file'}",
+            f"jobs cannot fetch {own}, because it is {why if offered else 'not in a registry or file'}",
             hint=f"run imagefactory image export {own} --format sif, then write the job again",
         )
     if not offered:

@@ -201,14 +201,14 @@ def _check_common(spec: JobSpec) -> None:
         if not _COLUMN.fullmatch(name) or name.lower() in reserved:
             raise UsageError(
                 "column-name-invalid",
-                f"'{name[:60]}' cannot be a column name",
+                f"'{name[:60]}' is not a valid column name",
                 hint="use another word, such as lr or seed",
             )
     if len({name.lower() for name in columns}) != len(columns):
         raise UsageError(
             "column-name-duplicate",
             "two columns have the same name",
-            hint="rename one; upper and lower case are the same",
+            hint="rename one; names that differ only in upper and lower case are the same",
         )
     for number, row in enumerate(spec.rows, start=1):
         if len(row) != len(columns):
@@ -221,7 +221,7 @@ def _check_common(spec: JobSpec) -> None:
             if not _VALUE.fullmatch(value):
                 raise UsageError(
                     "sweep-values-invalid",
-                    f"run {number}: {value[:80]!r} cannot be a value of a sweep",
+                    f"run {number}: {value[:80]!r} is not a valid value of a sweep",
                     hint="use only letters, digits, spaces and . , : ; / = + @ % # _ -",
                 )
 
@@ -291,7 +291,7 @@ def _check_shell_arguments(spec: JobSpec, macro: re.Pattern[str]) -> None:
             raise _unknown_macro(word, spec.columns)
         if not (word.isascii() and word.isprintable()):
             raise UsageError(
-                "argument-not-ascii", f"{word[:80]!a} cannot be an argument", hint="use printable ASCII"
+                "argument-not-ascii", f"{word[:80]!a} is not a valid argument", hint="use printable ASCII"
             )
 
 

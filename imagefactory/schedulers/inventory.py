@@ -175,7 +175,7 @@ class _JsonLocation:
         where = f"{self.file}: {self.path}" if self.path else self.file
         raise UsageError(
             "inventory-value-invalid",
-            f"{where} cannot be {text[:60]}{'...' if len(text) > 60 else ''}",
+            f"{where}: {text[:60]}{'...' if len(text) > 60 else ''} is not a valid value",
             hint=write,
         )
 
@@ -227,7 +227,7 @@ def _machine(place: _JsonLocation, value: object) -> PoolMachine:
     row = place.fields(value, _MACHINE, ("name", "gpus"))
     name = row.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
     if not name:
-        row.at("name").refuse(name, "write the machine's name")
+        row.at("name").refuse(name, "write the name of the machine")
     start = row.values.get("start", "")
     if not isinstance(start, str) or len(start) > MAX_TEXT or not start.isprintable():
         row.at("start").refuse(start, "write its START expression in one line, or nothing")
@@ -243,7 +243,7 @@ def _machine(place: _JsonLocation, value: object) -> PoolMachine:
 
 def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | float | bool]:
     if not isinstance(value, dict) or len(value) > MAX_ATTRIBUTES:
-        place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine's ad")
+        place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine")
     for key, attribute in value.items():
         if not re.fullmatch(ATTRIBUTE, key, re.ASCII):
             place.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
@@ -254,7 +254,7 @@ def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | fl
             else isinstance(attribute, int) and abs(attribute) < 1 << 63
         )
         if not text and not number:
-            place.at(key).refuse(attribute, "write a text in one line, a number, true or false")
+            place.at(key).refuse(attribute, "write a string in one line, a number, true or false")
     return value
 
 
@@ -262,13 +262,13 @@ def _gpu(place: _JsonLocation, value: object) -> PoolGpu:
     row = place.fields(value, _GPU, ("capability",))
     memory = row.values.get("memory", 0)
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:
-        row.at("memory").refuse(memory, "write its memory in bytes, or 0 where it is not known")
+        row.at("memory").refuse(memory, "write its memory in bytes, or 0 if unknown")
     driver = row.values.get("driver", "")
     try:
         if driver != "":
             parse_driver(driver)
     except (ValueError, AttributeError):
-        row.at("driver").refuse(driver, "write the driver's version, such as 550.54.15")
+        row.at("driver").refuse(driver, "write the driver version, such as 550.54.15")
     capability = row.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
     name = row.text("name", DEVICE, "the name that the driver reports")
     return PoolGpu(

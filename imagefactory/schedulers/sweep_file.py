@@ -185,13 +185,13 @@ def _narrowed(rows: object, selected: NodeFilter) -> object:
 
 def _parse(data: bytes, path: Path, name: str, schema: Any, narrow: Callable[[object], object]) -> object:
     """Return the field `name` of a document, which has the format besides. Raises UsageError."""
-    again = "create a new sweep" if path.name == SWEEP else "delete it and run imagefactory sweep collect"
+    again = "start a new sweep" if path.name == SWEEP else "delete it and run imagefactory sweep collect"
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise StatementError("sweep-format-unknown", f"its format is not {FORMAT}")
+            raise StatementError("sweep-format-unknown", f"expected format {FORMAT}")
         if set(document) != {"format", name}:
-            raise StatementError("sweep-format-unknown", f"its fields are not 'format' and '{name}'")
+            raise StatementError("sweep-format-unknown", f"expected the fields 'format' and '{name}'")
         return parse_value(narrow(document[name]), schema, name)
     except (ValueError, RecursionError) as error:
         raise UsageError("sweep-file-not-json", f"{path} is not valid JSON", hint=again) from error

@@ -515,7 +515,7 @@ def parse_own(data: bytes, where: str) -> OwnClaims:
     """Return what `format_own` wrote. Raises StatementError."""
     claims = parse_document(parse_json(data, where, LARGEST), OwnClaims, FORMAT, where)
     if not isinstance(claims, OwnClaims):
-        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete it")
+        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete the file")
     return claims
 
 

@@ -104,7 +104,7 @@ def _check_places(values: Mapping[str, SettingValue]) -> None:
     directory = values["sif_folder"]
     if directory.value and not SIF_DIRECTORY.fullmatch(directory.value):
         hint = "write an absolute path or osdf:///PATH, with letters, digits and . _ + - /, without '..'"
-        raise _invalid("sif-folder", directory, "a place for .sif files", hint)
+        raise _invalid("sif-folder", directory, "a directory for .sif files", hint)
 
 
 def _invalid(name: str, setting: SettingValue, expected: str, hint: str, text: str = "") -> UsageError:
@@ -117,7 +117,7 @@ def _check_unique(name: str, setting: SettingValue, keys: Iterable[str], hint: s
     for key in keys:
         if key in seen:
             raise UsageError(
-                "setting-duplicate", f"{name}: '{key}' ({setting.origin}) is a duplicate", hint=hint
+                "setting-duplicate", f"{name}: '{key}' ({setting.origin}) appears twice", hint=hint
             )
         seen.add(key)
 
@@ -167,7 +167,7 @@ def _check_channels(setting: SettingValue) -> None:
             hint = "write the directory that contains noarch/repodata.json"
             raise _invalid("channels", setting, "a directory", hint, place)
     addresses = (channel_address(channel) for channel, _ in _pairs(setting))
-    _check_unique("channels", setting, addresses, "write one place for each channel")
+    _check_unique("channels", setting, addresses, "write one address for each channel")
 
 
 def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = False) -> tuple[str, str]:
@@ -182,7 +182,7 @@ def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = 
 def _check_certificates(setting: SettingValue) -> None:
     if not setting.value:
         return
-    hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
+    hint = "set a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
     path = Path(setting.value)
     # The path is written to an apt.conf.
     if not path.is_file() or not setting.value.isprintable() or '"' in setting.value:
@@ -491,7 +491,7 @@ def _check_known_settings(environ: Mapping[str, str]) -> None:
         if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, NONCE_STORE_KEY, LOG_VARIABLE):
             raise UsageError(
                 "setting-unknown",
-                f"the variable {name} is not a setting",
+                f"the environment variable {name} is not a setting",
                 hint=f"the settings are {', '.join(known)}",
             )
 

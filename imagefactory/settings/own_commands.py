@@ -82,10 +82,10 @@ def parse_options(text: str) -> tuple[str, ...]:
 def _check(name: str, own: Collection[str], names: Collection[str]) -> None:
     if name in own:
         raise UsageError(
-            "submit-command-reserved", f"'{name}' is written by imagefactory", hint=f"remove '{name}'"
+            "submit-command-reserved", f"imagefactory sets '{name}' itself", hint=f"remove '{name}'"
         )
     if name in names:
-        raise UsageError("setting-duplicate", f"'{name}' is a duplicate", hint="write it once")
+        raise UsageError("setting-duplicate", f"'{name}' appears twice", hint="delete one of the two lines")
 
 
 def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -119,7 +119,7 @@ def parse_machines(text: str) -> tuple[str, ...]:
         raise UsageError(
             "machine-list-too-long",
             f"more than {MOST_PATTERNS} machine names, or {LONGEST_PATTERNS} characters",
-            hint="write * for the common part of names",
+            hint="write one pattern for many machines: gpu*",
         )
     return patterns
 
@@ -154,7 +154,9 @@ def parse_limit(text: str) -> int:
     """Return the number of `sweep-gpu-hours` or `sweep-jobs`, 0 for none. Raises UsageError."""
     if text and not re.fullmatch(r"[1-9][0-9]{0,6}", text):
         raise UsageError(
-            "limit-invalid", f"'{text[:80]}' is not a whole number from 1", hint="leave it empty for no limit"
+            "limit-invalid",
+            f"'{text[:80]}' is not an integer of at least 1",
+            hint="leave it empty for no limit",
         )
     return int(text or 0)
 

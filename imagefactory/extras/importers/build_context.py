@@ -89,8 +89,8 @@ def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
         if len(rules) >= _MOST_RULES or len(pattern) > _MOST_PATTERN:
             raise UsageError(
                 "dockerignore-invalid",
-                f"{file}:{number} has too many rules or too long ones",
-                hint="shorten the file",
+                f"{file}:{number}: too many rules, or a rule is too long",
+                hint="remove or shorten rules",
             )
         if pattern not in (".", ""):
             pieces = tuple(_pieces(pattern))
@@ -356,7 +356,9 @@ def decode_text(data: bytes) -> str:
             return _decode(data, encoding)
     if b"\x00" in data:
         zeros = data[:1000].count(0) * 5 > len(data[:1000])
-        raise ValueError("is UTF-16 without a byte order mark" if zeros else "holds bytes that no text has")
+        raise ValueError(
+            "is UTF-16 without a byte order mark" if zeros else "contains zero bytes, so it is not text"
+        )
     for line in data.split(b"\n", 2)[:2]:
         match = _CODING.search(line) if line.startswith(b"#") else None
         if match and _PLAIN_ENCODING.match(match[1]):

@@ -123,8 +123,8 @@ def import_recipe(
     if cuda == "none":
         raise UsageError(
             "option-invalid",
-            "--cuda none: new recipes are for GPUs",
-            hint="afterwards add a row with cuda: [none]",
+            "--cuda none is not supported: recipe new writes recipes for GPUs",
+            hint="omit --cuda, then add a row with cuda: [none] to the new recipe",
         )
     version = version.lstrip("=")
     for text, rule in ((framework, "framework"), (version, "version"), (cuda, "cuda")):
@@ -185,6 +185,6 @@ def _incomplete(file: str, lost: Sequence[str]) -> UsageError:
     lines = "".join(f"\n  {line}" for line in lost)
     return UsageError(
         "import-incomplete",
-        f"a recipe cannot contain all of {file}:{lines}",
-        hint="change the file as the brackets say, or write the recipe without these: --partial",
+        f"these lines of {file} cannot become part of a recipe:{lines}",
+        hint="make the change in brackets, or pass --partial to skip these lines",
     )

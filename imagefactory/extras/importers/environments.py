@@ -154,12 +154,14 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
     if _container(text, file):
         return _read_container(path, text, reading)
     if reading.build_context:
-        hint = "leave it out: it says where a Dockerfile's COPY takes files from"
+        hint = "omit --context: it is only for the COPY lines of a Dockerfile"
         raise UsageError(
             "option-conflict", f"{path} is not a container file, so --context has no effect", hint=hint
         )
     if reading.build_args:
-        hint = "leave it out: it sets an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition"
+        hint = (
+            "omit --build-arg: it is only for ARG in a Dockerfile, or {{ NAME }} in an Apptainer definition"
+        )
         raise UsageError(
             "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
         )

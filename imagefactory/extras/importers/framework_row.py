@@ -174,8 +174,9 @@ class FrameworkRow:
             rocm = f" {match[1]}" if match[1] else ""
             raise UsageError(
                 "rocm-not-supported",
-                f"{self.spec.file} means a build of {self.framework} for ROCm{rocm}",
-                hint="write its row manually, with rocm instead of cuda (docs/recipes.md), or choose CUDA: "
+                f"{self.spec.file} requires {self.framework} for ROCm{rocm}, which recipe import "
+                "does not support",
+                hint="write a row with rocm instead of cuda in the recipe (docs/recipes.md), or use CUDA: "
                 "--cuda VERSION",
             )
 
@@ -230,16 +231,16 @@ class FrameworkRow:
     def other_build(self, version: str) -> str:
         """Return the problem of a file that means a CPU build, or a build that its source does not have."""
         cuda, offers = self.meant_cuda(), self.offers(version)
-        what = f"{self.spec.file} means {'a build of ' if cuda == 'cpu' else ''}{self.framework} {version}"
+        what = f"{self.spec.file} requires {self.framework} {version}"
         if cuda == "cpu":
             return f"{what.strip()} without CUDA"
         if self.source != "pypi" or not cuda:
             return ""
         if not version and not self.range_with(cuda) and self.known():
-            return f"{what.strip()} for CUDA {cuda}, and PyPI has no such build that is known"
+            return f"{what.strip()} for CUDA {cuda}, but no known build on PyPI is for it"
         if not offers or self._as_offered(cuda, offers) in offers:
             return ""
-        return f"{what.strip()} for CUDA {cuda}, and PyPI has it for CUDA {' and '.join(offers)}"
+        return f"{what.strip()} for CUDA {cuda}, but PyPI has it only for CUDA {' and '.join(offers)}"
 
     def conda_name(self) -> str:
         """Return its name on conda channels, empty if unknown."""
@@ -253,11 +254,13 @@ class FrameworkRow:
         """
         if message := self.other_build(version):
             cuda, offers = self.meant_cuda(), self.offers(version)
-            ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
+            ways = [f"use the build on PyPI: --cuda {offers[-1] if offers else _CUDA}"]
             if cuda != "cpu" and index:
-                ways.append(f"take that build: {index}, and run this command again")
+                ways.append(f"use that build: {index}, and run this command again")
             if cuda != "cpu" and version and (conda := self.conda_name()):
-                ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {cuda}")
+                ways.append(
+                    f"use the conda-forge build: --source conda --framework {conda}={version} --cuda {cuda}"
+                )
             raise UsageError("framework-conflict", message, hint="; or ".join(ways))
 
     def refuse_version(self, version: str) -> None:
@@ -268,14 +271,14 @@ class FrameworkRow:
             allowed = f", such as {known}," if known else ""
             raise UsageError(
                 "option-conflict",
-                f"{asks}, which {version} is not",
+                f"{asks}, but --framework sets {version}",
                 hint=f"remove VERSION from --framework, or choose one{allowed} that the file allows",
             )
         if not self.covers(version):
             raise UsageError(
                 "choice-required",
-                f"{asks}, and not every release of {version} is within that",
-                hint=f"name one release: --framework {self.framework}={version}.N",
+                f"{asks}, but some releases of {version} are outside these bounds",
+                hint=f"choose one release: --framework {self.framework}={version}.N",
             )
 
     def extras(self, version: str, cuda: str) -> tuple[str, ...]:
@@ -314,12 +317,12 @@ class FrameworkRow:
 
     def ask(self, version: str, cuda: str) -> UsageError:
         """Return the error for an open version or CUDA if the solver cannot decide."""
-        missing = [what for what, value in (("version", version), ("CUDA", cuda)) if not value]
+        missing = [what for what, value in (("version", version), ("CUDA version", cuda)) if not value]
         cuda = cuda or self._some_cuda(version)
         return UsageError(
             "choice-required",
-            f"{self.spec.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
-            hint=f"pass it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
+            f"{self.spec.file} does not set the {' and the '.join(missing)} of {self.framework}",
+            hint=f"set it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
 
 
@@ -332,7 +335,7 @@ def find_framework(spec: EnvironmentSpec, named: str, source: str) -> tuple[str,
     if not framework[0]:
         raise UsageError(
             "framework-missing",
-            f"{spec.file} has no framework that the smoke test knows",
+            f"{spec.file} has no GPU framework that the smoke test supports",
             hint="choose its main package with --framework NAME, or extend a target: --extends TARGET",
         )
     return framework

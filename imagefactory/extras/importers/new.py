@@ -238,7 +238,7 @@ class _RecipePlanner:
             raise UsageError(
                 "target-conflict",
                 f"{spec.file} asks for {'; and for '.join(conflicts)}",
-                hint=self._other_ways(spec) or "omit --extends: a recipe is solved without the target then",
+                hint=self._other_ways(spec) or "omit --extends, to solve a recipe without the target",
             )
         if lock is None:
             return self._unsolved(drafted, why)
@@ -480,7 +480,9 @@ class _RecipePlanner:
             series = ".".join(version.split(".")[:2])
             trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
         raise first or LockError(
-            "nothing-solved", f"no version of {trial.spec.file}'s framework could be solved"
+            "nothing-solved",
+            f"no version of the framework in {trial.spec.file} has a solution",
+            hint="set a version: --framework NAME=VERSION --cuda VERSION",
         )
 
     def _version(self, trial: _PythonTrial) -> tuple[FrameworkRow, str, bool]:
@@ -493,7 +495,7 @@ class _RecipePlanner:
         if not framework:
             raise UsageError(
                 "framework-missing",
-                f"no known GPU framework in {spec.file} or in what its packages need",
+                f"neither {spec.file} nor the dependencies of its packages contain a known GPU framework",
                 hint=self._optional(spec)
                 or self._other_ways(spec)
                 or "name the package that uses the GPU: --framework NAME --cuda VERSION",
@@ -508,8 +510,8 @@ class _RecipePlanner:
         if not RULES["version"].allows(solved):
             raise UsageError(
                 "framework-version-invalid",
-                f"{spec.file} needs {framework} {solved}, and a recipe row cannot name that version",
-                hint=f"limit {framework} to a release",
+                f"{spec.file} requires {framework} {solved}, but a recipe row cannot contain that version",
+                hint=f"write a release of {framework} in the file, such as {framework}==2.3",
             )
         return row, solved, True
 
@@ -537,10 +539,10 @@ class _RecipePlanner:
         try:
             _RecipePlanner(self._factory, other, self._solver, hints=False).of_its_own()
         except ImagefactoryError:
-            hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
+            hint = f"allow a release that has CUDA on PyPI, such as {row.framework} {row.newest}"
         else:
             hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
-        message = f"{row.spec.file} needs {row.framework} {version}, and PyPI has it without CUDA"
+        message = f"{row.spec.file} requires {row.framework} {version}, but PyPI has it only without CUDA"
         return UsageError("cuda-not-on-pypi", message, hint=hint)
 
     def _written(
@@ -626,7 +628,7 @@ class _RecipePlanner:
         if empty:
             raise UsageError(
                 "no-packages-found",
-                f"{spec.file} names no package that a recipe can have",
+                f"{spec.file} has no package for a recipe",
                 hint="pass the file that lists the packages; add your own code with `files:` in a recipe "
                 f"on a target (imagefactory recipe new {request.family} --extends TARGET, docs/recipes.md)",
             )
@@ -776,14 +778,14 @@ class _RecipePlanner:
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
         elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(spec).missing.items())
-        hint = elsewhere or f"change the named packages in {spec.file}"
+        hint = elsewhere or f"change the versions of these packages in {spec.file}"
         if error.hint != failed[python].hint:  # a change that has a solution
             hint = error.hint
         if isinstance(error, NoWheelError):
             hint = error.hint
         return UnsolvableError(
             "packages-conflict",
-            f"the packages of {spec.file} cannot be installed together on any tested Python ({tried}); on "
+            f"the packages of {spec.file} conflict on each tested Python version ({tried}); on "
             f"{python}: {text}",
             hint=self._other_ways(spec) or hint,
             tree=error.tree if isinstance(error, UnsolvableError) else "",

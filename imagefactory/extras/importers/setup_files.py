@@ -243,7 +243,7 @@ class _SetupScript:
     def _step(self) -> None:
         self.steps += 1
         if self.steps > _STEPS:
-            raise ValueError("too long")
+            raise ValueError(f"it has more than {_STEPS} statements and expressions")
 
     def _nodes(self, function: ast.FunctionDef) -> Iterator[ast.AST]:
         for node in ast.walk(function):

@@ -86,7 +86,7 @@ def parse_status(text: str) -> Iterator[Ad]:
         if not isinstance(ad, dict):
             raise ToolError(
                 "condor-output-invalid",
-                f"the output of condor_status before character {at} is not an ad",
+                f"the output of condor_status before character {at} is not a ClassAd",
                 hint=hint,
             )
         yield ad
@@ -113,7 +113,7 @@ def parse_ads(rows: Iterable[Ad], now: datetime) -> Inventory:
             raise ToolError(
                 "pool-too-large",
                 f"the pool has more than {MAX_ADS:,} slots",
-                hint="save its inventory in parts",
+                hint="save several smaller inventories",
             )
         ad = {str(key).lower(): value for key, value in row.items()}
         pools.add(_text(ad.get("collector_host_string"), NAME))

@@ -222,7 +222,7 @@ def _checked(value: str, allowed: re.Pattern[str], what: str) -> str:
     if not allowed.fullmatch(value):
         raise UsageError(
             "dag-value-invalid",
-            f"{value!r} cannot be the {what} in a DAG",
+            f"{value!r} is not valid as the {what} in a DAG",
             hint=f"use a value that matches {allowed.pattern}",
         )
     return value
@@ -263,7 +263,7 @@ def check_dag_directory(folder: Path) -> None:
     if not re.fullmatch(_PATH, str(folder.resolve())):
         raise UsageError(
             "sweep-folder-invalid",
-            f"{str(folder)[:200]!r} cannot be the directory of a sweep in HTCondor",
+            f"HTCondor does not support the sweep directory {str(folder)[:200]!r}",
             hint="use another --dir DIR with only letters, digits, '-', '_', '.', '+' and '@'",
         )
 

@@ -110,7 +110,7 @@ class HTCondor(HTCondorSweepFiles):
         if jobs := self.jobs(folder):
             raise UsageError(
                 "sweep-running",
-                f"job {jobs[0]} already runs the sweep {folder}",
+                f"the sweep {folder} already runs as job {jobs[0]}",
                 hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
@@ -121,7 +121,7 @@ class HTCondor(HTCondorSweepFiles):
             raise ToolError(
                 "condor-output-invalid",
                 f"condor_submit_dag printed no job number: {clean(output)[-200:]}",
-                hint=f"see {folder}/{DAG}.dagman.out",
+                hint=f"read {folder}/{DAG}.dagman.out, and submit the sweep again",
             )
         return f"{match[1]}.0"
 
@@ -229,7 +229,7 @@ def _checked(folder: Path) -> Path:
     if not re.fullmatch(DIRECTORY_PATTERN, str(path), re.ASCII):
         raise UsageError(
             "sweep-folder-invalid",
-            f"{clean(str(path))} cannot be the directory of a sweep in HTCondor",
+            f"HTCondor does not support the sweep directory {clean(str(path))}",
             hint="use only letters, digits, '-', '_' and '.' in --dir",
         )
     return path

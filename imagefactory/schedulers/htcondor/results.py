@@ -476,7 +476,7 @@ def parse_job_run(data: bytes, where: str) -> SuiteRun:
         raise StatementError(
             "job-run-not-json",
             f"{where} is not JSON",
-            hint="submit the sweep again: the job wrote an invalid file",
+            hint="start a new sweep: imagefactory sweep start",
         ) from error
     row = _RUN.parse(document, where)
     hardware = row["hardware"]
@@ -578,7 +578,7 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], output: 
         raise StatementError(
             "job-run-mismatch",
             "run.json belongs to another node or suite",
-            hint="submit the sweep again: its files were changed",
+            hint="start a new sweep: imagefactory sweep start",
         )
     try:
         suite = parse_suite_report(output.report or b"", expectations)

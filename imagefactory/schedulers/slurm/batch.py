@@ -414,7 +414,7 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
         if isinstance(error, StatementError):
             problem = error.message
         raise UsageError(
-            "sweep-file-invalid", problem, hint="create a new sweep: this file was changed"
+            "sweep-file-invalid", problem, hint="start a new sweep: imagefactory sweep start"
         ) from error
 
 

@@ -53,7 +53,9 @@ def run(
         raise ToolError("tool-missing", f"{argv[0]} is not installed on this machine", hint=AWAY) from error
     except subprocess.TimeoutExpired as error:
         raise ToolError(
-            "slurm-timeout", f"{argv[0]} did not answer within {timeout:.0f} s", hint="try again"
+            "slurm-timeout",
+            f"{argv[0]} did not answer within {timeout:.0f} s",
+            hint="check the controller with scontrol ping, then run the command again",
         ) from error
     output = ended.stdout.decode("utf-8", "replace")
     if ended.returncode:
@@ -201,7 +203,7 @@ def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
     except (ValueError, RecursionError, StatementError) as error:
         raise UsageError(
             "probe-file-invalid",
-            f"{path} is not valid",
+            f"{path} is not a valid file of GPU probes",
             hint="delete it, then run imagefactory gpus --probe 5m",
         ) from error
     return memory.known

@@ -77,8 +77,8 @@ class SlurmSweepFiles:
         if not str(folder.resolve()).isprintable():
             raise UsageError(
                 "sweep-folder-invalid",
-                f"squeue cannot print the directory {str(folder)!r}",
-                hint="use another directory: --dir DIR",
+                f"Slurm does not support the sweep directory {str(folder)!r}",
+                hint="use a directory with only letters, digits, '-', '_' and '.': --dir DIR",
             )
 
     def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -154,7 +154,7 @@ class SlurmPool(SlurmSweepFiles):
         if not last:
             raise fault or ToolError(
                 "cluster-gpu-unknown",
-                "no GPU of this cluster is known to have a requested capability",
+                "no known GPU of this cluster has a requested capability",
                 hint="query the GPUs with imagefactory gpus --probe 5m, then create a new sweep",
             )
         return last
@@ -180,7 +180,7 @@ class SlurmPool(SlurmSweepFiles):
                 raise ToolError(
                     "slurm-output-invalid",
                     f"sbatch printed no job number: {clean(output)[-200:]}",
-                    hint=f"see {folder}",
+                    hint="see whether the jobs are queued: squeue --me; if not, submit the sweep again",
                 )
         except ToolError as error:
             write_row(row, ArraySubmission(job="", at=now, until=until, refused=clean(error.message)))

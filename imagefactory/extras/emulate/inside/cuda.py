@@ -45,7 +45,9 @@ def _index(machine: Machine, device: Any = None) -> int:
         number = machine.torch.device(device).index if not hasattr(device, "idx") else device.idx
         index = machine.current if number is None else number
     if index >= machine.count:
-        raise RuntimeError(f"CUDA error: invalid device ordinal: {index}, of {machine.count}")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal {index}: this program has {machine.count} GPUs"
+        )
     return int(index)
 
 

@@ -527,8 +527,8 @@ class Dispatch:
             if known.mutable:  # it changes only values
                 return args[0] if func._schema.returns else None
             raise NotImplementedError(
-                f"{known.name}: torch {self.torch.__version__} cannot say its shapes without its values, so "
-                "it cannot be emulated"
+                f"cannot emulate {known.name}: torch {self.torch.__version__} cannot compute its output "
+                "shapes without values; use an operation whose output shape does not depend on values"
             ) from error
 
     def _refuse_mixed(self, known: OperationInfo, args: tuple[Any, ...]) -> None:
