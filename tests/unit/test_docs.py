@@ -1,4 +1,4 @@
-"""Check the documentation: its commands parse, its links work, its sentences are short and its words plain."""
+"""Check the documentation: its commands parse, its links work, its sentences are short, its words plain."""
 
 from __future__ import annotations
 
@@ -263,9 +263,10 @@ def user_strings() -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                if " " in node.value.strip():
-                    yield node.value
+            if id(node) not in docstrings and isinstance(node, ast.Constant):
+                text = node.value
+                if isinstance(text, str) and " " in text.strip():
+                    yield text
     yield from (command.help or "" for command in walk(cli))
 
 
