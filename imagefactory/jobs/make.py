@@ -1,8 +1,8 @@
-"""From an offered image to a job, and its files in this directory. Nothing is submitted.
+"""Turn an image on offer into a job and write its files into this directory. No job is submitted.
 
     offer + JobParameters -> resolve_job() -> JobSpec -> write_job() -> texts by file name -> save_files()
 
-Only the functions of the second half touch files. Raises only ImagefactoryError.
+Only the functions in the second half access files. All errors are of type ImagefactoryError.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _CHUNK = 1 << 20
 
 
 def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, now: datetime) -> JobSpec:
-    """Return the requested job, in the best form of an offered image. Pure.
+    """Return the requested job with the best form of an image. Pure.
 
-    An image for CPUs needs no verdict. Raises NothingSelectedError for a form that is not offered,
-    CheckFailedError if no GPU is verified, UsageError for a value that a job cannot have.
+    An image for CPUs needs no verdict. Raises NothingSelectedError if the form is not on offer,
+    CheckFailedError if no GPU is verified, UsageError for an invalid value.
     """
     image = offer.image
     form = choose_form(
@@ -107,7 +107,7 @@ def _without_gpus(request: JobParameters, target: str) -> JobParameters:
 
 
 def _first_trial(framework: str, gpus: int) -> str:
-    """Return a Python program that prints which GPU the framework sees, on CPUs its version."""
+    """Return a Python program that prints the GPU that the framework uses, or its version on CPUs."""
     if gpus:
         return _TRIALS.get(framework, _PLAIN)
     module = table.module_of(framework)
@@ -118,7 +118,7 @@ def _first_trial(framework: str, gpus: int) -> str:
 def _not_verified(
     offer: ImageOffer, form: ImageForm, expected: ImageEvidence, trust: TrustRules, request: JobParameters
 ) -> CheckFailedError:
-    """Return why there is no job, what is predicted, and what the user can do."""
+    """Return an error that says why there is no job, what is predicted, and what the user can do."""
     name = f"{request.prefix}{offer.image.target}"
     sifs = (sif.judged for sif in offer.sifs if sif.sif.subject == form.image.subject)
     poor = [row for row in next(sifs, offer.judged) if row.standing is not VerdictStatus.GOOD]
@@ -149,7 +149,7 @@ def _not_verified(
 
 
 def write_job(spec: JobSpec) -> dict[str, str]:
-    """Return the texts of a job's files by name, the job itself first. Pure; raises as the writers."""
+    """Return the texts of the files by name, the job first. Pure. Raises the errors of the writers."""
     if spec.site.batch == SLURM:
         return write_slurm(spec)
     return write_kubernetes(spec) if spec.site.batch == KUBERNETES else write_htcondor(spec)
@@ -183,7 +183,7 @@ def summary(spec: JobSpec) -> Mapping[str, object]:
 
 
 def check_files(spec: JobSpec, progress: Progress) -> None:
-    """Check the files that a job transfers. Raises UsageError for one that is missing or wrong."""
+    """Check the files that a job transfers. Raises UsageError for a missing or wrong file."""
     for option, program in (("--executable", spec.executable), ("--finalize", spec.gather)):
         if program and not spec.in_image:
             _check_program(option, Path(program), runs_here=spec.site.batch == SLURM)
@@ -199,7 +199,10 @@ def check_files(spec: JobSpec, progress: Progress) -> None:
 
 
 def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
-    """Check that another machine can start a program. HTCondor makes it executable, Slurm `runs_here`."""
+    """Check that another machine can start a program.
+
+    HTCondor makes the file executable. With `runs_here` (Slurm), the file must be executable.
+    """
     try:
         with path.open("rb") as file:
             line = file.readline(256)
@@ -228,7 +231,7 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
 
 
 def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
-    """Check that the file is the verified one. A directory that this machine does not have is skipped."""
+    """Check the digest of the .sif file. Skip the check if its directory is not on this machine."""
     if not path.parent.is_dir():
         return
     if not path.is_file():
@@ -248,7 +251,7 @@ def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
 
 
 def read_files(request: JobParameters) -> Mapping[str, bytes]:
-    """Return the program and its inputs by name, for a Job that carries them. Raises UsageError."""
+    """Return the program and its inputs by name, for a Job that contains them. Raises UsageError."""
     paths = [("--executable", request.executable)] if request.executable and not request.in_image else []
     files: dict[str, bytes] = {}
     for option, path in [*paths, *(("--input", path) for path in request.inputs)]:
@@ -277,10 +280,11 @@ def read_files(request: JobParameters) -> Mapping[str, bytes]:
 
 
 def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: bool) -> tuple[str, ...]:
-    """Write the files of a job into `folder`, and the directories of its runs here. Return the paths of the
-    files.
+    """Write the files of a job into `folder`, and create the directories of its runs.
 
-    Raises UsageError if they exist, unless `force`.
+    Return the paths of the files.
+
+    Raises UsageError if the files exist, unless `force` is set.
     """
     dag = f"{spec.name}.dag"
     if dag in files and (rescues := sorted(Path().glob(f"{dag}.rescue*"))):

@@ -573,5 +573,5 @@ def check_context(around: ContainerFileReaders) -> None:
                     )
                     for requirement in gained
                 ],
-                hint=f"these files are in another directory: pass {option}",
+                hint=option,
             )

@@ -104,7 +104,7 @@ def changed(path: str, value: object) -> str:
         ("machine", [], "unknown key 'machine'", "did you mean 'machines'?"),
         ("machines", {}, "machines: {}", "a list"),
         ("machines.0.name", "gpu01 evil", 'machines[0].name: "gpu01 evil"', "letters, digits"),
-        ("machines.0.name", "", "machines[0].name:", "the machine's name"),
+        ("machines.0.name", "", "machines[0].name:", "the name of the machine"),
         ("machines.0.start", "a\nb", "machines[0].start:", "one line"),
         ("machines.0.attributes", {"a b": 1}, "machines[0].attributes:", "name of an attribute"),
         ("machines.0.attributes", {"a": 10**400}, "machines[0].attributes.a: 1000", "a number"),

@@ -204,7 +204,7 @@ def test_a_failure_without_a_word_is_load_failed() -> None:
     ("completed", "outcome", "words"),
     [
         ({"returncode": 139}, Outcome.LOAD_FAILED, "it ended by signal 11"),
-        ({"returncode": 137, "timed_out": True}, Outcome.TIMEOUT, "stopped: it took too long"),
+        ({"returncode": 137, "timed_out": True}, Outcome.TIMEOUT, "stopped after too long"),
     ],
 )
 def test_the_check_that_was_running_when_all_went_down(
