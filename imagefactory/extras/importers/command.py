@@ -170,7 +170,10 @@ def import_recipe(
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:
-    """Return values by name. The last of a repeated name counts, as in Docker. Raises UsageError."""
+    """Return the values by name.
+
+    If a name is repeated, the last value is used, as in Docker. Raises UsageError.
+    """
     values = dict(text.partition("=")[::2] for text in texts)
     for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
