@@ -55,7 +55,7 @@ html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
 PAGES = {
-    "Start": ("docs/install",),
+    "Get started": ("docs/install",),
     "Run jobs": (
         "docs/researchers",
         "docs/throughput-ml",
@@ -88,7 +88,7 @@ PAGES = {
         "docs/site-housekeeping",
         "docs/site-reports",
     ),
-    "Reference": (
+    "Look up details": (
         "docs/reference/commands",
         "docs/reference/recipe-keys",
         "docs/reference/settings",
@@ -108,16 +108,16 @@ PAGES = {
         "docs/emulation",
     ),
     "Contribute": (
+        "CONTRIBUTING",
         "docs/architecture",
         "docs/dev/decisions",
         "docs/benchmarks",
         "docs/projects",
         "benchmarks/README",
-        "CONTRIBUTING",
         "CHANGELOG",
     ),
 }
-"""What stands beside every page, in this order."""
+"""The sidebar: its captions, and the pages of each in order."""
 
 
 def setup(app: Sphinx) -> None:
