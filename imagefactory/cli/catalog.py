@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     choose_targets,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.trust.verdict import VerificationResult
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @registry_option
 @click.option(
@@ -101,7 +102,7 @@ def publish_catalog(
     from imagefactory.trust.policy import read_trust
     from imagefactory.views.verdicts import format_ages
 
-    factory, now = call.sound_factory, datetime.now(UTC)
+    factory, now = call.factory, datetime.now(UTC)
     if rollback is not None and names:
         raise UsageError(
             "option-conflict",
@@ -114,7 +115,7 @@ def publish_catalog(
         before = read_current(output or current_place(factory, place), trust, now)
     if key and not yes_everybody_must_join_again:
         check_signer(before, key, trust, now)
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         targets = choose_targets(factory, names)
         request = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
         back: RollbackPlan | None = None

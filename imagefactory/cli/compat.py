@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -21,7 +22,7 @@ from imagefactory.cli.output import (
     reject_conflict,
     terminal_width,
 )
-from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
+from imagefactory.errors import EXIT_CHECK, NothingSelectedError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     return [name for names in choices for name in names]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument(
     "names",
     metavar="[TARGET|FAMILY|PACKAGE==VERSION|IMAGE|FILE|DIR]...",
@@ -280,7 +281,11 @@ def _candidates(
     targets = factory.targets if factory else ()
     _check_not_cpu(targets, names)
     targets = tuple(target for target in targets if target.gpu)
+    if factory and names and (problems := factory.problems_of(names)):
+        raise RecipeError(problems)
     if not names:
+        if factory:
+            factory.note_invalid(factory.invalid)
         return (
             read_candidates(factory, targets)
             if targets

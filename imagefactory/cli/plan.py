@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
@@ -33,7 +34,7 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return [rule for rule in PRUNING if rule.startswith(incomplete)]
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--inventory",
@@ -143,7 +144,6 @@ def plan(
     from imagefactory.actions.plan import PlanGpus, PlanLookup, read_listed, read_rows, read_stages
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
     from imagefactory.matrix.rows import RowsQuery, rule_rows
-    from imagefactory.recipes.expand import select
     from imagefactory.settings.own_commands import parse_machines
     from imagefactory.verify.kits import program_checksum
     from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
@@ -188,7 +188,7 @@ def plan(
         return print_result(format_rows(ruled_rows, unused, terminal_width()))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
-    stages = read_stages(factory, select(factory.targets, names), request)
+    stages = read_stages(factory, factory.select(names), request)
     whole = make_plan(
         PlanInput(
             stages=stages, devices=listed.devices, allow=rules, on_machines=True, avoided=listed.avoided

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     TargetFailures,
@@ -51,7 +52,7 @@ _registry_option = click.option(
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @_registry_option
 @json_option
@@ -156,7 +157,7 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     return [name for name in tags if name.startswith(incomplete)]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
 @json_option
 @click.pass_obj
@@ -197,7 +198,7 @@ def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
     return references
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
 @json_option
 @click.pass_obj
@@ -232,7 +233,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     return None
 
 
-@click.command()
+@click.command(cls=Command)
 @_registry_option
 @click.option(
     "--older-than", default="", metavar="AGE", help="With --registry: remove older candidates: 30d, 12h, 2w."
@@ -275,7 +276,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
     from imagefactory.oci.maintenance import collect
 
     # The recipes are read first: without them nobody knows what in the cache is needed.
-    factory = call.factory if cache else None
+    factory = call.strict_factory if cache else None
     layout, progress = Layout(call.settings.store_path), call.progress
     access = call.access
     now = datetime.now(UTC)
@@ -302,11 +303,10 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
 
 def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, as_json: bool) -> None:
     from imagefactory.actions.store import list_registry
-    from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_repositories
 
     factory = call.factory
-    shelves = list_registry(factory, select(factory.targets, names), place, call.progress)
+    shelves = list_registry(factory, factory.select(names), place, call.progress)
     if as_json:
         repositories = [
             {
@@ -336,7 +336,7 @@ def _prune_registry(
     from imagefactory.actions.store import prune_registry
     from imagefactory.views.images import format_pruned
 
-    factory, progress = call.factory, call.progress
+    factory, progress = call.strict_factory, call.progress
     registry_place(factory, place)
     now = datetime.now(UTC)
     before = now - parse_age(older_than)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.arguments import Command, DurationType
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -96,7 +96,7 @@ class SweepRequest:
         ]
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--scheduler",
@@ -233,8 +233,8 @@ def start(
         "--held-limit does not apply to Slurm, where a held job is a waiting job",
         "use --idle-limit",
     )
-    factory = call.sound_factory
-    with exit_with_first_failure(factory) as failures:
+    factory = call.factory
+    with exit_with_first_failure(factory, names) as failures:
         pool = find_pool(request.pool)
         if dir is not None and pool.is_whole(dir):
             for word in (*names, *request.written(but=("wait", "dir"))):
@@ -444,7 +444,7 @@ def collect_jobs(
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
     from imagefactory.views.verdicts import format_promotion
 
-    result = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
+    result = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in result.nodes]
     blocks = [headline(result.sweep, results, None), format_collected(result.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in result.promotions]
@@ -499,7 +499,7 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
 # --- Show and cancel
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @json_option
 @click.pass_obj
 def list_(call: CommandContext, as_json: bool) -> None:
@@ -522,7 +522,7 @@ def list_(call: CommandContext, as_json: bool) -> None:
             print_next_command("sweep", "status", statuses[-1].sweep.id)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
@@ -579,7 +579,7 @@ def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
     }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
@@ -615,7 +615,7 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
 # --- Collect
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument(
     "folders",
     metavar="DIR|SWEEP...",
@@ -664,10 +664,10 @@ def collect(
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.actions.verify import collect as collect_one
 
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     options = CollectOptions(ledger=nonce_dir, registry=place, promote=promote)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure() as failures:
         for folder in folders:
             with failures.of(str(folder)):
                 if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     artifact_json,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.oci.transfer import TransferResult
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=True)
 @registry_option
 @click.option("--tag", "tags", multiple=True, metavar="NAME", help="Set this tag too, after the candidate's.")
@@ -76,11 +77,10 @@ def push(
     Credentials are those of `docker login`.
     """
     from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
-    from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_pushed
 
     factory = call.factory
-    chosen = select(factory.targets, names)
+    chosen = factory.select(names)
     named = {(target.family, plain_name(target)) for target in chosen}
     reject_conflict(
         tags and len(named) > len({family for family, _ in named}),
@@ -159,7 +159,7 @@ def transfer_json(sent: TransferResult) -> dict[str, object]:
 # --- imagefactory pull
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET|REFERENCE", shell_complete=complete_targets)
 @registry_option
 @click.option(
@@ -269,7 +269,7 @@ def _pulled_json(pulled: PullResult) -> dict[str, object]:
 # --- imagefactory image copy
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
 @click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
@@ -307,7 +307,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
 # --- imagefactory image export
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @click.option(
     "--format",
@@ -364,10 +364,9 @@ def export(
         )
     from imagefactory.actions.images import stored_image
     from imagefactory.oci.archive import export as export_image
-    from imagefactory.recipes.expand import select_single
 
     factory, progress = call.factory, call.progress
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     path = output or Path(f"{target.name}.{kind}.tar")
     with factory.layout.in_use(progress):
         image = stored_image(factory, target)
@@ -390,11 +389,10 @@ def export(
 
 
 def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bool) -> None:
-    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
     write_module = load_extra("modules.action:write_module")
-    module = write_module(factory, select_single(factory.targets, name), folder, call.progress)
+    module = write_module(factory, factory.select_single(name), folder, call.progress)
     if as_json:
         return print_json("module", module.as_json())
     return print_result(module.text)
@@ -402,10 +400,9 @@ def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bo
 
 def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
     from imagefactory.actions.transfer import export_sif
-    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     compression, output = options
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -50,7 +51,7 @@ def check_registry_option(name: str, registry: str) -> None:
         raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
 @click.option(
@@ -115,7 +116,6 @@ def _find(
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.project import uses_catalog
-    from imagefactory.recipes.expand import select_single
 
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and uses_catalog(call.settings):
@@ -132,7 +132,7 @@ def _find(
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
         return (verdicts_of(factory, place_of(factory, where), where.tag_or_digest, now),), None
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     places: list[StoreRepository] = []
     if not registry:
         places.append(local_place(factory, target.family))
@@ -197,7 +197,7 @@ def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> d
 # --- imagefactory image promote
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
 @registry_option
 @click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
@@ -224,9 +224,9 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
     from imagefactory.actions.promote import promote
     from imagefactory.views.verdicts import format_promotion
 
-    factory, now = call.sound_factory, datetime.now(UTC)
+    factory, now = call.factory, datetime.now(UTC)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
                 request = PromotionRequest(target=target, place=where, now=now, dry_run=dry_run)
@@ -332,7 +332,7 @@ def promotion_json(promotion: PromotionResult) -> dict[str, object]:
 # --- imagefactory verdict revoke
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
 @click.option("--reason", required=True, metavar="TEXT", help="One line; everyone can read it.")
@@ -457,7 +457,6 @@ def _resolve_image(
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_single
     from imagefactory.trust.tags import pointer
 
     if "/" in name:
@@ -469,7 +468,7 @@ def _resolve_image(
     if ":" in name or "@" in name:
         target, where = target_reference(factory, name, registry)
         return place_of(factory, where), where.tag_or_digest, target
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     plain = plain_tag(target)
     return (
         place_of_target(factory, target, registry),
@@ -481,7 +480,7 @@ def _resolve_image(
 # --- imagefactory verdict sync
 
 
-@click.command()
+@click.command(cls=Command)
 @registry_option
 @json_option
 @click.pass_obj
@@ -494,7 +493,7 @@ def sync(call: CommandContext, place: str, as_json: bool) -> None:
     from imagefactory.actions.verdicts import repair_all_referrers
     from imagefactory.views.verdicts import format_reconciled
 
-    factory = call.sound_factory
+    factory = call.factory
     with exit_with_first_failure(factory) as failures:
         repositories = repair_all_referrers(factory, place, datetime.now(UTC), call.progress)
         if as_json:

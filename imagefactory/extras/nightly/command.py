@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.arguments import Command, DurationType
 from imagefactory.cli.output import (
     CommandContext,
     error_json,
@@ -45,7 +45,7 @@ Hook = Callable[[str, "Mapping[str, object]"], None]
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--scheduler",
@@ -175,7 +175,7 @@ def nightly(
     request = replace(request, wait=wait) if wait else request
     hook = _webhook(call, webhook)
     with _with_progress_log(mail, hook), nightly_lock(settings):
-        project, last = call.sound_factory, last_nightly(settings)
+        project, last = call.factory, last_nightly(settings)
         folder = create_nightly(settings, format_id(datetime.now(UTC), os.urandom(2)))
         dependencies = NightlyDependencies(
             clock=lambda: datetime.now(UTC),
@@ -367,7 +367,7 @@ def nightly_json(report: NightlyReport, folder: Path) -> dict[str, object]:
 _units_argument = click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
 
 
-@click.command()
+@click.command(cls=Command)
 @_units_argument
 @click.option(
     "--github",
@@ -404,8 +404,8 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
     plain = not (github or as_json)
     seen, rows = [], []
-    project, now = call.sound_factory, datetime.now(UTC)
-    with exit_with_first_failure(project) as failures:
+    project, now = call.factory, datetime.now(UTC)
+    with exit_with_first_failure(project, names) as failures:
         for unit in find_units(project, names):
             with failures.of(unit.name):
                 news = watch_unit(project, unit, now, call.progress)
@@ -425,7 +425,7 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
         print_next_command("recipe", "update", *moved)
 
 
-@click.command()
+@click.command(cls=Command)
 @_units_argument
 @json_option
 @click.pass_obj
@@ -450,9 +450,9 @@ def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
     from imagefactory.project import require_own_project
 
     require_own_project(call.settings, "recipe update")
-    project, now = call.sound_factory, datetime.now(UTC)
+    project, now = call.factory, datetime.now(UTC)
     root, rows = project.settings.root_path, []
-    with exit_with_first_failure(project) as failures:
+    with exit_with_first_failure(project, names) as failures:
         units = find_units(project, names)
         for unit in units:
             with failures.of(unit.name):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -16,7 +17,7 @@ from imagefactory.cli.output import (
 )
 
 
-@click.command("build-wheel")
+@click.command("build-wheel", cls=Command)
 @click.argument("source", metavar="PACKAGE|FOLDER|ARCHIVE|GIT")
 @click.option(
     "--in",
@@ -72,7 +73,6 @@ def build_wheel(
     from imagefactory.errors import UsageError
     from imagefactory.extras.wheels.build import TIMEOUT, CompileRequest, compile_wheel
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.recipes.expand import select_single
     from imagefactory.runtime.limits import parse_limits
 
     try:
@@ -80,7 +80,7 @@ def build_wheel(
     except ValueError as error:
         raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     place = folder or factory.settings.root_path / "wheels"
     if folder is None and factory.settings.shipped:
         raise UsageError(
