@@ -35,7 +35,7 @@ The allocator of torch leaves gaps, and libraries need workspace.
 """
 MOST_WORKERS = 64
 SLOWER = {ESTIMATED: 2.5, RECORDED: 1.25}
-"""The factor by which a real kernel may be slower. For data sheets, see the page on emulation."""
+"""The factor by which a real kernel may be slower. For data sheets, see docs/emulation.md."""
 STARTING = 300.0
 """Seconds to transfer and start an image on a machine."""
 

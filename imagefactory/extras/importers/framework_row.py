@@ -187,7 +187,7 @@ class FrameworkRow:
                 "rocm-not-supported",
                 f"{self.spec.file} requires {self.framework} for ROCm{rocm}, which recipe import "
                 "does not support",
-                hint="write a row with rocm instead of cuda in the recipe (docs/recipes.md), or use CUDA: "
+                hint="write a row with rocm instead of cuda in the recipe (docs/platforms.md), or use CUDA: "
                 "--cuda VERSION",
             )
 
