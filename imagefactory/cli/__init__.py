@@ -23,7 +23,7 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli.arguments import CommandGroup
+from imagefactory.cli.arguments import Command, CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
     ErrorDocument,
@@ -102,7 +102,7 @@ def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -
     ctx.call_on_close(stop_logging)
 
 
-@click.command("help", hidden=True)
+@click.command("help", cls=Command, hidden=True)
 @click.argument("words", metavar="[COMMAND]...", nargs=-1)
 @click.pass_context
 def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
@@ -118,7 +118,7 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
             )
         command = group.resolve_command(context, [word])[1]
         assert command is not None
-        context = click.Context(command, parent=context, info_name=word)
+        context = command.context_class(command, parent=context, info_name=word)
     print_result(context.get_help())
 
 
@@ -318,7 +318,7 @@ def _raise_interrupt(arguments: Sequence[str]) -> int:
     """Print the last message. If other threads run, exit at once: a normal exit would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints nothing
     silence_progress()
-    message = "interrupted: run the same command again to go on"
+    message = "interrupted: run the same command again to continue"
     _print_json_error(arguments, ImagefactoryError("interrupted", message), EXIT_INTERRUPTED)
     write_terminal(2, message)
     own = (threading.main_thread().name, WAKER)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
     print_json,
     print_next_command,
+    print_prose,
     print_result,
     restricted_lines,
     terminal_width,
@@ -51,7 +53,7 @@ class DoctorDocument(TypedDict):
     findings: list[FindingRow]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--for",
     "purpose",
@@ -93,9 +95,9 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
         width = 10 if words else 8
         for finding in findings:
             word = words.get(finding.state.value, finding.state.value)
-            print_result(f"{word:{width}}  {finding.name}: {finding.detail}")
+            print_prose(f"{word:{width}}  {finding.name}: {finding.detail}", width + 2)
             if finding.remedy:
-                print_result(f"{'':{width}}  fix: {finding.remedy}")
+                print_prose(f"{'':{width}}  fix: {finding.remedy}")
     if good:
         print_next_command("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
@@ -142,7 +144,7 @@ class ConfigTrustDocument(TypedDict):
     """Whether the project was trusted until now."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--trust", is_flag=True, help="Trust this project, until its imagefactory.toml changes.")
 @click.option("--untrust", is_flag=True, help="Trust this project no more.")
 @json_option
@@ -171,10 +173,16 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
         for name, setting in loaded.rows()
     ]
     if as_json:
+<<<<<<< HEAD
         untrusted = _restricted_json(loaded.untrusted)
         return print_json(ConfigDocument(format="imagefactory.config/1", settings=rows, untrusted=untrusted))
     table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
     print_result(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+=======
+        return print_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
+    table = [(row["name"], row["origin"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
+    print_result(format_table(("NAME", "SOURCE", "VALUE"), table, terminal_width()))
+>>>>>>> t
     if loaded.untrusted:
         write_terminal(2, "not used, because you do not trust this project:")
         write_terminal(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
@@ -230,7 +238,7 @@ def _change(call: CommandContext, *, trust: bool, untrust: bool, as_json: bool) 
         )
     print_result(f"{file} is trusted until it changes")
     for line in restricted_lines(rows):
-        print_result(f"  {line}")
+        print_prose(f"  {line}")
     return None
 
 
@@ -246,7 +254,7 @@ def _restricted_json(settings: Iterable[RestrictedSetting]) -> list[RestrictedSe
 # --- imagefactory completion
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script for a shell.
