@@ -109,7 +109,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 class SettingRow(TypedDict):
     name: str
     value: str
-    origin: str
+    source: str
     """The file, variable or default that sets it."""
 
 
@@ -122,7 +122,7 @@ class RestrictedSettingRow(TypedDict):
 
 
 class ConfigDocument(TypedDict):
-    """Every setting, its value without secrets, and its origin."""
+    """Every setting, its value without secrets, and its source."""
 
     format: Literal["imagefactory.config/1"]
     settings: list[SettingRow]
@@ -169,20 +169,14 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
         return _change(call, trust=trust, untrust=untrust, as_json=as_json)
     loaded = call.checked_settings
     rows = [
-        SettingRow(name=name, value=redact(setting.value), origin=setting.origin)
+        SettingRow(name=name, value=redact(setting.value), source=setting.origin)
         for name, setting in loaded.rows()
     ]
     if as_json:
-<<<<<<< HEAD
         untrusted = _restricted_json(loaded.untrusted)
         return print_json(ConfigDocument(format="imagefactory.config/1", settings=rows, untrusted=untrusted))
-    table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
-    print_result(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
-=======
-        return print_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
-    table = [(row["name"], row["origin"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
+    table = [(row["name"], row["source"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
     print_result(format_table(("NAME", "SOURCE", "VALUE"), table, terminal_width()))
->>>>>>> t
     if loaded.untrusted:
         write_terminal(2, "not used, because you do not trust this project:")
         write_terminal(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
