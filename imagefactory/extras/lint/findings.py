@@ -182,12 +182,12 @@ def format_check(checked: SubmitCheckResult, width: int | None = None) -> str:
 
 
 def summary(checked: SubmitCheckResult) -> str:
-    """Return a summary line, such as `train.sub: 2 errors, 1 suggestion`."""
+    """Return a summary line, such as `train.sub: 2 things are wrong, 1 can be improved`."""
     findings = checked.all_findings
     bad = sum(finding.severity is Severity.WRONG for finding in findings)
     better = len(findings) - bad
     parts = [f"{bad} thing{'s are' if bad != 1 else ' is'} wrong"] if bad else ["nothing is wrong"]
-    parts += [f"{better} can be had better"] if better else []
+    parts += [f"{better} can be improved"] if better else []
     return f"{checked.name}: {', '.join(parts)}"
 
 
