@@ -121,10 +121,10 @@ class CatalogImage:
 class CatalogSource(StrEnum):
     """The source of a catalog: created just now, the configured place, a mirror, or the local cache."""
 
-    MADE = "made"
+    MADE = "created"
     PLACE = "place"
     MIRROR = "mirror"
-    KEPT = "kept"
+    KEPT = "cached"
 
 
 SOON = timedelta(days=7)

@@ -114,7 +114,7 @@ class VerdictAges:
     """The time of the oldest valid verdict, None for none, and the number that expire SOON."""
 
     oldest: datetime | None
-    lapsing: int
+    expiring: int
 
 
 def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges:
@@ -122,7 +122,7 @@ def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges
     holding = [(since, until) for since, until in proofs if until > now]
     return VerdictAges(
         oldest=min((since for since, _ in holding), default=None),
-        lapsing=sum(until <= now + SOON for _, until in holding),
+        expiring=sum(until <= now + SOON for _, until in holding),
     )
 
 
