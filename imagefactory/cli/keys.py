@@ -105,7 +105,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     if not rows:
         print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
-    header = ("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")
+    header = ("NAME", "KEY", "STATUS", "VALID FROM", "VALID UNTIL", "EVIDENCE", "YOURS")
     table = [
         (
             str(row["name"]),
@@ -118,7 +118,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         )
         for row in rows
     ]
-    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
+    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "VALID FROM")))
 
 
 @click.command(cls=Command)

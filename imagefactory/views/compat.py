@@ -49,7 +49,7 @@ def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = No
     lines = [
         head,
         "",
-        format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
+        format_table(("TARGET", "RUNS", "STATUS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
     ]
     if gpu.capability not in (*knowledge.capabilities(), *knowledge.processors()):
         lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]

@@ -24,9 +24,11 @@ from imagefactory.errors import UsageError
 
 
 @click.command("import", cls=Command)
-@click.argument("family")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @section("Recipe")
+@click.option(
+    "--family", default="", metavar="NAME", help="Name the family.  [default: the name of FILE's directory]"
+)
 @click.option(
     "--extends",
     default="",
@@ -103,9 +105,9 @@ def import_recipe(
     """Write a recipe from a requirements.txt or another file.
 
     \b
-    imagefactory recipe import mylab requirements.txt --extends pytorch-2.3-cu121
-    imagefactory recipe import myproject pyproject.toml
-    imagefactory recipe import mylab environment.yml
+    imagefactory recipe import requirements.txt --extends pytorch-2.3-cu121
+    imagefactory recipe import environment.yml --family mylab
+    imagefactory recipe import pyproject.toml --extra train
 
     FILE is a requirements.txt, environment.yml, pyproject.toml, setup.py, pixi.toml, pylock.toml,
     Dockerfile, Apptainer definition, list of conda URLs (@EXPLICIT), or a lock of conda-lock, pixi, uv or
@@ -117,6 +119,7 @@ def import_recipe(
     from imagefactory.extras.importers.new import IndexSolver, RecipeRequest, plan_recipe
     from imagefactory.recipes.edit import check_name
 
+    family = family or re.sub(r"[^a-z0-9]+", "-", file.absolute().parent.name.lower()).strip("-")
     path = new_recipe_path(call, family, dry_run=dry_run)
     if extends and not call.settings.shipped:
         copy_family(call, extends, dry_run=dry_run)

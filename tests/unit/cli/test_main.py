@@ -449,7 +449,7 @@ def test_light_commands_import_nothing_heavy() -> None:
     ("words", "code", "named"),
     [
         (("compat", "jax-0.10.2-cpu"), "target-without-gpu", "jax-0.10.2-cpu"),
-        (("recipe", "import", "x", "y.yml", "--cuda", "none"), "option-invalid", "--cuda none"),
+        (("recipe", "import", "y.yml", "--family", "x", "--cuda", "none"), "option-invalid", "--cuda none"),
     ],
 )
 def test_what_asks_for_gpus_says_what_is_for_cpus(
