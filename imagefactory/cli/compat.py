@@ -102,6 +102,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @click.option(
     "--differences", is_flag=True, help="Show where scanned wheels differ from their documentation."
 )
+@click.option("--sources", is_flag=True, help="Show the sources of the answer. --json always has them.")
 @json_option
 @click.pass_obj
 def compat(
@@ -118,6 +119,7 @@ def compat(
     file: Path | None,
     families: tuple[str, ...],
     differences: bool,
+    sources: bool,
     as_json: bool,
 ) -> None:
     """Show on which GPUs something runs, and why.
@@ -169,11 +171,13 @@ def compat(
     if differences:
         return _differences(names, as_json=as_json)
     if file:
-        return _cover(call, file, (*names, *families), as_json=as_json)
+        return _cover(call, file, (*names, *families), sources=sources, as_json=as_json)
     if gpus or capabilities:
         device = _gpu(gpus, capabilities, driver)
-        return _parse_single_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
-    return _table(_candidates(call, names, cuda=cuda, every_version=True), as_json=as_json)
+        return _parse_single_gpu(
+            device, _candidates(call, names, cuda=cuda), sources=sources, as_json=as_json
+        )
+    return _table(_candidates(call, names, cuda=cuda, every_version=True), sources=sources, as_json=as_json)
 
 
 def _is_place(name: str) -> bool:
@@ -181,7 +185,7 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in ":/@") or name.endswith((".whl", ".sif", ".so"))
 
 
-def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
+def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import columns, rows
@@ -195,11 +199,14 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
         gpus = columns(amd=maker)
         table = rows([candidate for candidate, of in zip(candidates, amd, strict=True) if of == maker], gpus)
-        tables.append(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
+        capabilities = [gpu.capability for gpu in gpus]
+        tables.append(format_rows(table, capabilities, terminal_width(), show_sources=sources))
     return print_result("\n\n".join(tables))
 
 
-def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
+def _parse_single_gpu(
+    gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
+) -> None:
     from imagefactory.matrix.compat import rows, serves
     from imagefactory.views.compat import format_gpu
 
@@ -207,7 +214,7 @@ def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_js
     if as_json:
         _print_rows(table, (gpu,))
     else:
-        print_result(format_gpu(gpu, table, terminal_width()))
+        print_result(format_gpu(gpu, table, terminal_width(), show_sources=sources))
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
             print_next_command("show", named[0])
@@ -215,7 +222,7 @@ def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_js
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
-def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
+def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
     from imagefactory.matrix.compat import CompatGpu, by_group, cover
     from imagefactory.matrix.gpus import read_gpus
     from imagefactory.views.compat import cover_json, format_covers
@@ -234,7 +241,7 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json:
     if as_json:
         print_json("cover", {"covers": [cover_json(row) for row in covers]})
     else:
-        print_result(format_covers(covers, terminal_width()))
+        print_result(format_covers(covers, terminal_width(), show_sources=sources))
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             print_next_command("build", *named)

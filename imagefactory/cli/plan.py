@@ -112,6 +112,7 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
         help="Also write the plan to a file, for `imagefactory site nightly --kept FILE`.",
     ),
 )
+@click.option("--sources", is_flag=True, help="Show the sources of the reasons. --json always has them.")
 @json_option
 @click.pass_obj
 def plan(
@@ -126,6 +127,7 @@ def plan(
     recorded: bool,
     strict_drivers: bool,
     registry: str,
+    sources: bool,
     as_json: bool,
     github: bool = False,
     keep: Path | None = None,
@@ -189,7 +191,7 @@ def plan(
         if as_json:
             document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
             return print_json("rows", document)
-        return print_result(format_rows(ruled_rows, unused, terminal_width()))
+        return print_result(format_rows(ruled_rows, unused, terminal_width(), show_sources=sources))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
     stages = read_stages(factory, select(factory.targets, names), request)
@@ -218,16 +220,19 @@ def plan(
         print_result(format_matrix(jobs, kits=bool(registry)))
         print_result(f"{format_kits(jobs)}\nprogram={program_checksum()}", unless=not registry)
         return write_terminal(2, summary(whole, waiting))
-    return _say_plan(whole, as_json=as_json)
+    return _print_plan(whole, overview=not (names or inventory or sources), sources=sources, as_json=as_json)
 
 
-def _say_plan(whole: VerificationPlan, *, as_json: bool) -> None:
+def _print_plan(whole: VerificationPlan, *, overview: bool, sources: bool, as_json: bool) -> None:
     from imagefactory.matrix.plan import CellState
-    from imagefactory.views.plan import format_plan
+    from imagefactory.views.plan import format_overview, format_plan
 
     if as_json:
         return print_json("plan", _plan_json(whole))
-    print_result(format_plan(whole, terminal_width()))
+    if overview:
+        print_result(format_overview(whole, terminal_width()))
+    else:
+        print_result(format_plan(whole, terminal_width(), show_sources=sources))
     for state, name in ((cell.state, row.target.name) for row in whole.targets for cell in row.cells):
         if state in (CellState.BUILD, CellState.VERIFY):
             return print_next_command(state.value, name)

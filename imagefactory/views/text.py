@@ -156,17 +156,20 @@ def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", widt
 
 
 class Footnotes:
-    """Numbers for lines below a table, in the order of their first use."""
+    """Numbers for lines below a table, in the order of their first use. None if they are not `shown`."""
 
-    def __init__(self, mark: str = "[{}]") -> None:
-        self._mark = mark
+    def __init__(self, mark: str = "[{}]", *, shown: bool = True) -> None:
+        self._mark, self._shown = mark, shown
         self._numbers: dict[str, int] = {}
 
     def mark(self, sources: Iterable[str]) -> str:
-        """Return `[1][3]` for these sources, each once."""
+        """Return ` [1][3]` for these sources, each once, with a blank before."""
         known = self._numbers
+        if not self._shown:
+            return ""
         numbers = [known.setdefault(source, len(known) + 1) for source in sources if source]
-        return "".join(self._mark.format(number) for number in dict.fromkeys(numbers))
+        marks = "".join(self._mark.format(number) for number in dict.fromkeys(numbers))
+        return f" {marks}" if marks else ""
 
     def lines(self) -> list[str]:
         return [f"{self._mark.format(number)} {source}" for source, number in self._numbers.items()]
