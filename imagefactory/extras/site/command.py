@@ -184,12 +184,11 @@ def tables_request(
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
     from imagefactory.extras.site.tables import read_catalogued, read_tables
     from imagefactory.project import is_project
-    from imagefactory.recipes.expand import select
 
     settings = call.settings
     if is_project(settings):
         project = call.factory
-        return read_tables(project, select(project.targets, names), request, call.progress)
+        return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued(settings, os.environ, names, request)
 
@@ -249,11 +248,10 @@ def _write_report(
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
     from imagefactory.extras.site.action import read_catalogued_report, read_report
     from imagefactory.project import is_project
-    from imagefactory.recipes.expand import select
 
     settings = call.settings
     if is_project(settings):
         project = call.factory
-        return read_report(project, select(project.targets, names), request, call.progress)
+        return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued_report(settings, os.environ, names, request)
