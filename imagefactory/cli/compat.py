@@ -145,6 +145,7 @@ def compat(
     reject_conflict(every and place is None, "--all requires a scan", "add --scan")
     if place is not None:
         others = {"--cuda": cuda, "--cover": file, "--family": families, "--differences": differences}
+        others["--sources"] = sources
         for option, value in others.items():
             reject_conflict(value, f"{option} does not apply to a scan", f"remove {option}")
         return _scan(call, place, gpus, capabilities, driver, every=every, as_json=as_json)
