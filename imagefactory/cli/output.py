@@ -125,7 +125,7 @@ class CommandContext:
         settings = self.settings
         if settings.shipped:
             self.progress.note(
-                f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}"
+                f"note: no imagefactory.toml here or above, so these are the recipes of imagefactory {__version__}"
             )
         return settings
 

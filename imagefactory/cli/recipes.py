@@ -206,7 +206,7 @@ def new(
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
     from imagefactory.recipes.read import read_bases, read_each
 
-    path = new_recipe_path(call, family, dry_run=dry_run)
+    path = new_recipe_path(call, family, "recipe new", dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
         reject_conflict(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
@@ -233,12 +233,12 @@ def new(
     return print_next_command("lock", family)
 
 
-def new_recipe_path(call: CommandContext, family: str, *, dry_run: bool) -> Path:
+def new_recipe_path(call: CommandContext, family: str, command: str, *, dry_run: bool) -> Path:
     """Return the file of a new recipe. Raises UsageError if it exists, or if this is not a project."""
     from imagefactory.project import recipes_directory, require_own_project
 
     if not dry_run:
-        require_own_project(call.settings, "recipe new")
+        require_own_project(call.settings, command)
     path = recipes_directory(call.settings) / f"{family}.yaml"
     if path.exists() and not dry_run:
         raise _recipe_exists(path)

@@ -713,6 +713,12 @@ def collect(
                 if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
+                if not folder.exists():
+                    raise UsageError(
+                        "kit-invalid",
+                        f"'{folder}' is not a sweep or a directory",
+                        hint="`imagefactory sweep list` shows the sweeps",
+                    )
                 kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
                 results.append(_as_json(folder, kit))
                 print_result(_as_text(kit), unless=as_json)

@@ -120,7 +120,7 @@ def import_recipe(
     from imagefactory.recipes.edit import check_name
 
     family = family or re.sub(r"[^a-z0-9]+", "-", file.absolute().parent.name.lower()).strip("-")
-    path = new_recipe_path(call, family, dry_run=dry_run)
+    path = new_recipe_path(call, family, "recipe import", dry_run=dry_run)
     if extends and not call.settings.shipped:
         copy_family(call, extends, dry_run=dry_run)
     framework, _, version = package.partition("=")

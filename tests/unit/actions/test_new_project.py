@@ -44,7 +44,7 @@ def files(root: Path) -> set[str]:
 def test_what_comes_along_is_listed_and_its_locks_are_current(call: Call, here: Path) -> None:
     mine, theirs = call("list", root=None), call("list", root=ROOT)
     assert (mine.code, mine.out) == (0, theirs.out)
-    said = f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}\nnext: "
+    said = f"note: no imagefactory.toml here or above, so these are the recipes of imagefactory {__version__}\nnext: "
     assert mine.err.startswith(said)
     assert theirs.err.startswith("next: ")
     assert call("lock", "--check", root=None).code == 0
