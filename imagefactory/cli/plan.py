@@ -189,7 +189,7 @@ def plan(
         unused = unused_rules(rules, (row.ruling for row in ruled_rows))
         if as_json:
             document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
-            return print_json("rows", document)
+            return print_json({"format": "imagefactory.rows/1", **document})
         return print_result(format_rows(ruled_rows, unused, terminal_width(), show_sources=sources))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
@@ -227,7 +227,7 @@ def _print_plan(whole: VerificationPlan, *, overview: bool, sources: bool, as_js
     from imagefactory.views.plan import format_overview, format_plan
 
     if as_json:
-        return print_json("plan", _plan_json(whole))
+        return print_json({"format": "imagefactory.plan/1", **_plan_json(whole)})
     if overview:
         print_result(format_overview(whole, terminal_width()))
     else:
