@@ -127,7 +127,7 @@ class CommandContext:
         settings = self.settings
         if settings.shipped:
             self.progress.note(
-                f"note: no imagefactory.toml here or above, so these are the recipes of imagefactory {__version__}"
+                f"note: no imagefactory.toml here or above: using the recipes of imagefactory {__version__}"
             )
         return settings
 
