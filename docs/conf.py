@@ -53,10 +53,19 @@ html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
 PAGES = {
-    "Get started": ("docs/install",),
+    "Get started": (
+        "docs/install",
+        "docs/first-image",
+        "docs/first-job",
+        "docs/glossary",
+        "docs/project-status",
+    ),
     "Run jobs": (
-        "docs/researchers",
+        "docs/choose-image",
+        "docs/write-job",
         "docs/throughput-ml",
+        "docs/size-job",
+        "docs/check-job",
         "docs/portability",
     ),
     "Build images": (
