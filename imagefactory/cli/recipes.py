@@ -53,7 +53,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     from imagefactory.views.images import format_targets
 
     if uses_catalog(call.settings):
-        return _list_catalogued(call, names, as_json=as_json)
+        return _list_catalogd(call, names, as_json=as_json)
     factory = call.sound_factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(omitted_companions, chosen)):
@@ -85,7 +85,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     )
 
 
-def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
+def _list_catalogd(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_center_images
     from imagefactory.views.catalog import center_images_json, format_center_images
 
@@ -96,7 +96,7 @@ def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: b
     return print_result(format_center_images(shelves, terminal_width()))
 
 
-def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
+def _show_catalogd(call: CommandContext, name: str, *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_offer
     from imagefactory.views.catalog import center_images_json, format_offer
 
@@ -127,7 +127,7 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     from imagefactory.views.images import TargetState, format_target
 
     if uses_catalog(call.settings):
-        return _show_catalogued(call, name, as_json=as_json)
+        return _show_catalogd(call, name, as_json=as_json)
     factory = call.factory
     target = select_single(factory.targets, name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)

@@ -1,7 +1,7 @@
 """Cells of another sweep, in this store or another store of the registry: they are not queued twice.
 
     the store's sweeps, one query of the queue -> RunningSweep -> leave_out_underway -> SweepPlan
-    <registry>/catalogue:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
+    <registry>/catalog:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
 
 A cell is one image on a capability: the same target built from another lock is another cell. Only certainty
 excludes a cell. If a sweep cannot be read, is another user's, or its queue cannot be queried, the cell is
