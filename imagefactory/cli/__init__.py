@@ -317,7 +317,7 @@ def _raise_interrupt(arguments: Sequence[str]) -> int:
     """Print the last message. If other threads run, exit at once: a normal exit would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints nothing
     silence_progress()
-    message = "interrupted: run the same command again to go on"
+    message = "interrupted: run the same command again to continue"
     _print_json_error(arguments, ImagefactoryError("interrupted", message), EXIT_INTERRUPTED)
     write_terminal(2, message)
     own = (threading.main_thread().name, WAKER)

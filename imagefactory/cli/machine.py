@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     json_option,
     print_json,
     print_next_command,
+    print_prose,
     print_result,
     restricted_lines,
     terminal_width,
@@ -65,9 +66,9 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
         width = 10 if words else 8
         for finding in findings:
             word = words.get(finding.state.value, finding.state.value)
-            print_result(f"{word:{width}}  {finding.name}: {finding.detail}")
+            print_prose(f"{word:{width}}  {finding.name}: {finding.detail}", width + 2)
             if finding.remedy:
-                print_result(f"{'':{width}}  fix: {finding.remedy}")
+                print_prose(f"{'':{width}}  fix: {finding.remedy}")
     if good:
         print_next_command("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
@@ -106,8 +107,8 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
     ]
     if as_json:
         return print_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
-    table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
-    print_result(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+    table = [(row["name"], row["origin"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
+    print_result(format_table(("NAME", "SOURCE", "VALUE"), table, terminal_width()))
     if loaded.untrusted:
         write_terminal(2, "not used, because you do not trust this project:")
         write_terminal(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
@@ -152,7 +153,7 @@ def _change(call: CommandContext, *, trust: bool, untrust: bool, as_json: bool) 
         return print_json("project-trust", value)
     print_result(f"{file} is trusted until it changes")
     for line in restricted_lines(rows):
-        print_result(f"  {line}")
+        print_prose(f"  {line}")
     return None
 
 

@@ -29,7 +29,7 @@ from imagefactory.errors import (
     without_logins,
 )
 from imagefactory.plugins import has_extra
-from imagefactory.progress import Progress, choose_progress, without_commands
+from imagefactory.progress import Progress, choose_progress, without_commands, wrap_message
 from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
@@ -218,14 +218,22 @@ def colorize(text: str, stream: int) -> str:
 
 
 def write_terminal(stream: int, text: str) -> None:
-    """Print a text for people, with no terminal control characters but the colors of `paint`.
+    """Print a text for people, with no terminal control characters but the colors of `colorize`.
 
     Texts quote untrusted input: file names, layers, registries, records. All output goes through here or
-    through progress.py.
+    through progress.py. Messages on stderr are wrapped to the terminal.
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
-    _echo(stream, colorize(printable(text), stream))
+    text = printable(text)
+    width = terminal_width(stream)
+    _echo(stream, colorize(wrap_message(text, width) if stream == 2 and width else text, stream))
+
+
+def print_prose(text: str, indent: int = 2) -> None:
+    """Print a result that is not a table: lines are wrapped to the terminal, with indented continuations."""
+    width = terminal_width()
+    print_result(wrap_message(text, width, indent) if width else text)
 
 
 def print_catalog_notes(notes: Iterable[str]) -> None:
@@ -251,9 +259,9 @@ def _echo(stream: int, text: str) -> None:
             raise
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal, None if stdout is not one: lines stay whole for `grep`."""
-    return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
+def terminal_width(stream: int = 1) -> int | None:
+    """Return the columns of the terminal, None if the stream is not one: lines stay whole for `grep`."""
+    return (os.get_terminal_size(stream).columns or None) if os.isatty(stream) else None
 
 
 def is_terminal() -> bool:

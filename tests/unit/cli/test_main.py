@@ -325,7 +325,7 @@ cli.main(["stop"])
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.returncode == errors.EXIT_INTERRUPTED
-        assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to go on"
+        assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to continue"
 
 
 def test_a_signal_that_another_thread_receives_ends_a_wait_for_a_lock() -> None:
@@ -350,7 +350,7 @@ cli.main(["stop"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == errors.EXIT_INTERRUPTED, done.stderr
-    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to go on", ""]
+    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to continue", ""]
 
 
 def test_interrupted_twice_is_told_once() -> None:
@@ -367,7 +367,7 @@ cli.main(["stop"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == errors.EXIT_INTERRUPTED, done.stderr
-    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to go on", ""]
+    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to continue", ""]
 
 
 def test_an_archive_never_takes_the_place_of_a_device(call: Call, tmp_path: Path) -> None:

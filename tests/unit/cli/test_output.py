@@ -149,6 +149,7 @@ def test_colours_are_the_only_escapes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
     monkeypatch.setattr("click._compat.should_strip_ansi", lambda *_: False)
     monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
     monkeypatch.setenv("TERM", "xterm")
