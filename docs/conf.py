@@ -55,7 +55,7 @@ html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
 PAGES = {
-    "Start": ("docs/install",),
+    "Get started": ("docs/install",),
     "Run jobs": (
         "docs/researchers",
         "docs/throughput-ml",
@@ -63,8 +63,7 @@ PAGES = {
         "docs/compat",
         "docs/portability",
     ),
-    "Look after GPUs": ("docs/facilitators", "docs/verified", "docs/report"),
-    "Make images": (
+    "Build images": (
         "docs/build",
         "docs/recipes",
         "docs/environments",
@@ -73,7 +72,8 @@ PAGES = {
         "docs/engines",
         "docs/limits",
     ),
-    "Reference": (
+    "Run a site": ("docs/facilitators", "docs/verified", "docs/report"),
+    "Look up details": (
         "docs/reference/commands",
         "docs/reference/recipe-keys",
         "docs/reference/settings",
@@ -81,18 +81,18 @@ PAGES = {
         "docs/reference/errors",
         "docs/reference/json",
     ),
-    "Behind it": (
-        "docs/security",
+    "Understand how it works": ("docs/security",),
+    "Contribute": (
+        "CONTRIBUTING",
         "docs/architecture",
         "docs/dev/decisions",
         "docs/benchmarks",
         "docs/projects",
         "benchmarks/README",
-        "CONTRIBUTING",
         "CHANGELOG",
     ),
 }
-"""What stands beside every page, in this order."""
+"""The sidebar: its captions, and the pages of each in order."""
 
 
 def setup(app: Sphinx) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli.arguments import CommandGroup
+from imagefactory.cli.arguments import Command, CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
     error_json,
@@ -101,7 +101,7 @@ def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -
     ctx.call_on_close(stop_logging)
 
 
-@click.command("help", hidden=True)
+@click.command("help", cls=Command, hidden=True)
 @click.argument("words", metavar="[COMMAND]...", nargs=-1)
 @click.pass_context
 def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
@@ -117,7 +117,7 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
             )
         command = group.resolve_command(context, [word])[1]
         assert command is not None
-        context = click.Context(command, parent=context, info_name=word)
+        context = command.context_class(command, parent=context, info_name=word)
     print_result(context.get_help())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     artifact_json,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from imagefactory.project import Project
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=True)
 @click.option(
     "--engine",
@@ -156,7 +157,7 @@ def _or_qemu(built: BuildResult) -> str:
 # --- imagefactory lock
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
 @click.option(
@@ -469,7 +470,7 @@ def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Tar
 # --- imagefactory render
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option("--check", is_flag=True, help="Write nothing; exit 4 if a committed file differs.")
 @json_option

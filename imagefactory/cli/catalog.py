@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     choose_targets,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.trust.verdict import VerificationResult
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @registry_option
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -46,7 +47,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     return [name for names in choices for name in names]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument(
     "names",
     metavar="[TARGET|FAMILY|PACKAGE==VERSION|IMAGE|FILE|DIR]...",

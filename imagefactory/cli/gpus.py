@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.arguments import Command, DurationType
 from imagefactory.cli.output import (
     json_option,
     print_json,
@@ -60,7 +60,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     return inventory
 
 
-@click.command()
+@click.command(cls=Command)
 @inventory_option
 @click.option(
     "--scheduler",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -68,7 +69,7 @@ class JobOptions:
     inventory: Path | None
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @click.option(
     "--site",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     confirm,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 FILE = "invitation.toml"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--output",
     "-o",
@@ -113,7 +114,7 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     return written
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("where", metavar="ADDRESS|FILE")
 @click.option(
     "--name",
@@ -250,7 +251,7 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
     return f"its catalog of {catalog.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @click.pass_obj
 def site_list(call: CommandContext, as_json: bool) -> None:
@@ -288,7 +289,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="CENTER")
 @click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
 @json_option

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import json_option, print_json, print_next_command, print_result, terminal_width
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.verify.report import evidence_types
@@ -37,7 +38,7 @@ _command_option = click.option(
 _public_option = click.option("--public", metavar="FILE", help="The public key of --command: PEM or ssh's.")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name")
 @_command_option
 @_public_option
@@ -83,7 +84,7 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
     return record_program(folder, name, command, read_public(public, folder), os.environ)
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
@@ -115,7 +116,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("key", metavar="FILE|NAME")
 @click.option("--name", help="Its name here. Default: the file's.")
 @click.option("--since", type=_DAY, metavar="DATE", help="Trust it from this date. Default: today.")
@@ -175,7 +176,7 @@ def trust(
     return print_next_command("key", "list")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name")
 @click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: now.")
 @click.option("--stolen", is_flag=True, help="Nothing that it ever signed counts any more.")
@@ -234,7 +235,7 @@ def retire(
     return print_next_command("key", "list")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--name", help="The new key's name.  [default: the old one's with a number]")
 @_command_option
 @_public_option
@@ -382,7 +383,7 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @click.pass_context
 def log(ctx: click.Context, /, *, as_json: bool) -> None:

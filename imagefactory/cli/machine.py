@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
@@ -32,7 +33,7 @@ PURPOSES = ("build", "job", "verify", "site")
 SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--for",
     "purpose",
@@ -77,7 +78,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 # --- imagefactory config
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--trust", is_flag=True, help="Trust this project, until its imagefactory.toml changes.")
 @click.option("--untrust", is_flag=True, help="Trust this project no more.")
 @json_option
@@ -168,7 +169,7 @@ def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
 # --- imagefactory completion
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script for a shell.

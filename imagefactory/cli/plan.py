@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
@@ -33,7 +34,7 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return [rule for rule in PRUNING if rule.startswith(incomplete)]
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--inventory",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     choose_targets,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from imagefactory.recipes.edit import RecipeDraft
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @targets_argument(required=False)
 @json_option
 @click.pass_obj
@@ -107,7 +108,7 @@ def _show_catalogd(call: CommandContext, name: str, *, as_json: bool) -> None:
     return print_result(format_offer(shelf, terminal_width()))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @json_option
 @click.pass_obj
@@ -164,7 +165,7 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     return print_json("target", value)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("family")
 @click.option("--framework", default="", metavar="NAME", help="The framework's package, e.g. torch.")
 @click.option(
@@ -300,7 +301,7 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
 # --- imagefactory recipe add-version
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("family")
 @click.argument("version")
 @click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
@@ -347,7 +348,7 @@ def add_version(
 # --- imagefactory init
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=None)
 @click.option(
     "--with",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -92,7 +93,7 @@ def run_options(command: Callable[P, None]) -> Callable[P, None]:
     return command
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(cls=Command, context_settings={"allow_interspersed_args": False})
 @run_options
 @click.option(
     "--gpus",

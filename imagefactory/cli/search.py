@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from imagefactory.schedulers.pool import Inventory
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("words", metavar="[WORD]...", nargs=-1)
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
 @click.option("--gpu-memory", default="", metavar="SIZE", help="The least memory of each GPU: 40GB.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     TargetFailures,
@@ -51,7 +52,7 @@ _registry_option = click.option(
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @_registry_option
 @json_option
@@ -156,7 +157,7 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     return [name for name in tags if name.startswith(incomplete)]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
 @json_option
 @click.pass_obj
@@ -197,7 +198,7 @@ def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
     return references
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
 @json_option
 @click.pass_obj
@@ -232,7 +233,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     return None
 
 
-@click.command()
+@click.command(cls=Command)
 @_registry_option
 @click.option(
     "--older-than", default="", metavar="AGE", help="With --registry: remove older candidates: 30d, 12h, 2w."

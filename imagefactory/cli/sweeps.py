@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.arguments import Command, DurationType
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -96,7 +96,7 @@ class SweepRequest:
         ]
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--scheduler",
@@ -499,7 +499,7 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
 # --- Show and cancel
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @json_option
 @click.pass_obj
 def list_(call: CommandContext, as_json: bool) -> None:
@@ -522,7 +522,7 @@ def list_(call: CommandContext, as_json: bool) -> None:
             print_next_command("sweep", "status", statuses[-1].sweep.id)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
@@ -579,7 +579,7 @@ def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
     }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
@@ -615,7 +615,7 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
 # --- Collect
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument(
     "folders",
     metavar="DIR|SWEEP...",

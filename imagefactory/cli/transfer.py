@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     artifact_json,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.oci.transfer import TransferResult
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=True)
 @registry_option
 @click.option("--tag", "tags", multiple=True, metavar="NAME", help="Set this tag too, after the candidate's.")
@@ -159,7 +160,7 @@ def transfer_json(sent: TransferResult) -> dict[str, object]:
 # --- imagefactory pull
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET|REFERENCE", shell_complete=complete_targets)
 @registry_option
 @click.option(
@@ -269,7 +270,7 @@ def _pulled_json(pulled: PullResult) -> dict[str, object]:
 # --- imagefactory image copy
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
 @click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
@@ -307,7 +308,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
 # --- imagefactory image export
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @click.option(
     "--format",

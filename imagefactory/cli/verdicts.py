@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -50,7 +51,7 @@ def check_registry_option(name: str, registry: str) -> None:
         raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
 @click.option(
@@ -197,7 +198,7 @@ def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> d
 # --- imagefactory image promote
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
 @registry_option
 @click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
@@ -332,7 +333,7 @@ def promotion_json(promotion: PromotionResult) -> dict[str, object]:
 # --- imagefactory verdict revoke
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
 @click.option("--reason", required=True, metavar="TEXT", help="One line; everyone can read it.")
@@ -481,7 +482,7 @@ def _resolve_image(
 # --- imagefactory verdict sync
 
 
-@click.command()
+@click.command(cls=Command)
 @registry_option
 @json_option
 @click.pass_obj

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar="[TARGET|IMAGE]...", nargs=-1, shell_complete=complete_targets)
 @click.option(
     "--suite",

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import CommandContext, terminal_width, write_terminal
 from imagefactory.cli.run import RunOptions, exit_as, prepare_run, run_options
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("gpu")
 @run_options
 @click.option(

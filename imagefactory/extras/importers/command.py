@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -22,7 +23,7 @@ from imagefactory.cli.recipes import copy_family, new_recipe_path, recipe_json, 
 from imagefactory.errors import UsageError
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("family")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 REGISTRY_SECONDS = 5
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--fix", is_flag=True, help="Fix what is certain in a submit file, and show the changes.")
 @click.option(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.arguments import Command, DurationType
 from imagefactory.cli.output import (
     CommandContext,
     error_json,
@@ -45,7 +45,7 @@ Hook = Callable[[str, "Mapping[str, object]"], None]
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--scheduler",
@@ -367,7 +367,7 @@ def nightly_json(report: NightlyReport, folder: Path) -> dict[str, object]:
 _units_argument = click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
 
 
-@click.command()
+@click.command(cls=Command)
 @_units_argument
 @click.option(
     "--github",
@@ -425,7 +425,7 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
         print_next_command("recipe", "update", *moved)
 
 
-@click.command()
+@click.command(cls=Command)
 @_units_argument
 @json_option
 @click.pass_obj

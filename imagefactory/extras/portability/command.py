@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -28,7 +29,7 @@ MOST_BATCHES, LARGEST_BATCH = 8, 65536
 REPORT_DIRECTORY = "portable"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 @click.option(
     "--models",
@@ -91,7 +92,7 @@ def check(
     _port(call, name, options, as_json=as_json)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 @registry_option
 @json_option
@@ -105,7 +106,7 @@ def show(call: CommandContext, name: str, place: str, as_json: bool) -> None:
     _show(call, name, place, output=None, as_json=as_json)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 @registry_option
 @click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -109,7 +110,7 @@ def _fixed(vulnerability: Vulnerability) -> str:
 _image_argument = click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 
 
-@click.command()
+@click.command(cls=Command)
 @_image_argument
 @click.option(
     "--format",
@@ -153,7 +154,7 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
     return print_result(format_bill(bill, str(output)))
 
 
-@click.command()
+@click.command(cls=Command)
 @_image_argument
 @click.option(
     "--check",

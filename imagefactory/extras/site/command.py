@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -42,7 +43,7 @@ FORMATS = {
 """The formats of a report, and where each is written by default; empty for stdout."""
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option(
     "--format",

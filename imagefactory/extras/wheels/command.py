@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -16,7 +17,7 @@ from imagefactory.cli.output import (
 )
 
 
-@click.command("build-wheel")
+@click.command("build-wheel", cls=Command)
 @click.argument("source", metavar="PACKAGE|FOLDER|ARCHIVE|GIT")
 @click.option(
     "--in",
