@@ -32,8 +32,7 @@ from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
 from imagefactory.schedulers import inventory
 from imagefactory.settings.sources import MEANINGS, REASONS
-from imagefactory.trust import catalog
-from imagefactory.trust import judgement, verdict
+from imagefactory.trust import catalog, judgement, verdict
 from imagefactory.verify import report
 from imagefactory.verify.kit import program as kit
 
