@@ -83,7 +83,7 @@ def build(
     from imagefactory.actions.transfer import PushOptions, check_push, make_image
     from imagefactory.views.images import format_built, format_pushed
 
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     if pushes and no_smoke:
         raise UsageError("option-conflict", "--push requires the smoke test", hint="remove --no-test")
     if place and not pushes:
@@ -102,7 +102,7 @@ def build(
     )
     chosen = choose_targets(factory, names)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
 
         def tell(built: BuildResult) -> None:
             results.append(_built_json(built, factory))
@@ -247,7 +247,7 @@ def lock(
         require_own_project(call.settings, "lock")
     if render:
         return _render(call, names, render)
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     chosen = choose_targets(factory, of_targets) if of_targets or not names else ()
     bases = _select_bases(factory, names, () if update else chosen)
     if check:
@@ -268,7 +268,7 @@ def lock(
     if deep:
         from imagefactory.actions.lock import lock_target_layers
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for base in bases:
             with failures.of(f"base:{base.name}"):
                 changed = lock_base(factory, base, progress, update=update_all)
@@ -412,7 +412,7 @@ def _check(
 
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         if not names:
             with failures.of("lockfiles"):
                 check_no_orphans(factory)
@@ -485,7 +485,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
     from imagefactory.project import require_own_project
 
     require_own_project(call.settings, "render")
-    factory = call.sound_factory
+    factory = call.factory
     chosen = choose_targets(factory, names)
     if not names:
         passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
@@ -494,7 +494,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
             call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for target in chosen:
             with failures.of(target.name):
                 changes = write_definition(factory, target, check=check)

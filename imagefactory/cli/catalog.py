@@ -102,7 +102,7 @@ def publish_catalog(
     from imagefactory.trust.policy import read_trust
     from imagefactory.views.verdicts import format_ages
 
-    factory, now = call.sound_factory, datetime.now(UTC)
+    factory, now = call.factory, datetime.now(UTC)
     if rollback is not None and names:
         raise UsageError(
             "option-conflict",
@@ -115,7 +115,7 @@ def publish_catalog(
         before = read_current(output or current_place(factory, place), trust, now)
     if key and not yes_everybody_must_join_again:
         check_signer(before, key, trust, now)
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         targets = choose_targets(factory, names)
         request = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
         back: RollbackPlan | None = None

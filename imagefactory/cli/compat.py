@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
     reject_conflict,
     terminal_width,
 )
-from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
+from imagefactory.errors import EXIT_CHECK, NothingSelectedError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -281,7 +281,11 @@ def _candidates(
     targets = factory.targets if factory else ()
     _check_not_cpu(targets, names)
     targets = tuple(target for target in targets if target.gpu)
+    if factory and names and (problems := factory.problems_of(names)):
+        raise RecipeError(problems)
     if not names:
+        if factory:
+            factory.note_invalid(factory.invalid)
         return (
             read_candidates(factory, targets)
             if targets

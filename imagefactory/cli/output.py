@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
@@ -93,9 +94,17 @@ class CommandContext:
 
     @property
     def factory(self) -> Project:
+        """The project with its valid recipes. `Project.select` reports the problems of the others."""
+        from imagefactory.project import load_lenient
+
+        return load_lenient(self._settings_with_note, os.environ, self._note_once())
+
+    @property
+    def strict_factory(self) -> Project:
+        """The project, for commands that delete or record what no recipe names. Raises RecipeError."""
         from imagefactory.project import load_project
 
-        return load_project(self._settings_with_note, os.environ, self.progress.note)
+        return load_project(self._settings_with_note, os.environ, self._note_once())
 
     @property
     def factory_if_any(self) -> Project | None:
@@ -111,13 +120,6 @@ class CommandContext:
         return self.factory
 
     @property
-    def sound_factory(self) -> Project:
-        """The project without recipes that have errors, for commands that continue with the others."""
-        from imagefactory.project import load_lenient
-
-        return load_lenient(self._settings_with_note, os.environ, self.progress.note)
-
-    @property
     def _settings_with_note(self) -> Settings:
         """The settings. A note reports that the recipes are those of imagefactory."""
         settings = self.settings
@@ -126,6 +128,10 @@ class CommandContext:
                 f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}"
             )
         return settings
+
+    def _note_once(self) -> Callable[[str], object]:
+        """Return a function that prints each note once."""
+        return functools.cache(self.progress.note)
 
     @property
     def progress(self) -> Progress:
@@ -303,7 +309,7 @@ def json_option(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return target names for shell completion, none if a recipe has errors."""
+    """Return target names for shell completion, none outside a project."""
     call = ctx.find_object(CommandContext) or CommandContext(None, "quiet")
     try:
         return [t.name for t in call.factory.targets if t.name.startswith(incomplete)]
@@ -445,11 +451,11 @@ class TargetFailures:
 class exit_with_first_failure:
     """Exit with the code of the earliest failed stage after all targets ran.
 
-    Recipes of `factory` with errors are reported first, and are the earliest stage.
+    Invalid recipes of `factory` that `names` may select are reported first, and are the earliest stage.
     """
 
-    def __init__(self, factory: Project | None = None) -> None:
-        faults = factory.faults if factory else ()
+    def __init__(self, factory: Project | None = None, names: Sequence[str] = ()) -> None:
+        faults = factory.problems_of(names) if factory else ()
         self.failures = TargetFailures(RecipeError(faults) if faults else None)
 
     def __enter__(self) -> TargetFailures:
@@ -493,16 +499,17 @@ def driver_of(text: str) -> str:
 
 
 def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ...]:
-    """Return the selected targets. Raises RecipeError if a recipe with errors may define a missing name."""
+    """Return the selected targets of valid recipes, for commands that report the invalid ones at the end.
+
+    Raises RecipeError if a missing name may be of an invalid recipe.
+    """
     from imagefactory.recipes.expand import select
 
     try:
         return select(factory.targets, names)
     except NothingSelectedError as error:
-        if factory.faults:
-            raise RecipeError(
-                factory.faults, hint=f"{error.message} in the recipes without problems"
-            ) from error
+        if problems := factory.problems_of(names):
+            raise RecipeError(problems) from error
         raise
 
 

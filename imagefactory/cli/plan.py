@@ -144,7 +144,6 @@ def plan(
     from imagefactory.actions.plan import PlanGpus, PlanLookup, read_listed, read_rows, read_stages
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
     from imagefactory.matrix.rows import RowsQuery, rule_rows
-    from imagefactory.recipes.expand import select
     from imagefactory.settings.own_commands import parse_machines
     from imagefactory.verify.kits import program_checksum
     from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
@@ -189,7 +188,7 @@ def plan(
         return print_result(format_rows(ruled_rows, unused, terminal_width()))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
-    stages = read_stages(factory, select(factory.targets, names), request)
+    stages = read_stages(factory, factory.select(names), request)
     whole = make_plan(
         PlanInput(
             stages=stages, devices=listed.devices, allow=rules, on_machines=True, avoided=listed.avoided

@@ -54,8 +54,8 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     from imagefactory.views.images import format_targets
 
     if uses_catalog(call.settings):
-        return _list_catalogd(call, names, as_json=as_json)
-    factory = call.sound_factory
+        return _list_cataloged(call, names, as_json=as_json)
+    factory = call.factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(omitted_companions, chosen)):
         call.progress.note(line)
@@ -65,7 +65,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
         from imagefactory.actions.images import find_marks
 
         marks = find_marks(factory, chosen, datetime.now(UTC))
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         if as_json:
             listed = [
                 {
@@ -86,7 +86,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     )
 
 
-def _list_catalogd(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
+def _list_cataloged(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_center_images
     from imagefactory.views.catalog import center_images_json, format_center_images
 
@@ -97,7 +97,7 @@ def _list_catalogd(call: CommandContext, names: tuple[str, ...], *, as_json: boo
     return print_result(format_center_images(shelves, terminal_width()))
 
 
-def _show_catalogd(call: CommandContext, name: str, *, as_json: bool) -> None:
+def _show_cataloged(call: CommandContext, name: str, *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_offer
     from imagefactory.views.catalog import center_images_json, format_offer
 
@@ -124,13 +124,12 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     from imagefactory.model import Outcome
     from imagefactory.project import uses_catalog
     from imagefactory.recipes.edit import omitted_companions
-    from imagefactory.recipes.expand import select_single
     from imagefactory.views.images import TargetState, format_target
 
     if uses_catalog(call.settings):
-        return _show_catalogd(call, name, as_json=as_json)
+        return _show_cataloged(call, name, as_json=as_json)
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
     state = lock_state(factory, target)
     why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
@@ -195,8 +194,7 @@ def new(
     It becomes recipes/FAMILY.yaml. `imagefactory recipe import` writes one from a file that you have."""
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
-    from imagefactory.recipes.expand import select_single
-    from imagefactory.recipes.read import read_bases, read_recipes
+    from imagefactory.recipes.read import read_bases, read_each
 
     path = new_recipe_path(call, family, dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
@@ -208,7 +206,7 @@ def new(
         copy_family(call, extends, dry_run=dry_run)
     if extends:
         check_name(family, "family")
-        draft = scaffold_on(family, select_single(call.factory.targets, extends))
+        draft = scaffold_on(family, call.factory.select_single(extends))
     else:
         draft = scaffold(family, read_bases(folder), framework=framework, source=source or "pypi")
     for line in draft.notes:
@@ -216,7 +214,7 @@ def new(
     if dry_run and not as_json:
         print_result(draft.text.rstrip("\n"))
     if extends:
-        others = [recipe for recipe in read_recipes(folder) if recipe.family != family]
+        others = [recipe for recipe in read_each(folder)[0] if recipe.family != family]
         check_draft(draft.text, family, others, all_bases(read_bases(folder), others))
     value = recipe_json(family, "" if dry_run else str(path), draft)
     if dry_run:
@@ -275,10 +273,9 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
     Raises UsageError if nothing may be written.
     """
     from imagefactory.actions.new_project import create_project, find_shipped
-    from imagefactory.recipes.expand import select_single
 
     try:
-        select_single(call.factory.targets, on)
+        call.factory.select_single(on)
         return
     except NothingSelectedError:
         shipped = find_shipped(on, call.settings, os.environ)
@@ -326,7 +323,7 @@ def add_version(
             check_name(value, rule)
     if not dry_run:
         require_own_project(call.settings, "recipe add-version")
-    factory = call.sound_factory
+    factory = call.factory
     added = plan_addition(factory, family, version, cuda)
     for line in added.addition.notes:
         call.progress.note(f"note: {line}")

@@ -158,7 +158,6 @@ def prepare_run(
     from imagefactory.actions.run import fetch_offered, find_built, mounted_directory, own_start
     from imagefactory.model import RunSpec
     from imagefactory.project import uses_catalog
-    from imagefactory.recipes.expand import select_single
     from imagefactory.runtime.here import WORKDIR
     from imagefactory.runtime.limits import parse_limits
 
@@ -175,7 +174,7 @@ def prepare_run(
         artifact, offered = fetch_offered(access, offer.image, call.progress), offer.judged
     elif artifact is None:
         factory = call.factory
-        target = select_single(factory.targets, name)
+        target = factory.select_single(name)
         artifact = find_built(factory, target, runner)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):

@@ -276,7 +276,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
     from imagefactory.oci.maintenance import collect
 
     # The recipes are read first: without them nobody knows what in the cache is needed.
-    factory = call.factory if cache else None
+    factory = call.strict_factory if cache else None
     layout, progress = Layout(call.settings.store_path), call.progress
     access = call.access
     now = datetime.now(UTC)
@@ -303,11 +303,10 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
 
 def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, as_json: bool) -> None:
     from imagefactory.actions.store import list_registry
-    from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_repositories
 
     factory = call.factory
-    shelves = list_registry(factory, select(factory.targets, names), place, call.progress)
+    shelves = list_registry(factory, factory.select(names), place, call.progress)
     if as_json:
         repositories = [
             {
@@ -337,7 +336,7 @@ def _prune_registry(
     from imagefactory.actions.store import prune_registry
     from imagefactory.views.images import format_pruned
 
-    factory, progress = call.factory, call.progress
+    factory, progress = call.strict_factory, call.progress
     registry_place(factory, place)
     now = datetime.now(UTC)
     before = now - parse_age(older_than)

@@ -233,8 +233,8 @@ def start(
         "--held-limit does not apply to Slurm, where a held job is a waiting job",
         "use --idle-limit",
     )
-    factory = call.sound_factory
-    with exit_with_first_failure(factory) as failures:
+    factory = call.factory
+    with exit_with_first_failure(factory, names) as failures:
         pool = find_pool(request.pool)
         if dir is not None and pool.is_whole(dir):
             for word in (*names, *request.written(but=("wait", "dir"))):
@@ -444,7 +444,7 @@ def collect_jobs(
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
     from imagefactory.views.verdicts import format_promotion
 
-    result = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
+    result = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in result.nodes]
     blocks = [headline(result.sweep, results, None), format_collected(result.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in result.promotions]
@@ -664,10 +664,10 @@ def collect(
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.actions.verify import collect as collect_one
 
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     options = CollectOptions(ledger=nonce_dir, registry=place, promote=promote)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure() as failures:
         for folder in folders:
             with failures.of(str(folder)):
                 if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:

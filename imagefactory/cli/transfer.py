@@ -77,11 +77,10 @@ def push(
     Credentials are those of `docker login`.
     """
     from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
-    from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_pushed
 
     factory = call.factory
-    chosen = select(factory.targets, names)
+    chosen = factory.select(names)
     named = {(target.family, plain_name(target)) for target in chosen}
     reject_conflict(
         tags and len(named) > len({family for family, _ in named}),
@@ -205,7 +204,7 @@ def pull(
     from imagefactory.views.images import format_pulled, format_pulled_sif
 
     platform = ""
-    if not place and _is_catalogd(call, name):
+    if not place and _is_cataloged(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
@@ -241,7 +240,7 @@ def pull(
     return print_next_command("run", pulled.name, "--", "python")
 
 
-def _is_catalogd(call: CommandContext, name: str) -> bool:
+def _is_cataloged(call: CommandContext, name: str) -> bool:
     """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.actions.centers import names_center
     from imagefactory.project import uses_catalog
@@ -365,10 +364,9 @@ def export(
         )
     from imagefactory.actions.images import stored_image
     from imagefactory.oci.archive import export as export_image
-    from imagefactory.recipes.expand import select_single
 
     factory, progress = call.factory, call.progress
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     path = output or Path(f"{target.name}.{kind}.tar")
     with factory.layout.in_use(progress):
         image = stored_image(factory, target)
@@ -391,11 +389,10 @@ def export(
 
 
 def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bool) -> None:
-    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
     write_module = load_extra("modules.action:write_module")
-    module = write_module(factory, select_single(factory.targets, name), folder, call.progress)
+    module = write_module(factory, factory.select_single(name), folder, call.progress)
     if as_json:
         return print_json("module", module.as_json())
     return print_result(module.text)
@@ -403,10 +400,9 @@ def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bo
 
 def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
     from imagefactory.actions.transfer import export_sif
-    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     compression, output = options
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:

@@ -116,7 +116,6 @@ def _find(
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.project import uses_catalog
-    from imagefactory.recipes.expand import select_single
 
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and uses_catalog(call.settings):
@@ -133,7 +132,7 @@ def _find(
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
         return (verdicts_of(factory, place_of(factory, where), where.tag_or_digest, now),), None
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     places: list[StoreRepository] = []
     if not registry:
         places.append(local_place(factory, target.family))
@@ -225,9 +224,9 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
     from imagefactory.actions.promote import promote
     from imagefactory.views.verdicts import format_promotion
 
-    factory, now = call.sound_factory, datetime.now(UTC)
+    factory, now = call.factory, datetime.now(UTC)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
                 request = PromotionRequest(target=target, place=where, now=now, dry_run=dry_run)
@@ -458,7 +457,6 @@ def _resolve_image(
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_single
     from imagefactory.trust.tags import pointer
 
     if "/" in name:
@@ -470,7 +468,7 @@ def _resolve_image(
     if ":" in name or "@" in name:
         target, where = target_reference(factory, name, registry)
         return place_of(factory, where), where.tag_or_digest, target
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     plain = plain_tag(target)
     return (
         place_of_target(factory, target, registry),
@@ -495,7 +493,7 @@ def sync(call: CommandContext, place: str, as_json: bool) -> None:
     from imagefactory.actions.verdicts import repair_all_referrers
     from imagefactory.views.verdicts import format_reconciled
 
-    factory = call.sound_factory
+    factory = call.factory
     with exit_with_first_failure(factory) as failures:
         repositories = repair_all_referrers(factory, place, datetime.now(UTC), call.progress)
         if as_json:

@@ -12,7 +12,7 @@ prefix of all others, it is selected: a family's defaults have no suffix.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from imagefactory.errors import NothingSelectedError, UsageError
@@ -22,6 +22,7 @@ from imagefactory.versions import natural, nearest
 KnownNames = Mapping[str, str]
 """Targets' names, each with its family."""
 FEW = 12
+_WILDCARD = re.compile(r"[*?\[]")
 _HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
 
 
@@ -47,6 +48,20 @@ def choose_name(word: str, known: KnownNames, lacking: str = "no target") -> str
             hint=f"choose one of {few(names)}",
         )
     return names[0]
+
+
+def families_of(words: Sequence[str], known: KnownNames, invalid: Iterable[str]) -> frozenset[str]:
+    """Return the families of `invalid` that may have a name that `words` select; their names are unknown."""
+    families = {*known.values(), *invalid}
+    result: set[str] = set()
+    for word in words:
+        head = _WILDCARD.split(word)[0]
+        owners = [family for family in families if head == family or head.startswith(f"{family}-")]
+        if head != word:
+            result |= {family for family in families if family.startswith(head)}
+        if owners and word not in known:
+            result.add(max(owners, key=len))
+    return frozenset(result) & frozenset(invalid)
 
 
 def suggest(word: str, known: KnownNames) -> str:

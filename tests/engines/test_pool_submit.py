@@ -69,7 +69,7 @@ def make_sif(root: Path, target: str, sif: Path) -> Path:
     return sif
 
 
-def catalogd(target: str, sif: Path, proven: Mapping[str, str]) -> CatalogImage:
+def cataloged(target: str, sif: Path, proven: Mapping[str, str]) -> CatalogImage:
     """An image whose .sif is verified on these capabilities, says a key of the tests."""
     sha256 = digest_of(sif.read_bytes())
     subject = VerifiedImage(target=target, index=digest("6"), manifest=digest("6"), config=sha256)
@@ -129,7 +129,7 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     images = pool.home / "images"
     images.mkdir()
     sifs = {target: make_sif(folder / "root", target, folder / f"{target}.sif") for target in PROVEN}
-    rows = tuple(catalogd(target, sifs[target], proven) for target, proven in PROVEN.items())
+    rows = tuple(cataloged(target, sifs[target], proven) for target, proven in PROVEN.items())
     for row in rows:
         shutil.copy(sifs[row.target], images / sif_name(row.target, row.sifs[0].sha256))
     made = NOW - timedelta(minutes=5)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from imagefactory.extras.site.action import ReportContents, read_catalogd_report
+from imagefactory.extras.site.action import ReportContents, read_cataloged_report
 from imagefactory.extras.site.images import ReportImage, ReportLayer, ReportPackage
 from imagefactory.extras.site.tables import TableRequest
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
@@ -51,7 +51,7 @@ def catalog_report(folder: Path, images: Sequence[CatalogImage], now: datetime =
     (config / "imagefactory.toml").write_text(f'catalog = "{path}"\n{format_key_row(LAB_TRUSTED)}')
     environ = {"XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "XDG_CONFIG_DIRS": "/none"}
     settings = load_settings(directory=None, start=folder, environ=environ)
-    return read_catalogd_report(settings, environ, (), TableRequest(now=now))
+    return read_cataloged_report(settings, environ, (), TableRequest(now=now))
 
 
 def format_key_row(key: TrustedKey) -> str:

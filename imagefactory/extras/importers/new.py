@@ -68,8 +68,7 @@ from imagefactory.progress import Progress
 from imagefactory.project import PROJECT_DIRECTORIES, Project
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.edit import FRAMEWORKS, ImageChoice, RecipeDraft, check_draft
-from imagefactory.recipes.expand import select_single
-from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.read import read_bases, read_each
 from imagefactory.recipes.values import RULES, within
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.versions import natural
@@ -215,7 +214,7 @@ class _RecipePlanner:
     ) -> None:
         folder = factory.settings.root_path / "recipes"
         self._factory, self._request, self._solver = factory, request, solver
-        self._recipes = [recipe for recipe in read_recipes(folder) if recipe.family != request.family]
+        self._recipes = [recipe for recipe in read_each(folder)[0] if recipe.family != request.family]
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
         self._targets: dict[str, tuple[Target, BaseSpec]] = {}
@@ -229,7 +228,7 @@ class _RecipePlanner:
 
     def on_target(self) -> RecipePlan:
         request = self._request
-        below = select_single(self._factory.targets, request.on)
+        below = self._factory.select_single(request.on)
         spec = self._read(below.python)
         drafted = draft_on(spec, request.family, below)
         lock, why = self._lock_of(below)

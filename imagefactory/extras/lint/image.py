@@ -149,17 +149,17 @@ def has_host(name: str) -> bool:
 
 def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> KnownImage | None:
     """Return the catalog image with the digest of the job's index, manifest, artifact or file."""
-    for catalogd in images:
-        for sif in catalogd.sifs:
+    for cataloged in images:
+        for sif in cataloged.sifs:
             sha256 = sif.sha256.removeprefix("sha256:")
             artifact = sif.reference.partition("@")[2]
             if image.digest and image.digest in (artifact, sif.subject.manifest, sif.subject.index):
-                return KnownImage(image=catalogd, sif=sif)
+                return KnownImage(image=cataloged, sif=sif)
             if any(sha256.startswith(part) for part in image.hexes):
-                return KnownImage(image=catalogd, sif=sif)
-        own = (catalogd.reference.partition("@")[2], catalogd.subject.manifest, catalogd.subject.index)
+                return KnownImage(image=cataloged, sif=sif)
+        own = (cataloged.reference.partition("@")[2], cataloged.subject.manifest, cataloged.subject.index)
         if image.digest and image.digest in own:
-            return KnownImage(image=catalogd)
+            return KnownImage(image=cataloged)
     return None
 
 

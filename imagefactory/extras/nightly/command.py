@@ -175,7 +175,7 @@ def nightly(
     request = replace(request, wait=wait) if wait else request
     hook = _webhook(call, webhook)
     with _with_progress_log(mail, hook), nightly_lock(settings):
-        project, last = call.sound_factory, last_nightly(settings)
+        project, last = call.factory, last_nightly(settings)
         folder = create_nightly(settings, format_id(datetime.now(UTC), os.urandom(2)))
         dependencies = NightlyDependencies(
             clock=lambda: datetime.now(UTC),
@@ -404,8 +404,8 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
     plain = not (github or as_json)
     seen, rows = [], []
-    project, now = call.sound_factory, datetime.now(UTC)
-    with exit_with_first_failure(project) as failures:
+    project, now = call.factory, datetime.now(UTC)
+    with exit_with_first_failure(project, names) as failures:
         for unit in find_units(project, names):
             with failures.of(unit.name):
                 news = watch_unit(project, unit, now, call.progress)
@@ -450,9 +450,9 @@ def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
     from imagefactory.project import require_own_project
 
     require_own_project(call.settings, "recipe update")
-    project, now = call.sound_factory, datetime.now(UTC)
+    project, now = call.factory, datetime.now(UTC)
     root, rows = project.settings.root_path, []
-    with exit_with_first_failure(project) as failures:
+    with exit_with_first_failure(project, names) as failures:
         units = find_units(project, names)
         for unit in units:
             with failures.of(unit.name):

@@ -191,16 +191,15 @@ def tables_request(
 
 
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
-    from imagefactory.extras.site.tables import read_catalogd, read_tables
+    from imagefactory.extras.site.tables import read_cataloged, read_tables
     from imagefactory.project import is_project
-    from imagefactory.recipes.expand import select
 
     settings = call.settings
     if is_project(settings):
         project = call.factory
-        return read_tables(project, select(project.targets, names), request, call.progress)
+        return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogd(settings, os.environ, names, request)
+    return read_cataloged(settings, os.environ, names, request)
 
 
 def check_registry_has_targets(registry: str) -> None:
@@ -256,13 +255,12 @@ def _write_report(
 
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
-    from imagefactory.extras.site.action import read_catalogd_report, read_report
+    from imagefactory.extras.site.action import read_cataloged_report, read_report
     from imagefactory.project import is_project
-    from imagefactory.recipes.expand import select
 
     settings = call.settings
     if is_project(settings):
         project = call.factory
-        return read_report(project, select(project.targets, names), request, call.progress)
+        return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogd_report(settings, os.environ, names, request)
+    return read_cataloged_report(settings, os.environ, names, request)

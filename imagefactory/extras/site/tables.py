@@ -268,7 +268,7 @@ def _capability(text: str, folder: Path) -> Capability:
         ) from error
 
 
-def read_catalogd(
+def read_cataloged(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> TableData:
     """Return the tables of a signed catalog, with its own predictions, for users without a project.
@@ -282,7 +282,7 @@ def read_catalogd(
 def survey_catalog(
     center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> tuple[TableData, tuple[ImageOffer, ...]]:
-    """Return the tables of a center's catalog, and its offers. Raises as `read_catalogd`."""
+    """Return the tables of a center's catalog, and its offers. Raises as `read_cataloged`."""
     catalog, trust = read_catalog(center.settings, environ, request.now), center.trust
     offers = tuple(
         verify_offer(catalog, image, trust, request.now) for image in select_images(catalog, names)

@@ -73,7 +73,6 @@ def build_wheel(
     from imagefactory.errors import UsageError
     from imagefactory.extras.wheels.build import TIMEOUT, CompileRequest, compile_wheel
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.recipes.expand import select_single
     from imagefactory.runtime.limits import parse_limits
 
     try:
@@ -81,7 +80,7 @@ def build_wheel(
     except ValueError as error:
         raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     place = folder or factory.settings.root_path / "wheels"
     if folder is None and factory.settings.shipped:
         raise UsageError(

@@ -86,6 +86,24 @@ def test_a_recipe_fault_is_told_with_its_place(call: Call, root: Path) -> None:
     assert "framework" in said.err
 
 
+def test_an_invalid_recipe_stops_only_commands_about_it(call: Call, root: Path) -> None:
+    (root / "recipes" / "broken.yaml").write_text("family: broken\n")
+    for words in (("list",), ("lock", "--check"), ("render", "--check"), ("plan",), ("show", "broken-1.0")):
+        said = call(*words, root=root)
+        assert (said.code, said.error_codes[0]) == (errors.EXIT_USAGE, "recipe-invalid"), words
+        assert "other recipe" not in said.err
+    for words in (("list",), ("show",), ("lock", "--check"), ("plan",)):
+        said = call(*words, "pytorch-2.3-cu121", root=root)
+        assert (said.code, said.error_codes) == (0, ()), words
+        assert said.err.count("1 other recipe is invalid (broken)") == 1
+    said = call("run", "pytorch-2.3-cu121", "--", "true", root=root)
+    assert said.error_codes == ("image-not-built",)
+    said = call("recipe", "new", "mylab", "--extends", "pytorch-2.3-cu121", root=root)
+    assert (said.code, said.error_codes) == (0, ())
+    said = call("image", "prune", "--cache", "--dry-run", root=root)
+    assert said.error_codes == ("recipe-invalid",)
+
+
 def test_wrong_arguments_are_exit_code_2(call: Call) -> None:
     assert call("build").code == errors.EXIT_USAGE
     assert call("no-such-command").code == errors.EXIT_USAGE

@@ -569,7 +569,7 @@ def test_an_image_that_the_catalog_does_not_have() -> None:
     assert ("no-catalog", 3) in found(alone, "advice")
 
 
-def test_a_tag_of_a_catalogd_repository_is_told_its_digest() -> None:
+def test_a_tag_of_a_cataloged_repository_is_told_its_digest() -> None:
     tag = "docker://registry.example.org/gpu/pytorch:2.3.1-cu121"
     checked = check(f"{RUNS}container_image = {tag}\nqueue", offered=offer())
     (one,) = (one for one in checked.all_findings if one.rule == "tag")

@@ -16,7 +16,7 @@ import pytest
 
 from imagefactory.actions.verdicts import attach_signed, local_place
 from imagefactory.errors import NothingSelectedError
-from imagefactory.extras.site.tables import HEADER, TableData, TableRequest, read_catalogd, survey
+from imagefactory.extras.site.tables import HEADER, TableData, TableRequest, read_cataloged, survey
 from imagefactory.matrix.combos import ComboState
 from imagefactory.model import Outcome
 from imagefactory.schedulers.inventory import write_inventory
@@ -220,7 +220,7 @@ def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:
 # --- outside of a factory ------------------------------------------------------------------------
 
 
-def catalogd(tmp_path: Path, *names: str, image: CatalogImage) -> TableData:
+def cataloged(tmp_path: Path, *names: str, image: CatalogImage) -> TableData:
     """The tables of a signed catalog in a file, by a person who trusts its key and has no factory."""
     config = tmp_path / "config" / "imagefactory"
     config.mkdir(parents=True)
@@ -230,7 +230,7 @@ def catalogd(tmp_path: Path, *names: str, image: CatalogImage) -> TableData:
     (config / "imagefactory.toml").write_text(f'catalog = "{path}"\n{row}')
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path), "XDG_CONFIG_DIRS": "/none"}
     settings = load_settings(directory=None, start=tmp_path, environ=environ)
-    return read_catalogd(settings, environ, names, TableRequest(now=NOW))
+    return read_cataloged(settings, environ, names, TableRequest(now=NOW))
 
 
 def format_key_row(key: TrustedKey) -> str:
@@ -244,7 +244,7 @@ def format_key_row(key: TrustedKey) -> str:
 
 def test_a_catalog_is_enough(tmp_path: Path) -> None:
     image = make_image(envelopes=(signed(whole_report(), "8"),), required=("8.0", "9.0"))
-    made = catalogd(tmp_path, "pytorch-2.*", image=image)
+    made = cataloged(tmp_path, "pytorch-2.*", image=image)
     rows = {str(one.capability): one for one in made.combos}
     assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (
         ComboState.VALID,
@@ -256,4 +256,4 @@ def test_a_catalog_is_enough(tmp_path: Path) -> None:
 
 def test_a_catalog_lacks_a_name(tmp_path: Path) -> None:
     with pytest.raises(NothingSelectedError, match="pytorch-9"):
-        catalogd(tmp_path, "pytorch-9", image=make_image())
+        cataloged(tmp_path, "pytorch-9", image=make_image())
