@@ -169,7 +169,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             "keys": keys,
         }
         return print_json(
-            {"format": "imagefactory.join/1", **value, "catalogue_works": not note.startswith("note")}
+            {"format": "imagefactory.join/1", **value, "catalog_works": not note.startswith("note")}
         )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
