@@ -124,8 +124,8 @@ def import_recipe(
     if cuda == "none":
         raise UsageError(
             "option-invalid",
-            "--cuda none: new recipes are for GPUs",
-            hint="afterwards add a row with cuda: [none]",
+            "--cuda none is not supported: recipe new writes recipes for GPUs",
+            hint="omit --cuda, then add a row with cuda: [none] to the new recipe",
         )
     version = version.lstrip("=")
     for text, rule in ((framework, "framework"), (version, "version"), (cuda, "cuda")):
@@ -170,7 +170,10 @@ def import_recipe(
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:
-    """Return values by name. The last of a repeated name counts, as in Docker. Raises UsageError."""
+    """Return the values by name.
+
+    If a name is repeated, the last value is used, as in Docker. Raises UsageError.
+    """
     values = dict(text.partition("=")[::2] for text in texts)
     for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
@@ -186,6 +189,6 @@ def _incomplete(file: str, lost: Sequence[str]) -> UsageError:
     lines = "".join(f"\n  {line}" for line in lost)
     return UsageError(
         "import-incomplete",
-        f"a recipe cannot contain all of {file}:{lines}",
-        hint="change the file as the brackets say, or write the recipe without these: --partial",
+        f"these lines of {file} cannot become part of a recipe:{lines}",
+        hint="make the change in brackets, or pass --partial to skip these lines",
     )

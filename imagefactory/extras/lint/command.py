@@ -121,7 +121,9 @@ def _write_fixed(path: Path, text: str) -> None:
         with replacing(path, mode=path.stat().st_mode & 0o777) as file:
             file.write(text.encode())
     except OSError as error:
-        raise UsageError(*os_problem("write", path, error), hint="copy it into your own directory") from error
+        raise UsageError(
+            *os_problem("write", path, error), hint="copy the file into a directory that you can write to"
+        ) from error
 
 
 def _digests(call: CommandContext) -> Callable[[str], str]:

@@ -237,7 +237,7 @@ def _write_report(
             raise UsageError(
                 "option-conflict",
                 f"--format badge requires exactly one image, found {count}",
-                hint="imagefactory report TARGET --format badge",
+                hint="select one target: imagefactory report TARGET --format badge",
             )
         replace_text(path, format_badge(reported.images[0]))
     elif kind == "svg":

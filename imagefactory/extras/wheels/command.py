@@ -85,15 +85,15 @@ def build_wheel(
     if folder is None and factory.settings.shipped:
         raise UsageError(
             "project-not-found",
-            "there is no project here whose wheels/ could store the wheel",
-            hint="pass --dir DIR",
+            "the wheel needs a directory, because there is no project here",
+            hint="pass a directory: --dir DIR",
         )
     root = factory.settings.root_path
     if folder is None and not place.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "folder-outside-project",
-            f"{place} is a link to a place outside the project",
-            hint="pass --dir DIR",
+            f"{place} is a link to a directory outside the project",
+            hint="pass a directory: --dir DIR",
         )
     bounds = parse_limits(limits)
     timeout = bounds.pop("time", TIMEOUT)
