@@ -206,7 +206,7 @@ It is not a setting, since `config` prints settings.
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The bundled recipes and locks: links in a checkout, files in a wheel."""
-DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
+DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder")
 """Settings that can be paths. Relative paths start at the file that sets them."""
 
 
@@ -422,7 +422,7 @@ def load_settings(
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
-OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+OF_CENTERS = ("catalog", "catalog-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
 """Settings that each center sets. For all others, the user's settings apply to all centers."""
 
 
@@ -482,7 +482,7 @@ def _names() -> tuple[str, ...]:
 
 def _is_path(key: str, text: str) -> bool:
     """Return whether a value is a path, not a name, an address or empty."""
-    if key == "catalogue":
+    if key == "catalog":
         return text.startswith(("/", "./", "../", "~/"))
     if key == "signing_key":
         return "/" in text

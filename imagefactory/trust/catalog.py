@@ -263,9 +263,9 @@ _CATALOG_SCHEMA = ObjectSchema(
 )
 
 
-def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
+def sign_catalog(catalog: Catalog, key: SigningKey) -> bytes:
     """Return the envelope of a catalog. Raises StatementError if readers would reject the catalog."""
-    payload = format_catalog(catalogue)
+    payload = format_catalog(catalog)
     parse_catalog(payload, "the catalog to sign", key.keyid)
     envelope = sign_envelope(payload, key, FORM)
     if len(envelope) > LARGEST:
@@ -331,7 +331,7 @@ def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
     return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
 
 
-def format_catalog(catalogue: Catalog) -> bytes:
+def format_catalog(catalog: Catalog) -> bytes:
     """Return the bytes of the payload, without `keyid`. Times are in whole seconds."""
     return format_json(
         {

@@ -1,8 +1,8 @@
 """A catalog in a registry: its address, its manifest, and its compressed bytes. Pure functions.
 
-    <registry>/catalogue:current                    the newest catalog; this tag moves
-    <registry>/catalogue:<YYYYMMDD>-<12 hex>        each catalog, under a separate tag
-    <registry>/catalogue:invitation                 the invitation to the catalog (invitation.py)
+    <registry>/catalog:current                    the newest catalog; this tag moves
+    <registry>/catalog:<YYYYMMDD>-<12 hex>        each catalog, under a separate tag
+    <registry>/catalog:invitation                 the invitation to the catalog (invitation.py)
 
 Catalogs and invitations are OCI artifacts with one layer, compressed with gzip.
 """

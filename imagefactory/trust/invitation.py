@@ -1,8 +1,8 @@
 """A site's invitation: one small file with the settings that people need to use the catalog of the site.
 
     format = "imagefactory.invitation/1"
-    catalogue = "registry.example.org/gpu"      # or the path of a file on a shared file system
-    catalogue-mirrors = "mirror.example.org/gpu"    # optional
+    catalog = "registry.example.org/gpu"      # or the path of a file on a shared file system
+    catalog-mirrors = "mirror.example.org/gpu"    # optional
     center = "chtc"                             # the name of the site, optional
     site = "chtc"
     sif-folder = "/shared/gpu/images"           # optional
@@ -52,7 +52,7 @@ _HEADER = re.compile(r"\s*\[")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """The settings of a site. `catalogue` is `HOST[/PATH][:TAG]` or a path, `mirrors` lists several of these.
+    """The settings of a site. `catalog` is `HOST[/PATH][:TAG]` or a path, `mirrors` lists several of these.
 
     All values may be empty.
     """
@@ -67,7 +67,7 @@ class Invitation:
     @property
     def settings(self) -> dict[str, str]:
         """Return the settings with values, by their names in imagefactory.toml."""
-        values = (self.catalogue, self.center, self.site, self.sif_folder, self.mirrors)
+        values = (self.catalog, self.center, self.site, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 

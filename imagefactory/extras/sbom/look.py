@@ -121,8 +121,8 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent
                 name=name,
                 version=plain(purl.version),
                 namespace=plain(purl.namespace or ""),
-                licences=(licences := _document_licenses(row)),
-                why="" if licences else "the SBOM in the wheel names no license",
+                licenses=(licenses := _document_licenses(row)),
+                why="" if licenses else "the SBOM in the wheel names no license",
                 qualifiers=tuple(
                     sorted((plain(key), plain(value)) for key, value in purl.qualifiers.items())
                 ),
