@@ -250,9 +250,9 @@ def write(
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     print_catalog_notes(opened.notes)
     entry, image = find_center_image(opened, name)
-    catalogue, trust = entry.catalogue, entry.center.trust
+    catalog, trust = entry.catalog, entry.center.trust
     parameters = parameters or _job_parameters(entry.center, name, options)
-    job = resolve_job(find_offer(catalogue, image.target, trust, now), parameters, trust, now)
+    job = resolve_job(find_offer(catalog, image.target, trust, now), parameters, trust, now)
     texts = write_job(job)
     check_files(job, call.progress)
     files = save_files(job, texts, output.parent if output else Path(), force=force)
@@ -265,7 +265,7 @@ def write(
         from imagefactory.views.catalog import catalog_json
 
         pool = _matching_json(places, nodes) if nodes else None
-        print_json(_job_json(job, files, pool, catalog_json(entry.center, catalogue)))
+        print_json(_job_json(job, files, pool, catalog_json(entry.center, catalog)))
     else:
         reach = format_places(places, nodes, now) if nodes else ""
         _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)

@@ -137,13 +137,13 @@ class CatalogRow(TypedDict):
     expires: str
 
 
-def catalog_json(center: JoinedCenter, catalogue: Catalog) -> CatalogRow:
+def catalog_json(center: JoinedCenter, catalog: Catalog) -> CatalogRow:
     return CatalogRow(
         center=center.name,
         reference=center.place,
-        source=catalogue.source,
-        created=format_time(catalogue.made),
-        expires=format_time(catalogue.expires),
+        source=catalog.source,
+        created=format_time(catalog.made),
+        expires=format_time(catalog.expires),
     )
 
 
@@ -191,7 +191,7 @@ def center_images_json(shelves: Sequence[CenterImages]) -> CatalogImagesDocument
         format="imagefactory.catalog-images/1",
         catalogs=[
             CatalogVerdictsRow(
-                **catalog_json(shelf.center, shelf.catalogue),
+                **catalog_json(shelf.center, shelf.catalog),
                 verdict_ages=verdict_ages_of(shelf.offers, shelf.now),
             )
             for shelf in shelves
@@ -293,7 +293,7 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
-    if finding.catalogue is None:
+    if finding.catalog is None:
         what = f"nothing is built in {finding.place}" if finding.own_project else "no catalog is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
         if not finding.own_project:
@@ -302,7 +302,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
         yield f"images of the factory {finding.place}"
     else:
         for row in finding.open:
-            yield row.center.answers(row.catalogue.made)
+            yield row.center.answers(row.catalog.made)
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.request.inventory
@@ -400,9 +400,9 @@ def matches_json(finding: FindResult) -> SearchDocument:
         )
     return SearchDocument(
         format="imagefactory.search/1",
-        source="project" if finding.own_project else "catalog" if finding.open else "knowledge",
+        source="knowledge" if not finding.open else "project" if finding.own_project else "catalog",
         reference=finding.place,
-        catalogs=[catalog_json(row.center, row.catalogue) for row in finding.open],
+        catalogs=[catalog_json(row.center, row.catalog) for row in finding.open],
         verdict_ages=finding.ages,
         pool=pool,
         images=[

@@ -56,7 +56,7 @@ class Center:
         context = ssl.create_default_context(
             cafile=self.options.certificate and self.options.certificate.authority
         )
-        address = f"https://127.0.0.1:{self.options.port}/v2/gpu/catalogue/manifests/current"
+        address = f"https://127.0.0.1:{self.options.port}/v2/gpu/catalog/manifests/current"
         request = urllib.request.Request(address, headers={"Accept": MANIFEST_TYPE})
         with urllib.request.urlopen(request, context=context) as answer:
             return digest_of(answer.read())
@@ -352,7 +352,7 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
         assert dora.ask("search", name)["catalogs"][0]["source"] == "cached"
         dora.run("job", "write", name, "--executable", "train.sh", "-o", "kept.sub")
         told = ada.ask("site", "nightly", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
-    assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
+    assert [row["what"] for row in told["broken"]] == ["plan", "catalog", "catalog expiry"]
     assert told["folder"] in mail.read_text()
     center.pool.run(["rm", "-r", told["folder"]], folder=ada.ground.root)  # it is today again
 
