@@ -26,23 +26,23 @@ EXIT_TOOL = 6
 EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
-EXIT_BILL = 10
+EXIT_AUDIT = 10
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
-    EXIT_OK: "all asked for holds",
-    EXIT_BUG: "a bug",
-    EXIT_USAGE: "recipe or arguments",
+    EXIT_OK: "success",
+    EXIT_BUG: "a bug in imagefactory",
+    EXIT_USAGE: "invalid recipe or arguments",
     EXIT_NOTHING_SELECTED: "nothing selected",
-    EXIT_STALE: "stale (--check)",
-    EXIT_LOCK: "lock",
-    EXIT_TOOL: "tool missing",
-    EXIT_BUILD: "build",
-    EXIT_REGISTRY: "registry",
+    EXIT_STALE: "outdated file (--check)",
+    EXIT_LOCK: "lock error",
+    EXIT_TOOL: "missing or unusable tool",
+    EXIT_BUILD: "build error",
+    EXIT_REGISTRY: "registry error",
     EXIT_CHECK: "a check failed, or the answer is no",
-    EXIT_BILL: "a license or vulnerability (image audit)",
+    EXIT_AUDIT: "a rejected license or vulnerability (image audit)",
     EXIT_INTERRUPTED: "interrupted",
-    EXIT_LIMIT: "a limit of `run` ended it",
+    EXIT_LIMIT: "stopped at a limit of `run`",
 }
 """The exit codes, as described in `--help` and the documentation."""
 

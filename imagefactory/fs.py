@@ -94,7 +94,7 @@ def user_temporary_directory() -> Path:
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise StoreError(
             "temporary-not-yours",
-            f"{folder} is not a directory of yours",
+            f"{folder} is not a directory, or belongs to another user",
             hint="set TMPDIR to another directory",
         )
     return folder
@@ -153,7 +153,7 @@ def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]
         raise StoreError(
             *os_problem("use", error.filename or folder, error),
             hint=f"set `{setting}` (imagefactory.toml, "
-            f"IMAGEFACTORY_{setting.upper()}) to a directory of yours",
+            f"IMAGEFACTORY_{setting.upper()}) to a directory that you can write",
         ) from error
 
 
@@ -290,7 +290,7 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
     """
     *folders, name = path.relative_to(top).parts
     if ".." in folders or name == "..":
-        raise OSError(errno.EINVAL, "the path leads out of its directory", str(path))
+        raise OSError(errno.EINVAL, "the path is outside its directory", str(path))
     here, opened = top, os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:
@@ -328,7 +328,7 @@ def check_no_links(top: Path, *folders: str) -> None:
                 if entry.is_symlink():
                     raise StoreError(
                         "store-link",
-                        f"{entry.path} is a link that leads out of {top}",
+                        f"{entry.path} is a link to outside {top}",
                         hint="delete the link, or set its target as the directory in your settings",
                     )
 

@@ -378,7 +378,7 @@ def check_address(url: str) -> None:
     except ValueError:
         same = False
     if not same:
-        raise RejectedError("an address there has two possible hosts")
+        raise RejectedError("the address is ambiguous: two URL parsers read different hosts in it")
 
 
 class _RequestReach(threading.local):
@@ -389,9 +389,7 @@ class _RequestReach(threading.local):
 
     def check(self, network: str, host: str) -> None:
         if self.networks is not None and network not in self.networks:
-            raise RejectedError(
-                f"{host} is on a {network} network, and another server must not redirect a request there"
-            )
+            raise RejectedError(f"a redirect to {host} was blocked: it is on a {network} network")
 
 
 _REACH = _RequestReach()
@@ -477,7 +475,7 @@ class _AddressCheckedConnection(_DeadlineConnection):
         networks = {str(row[4][0]): network_of(str(row[4][0])) for row in rows}
         for network in networks.values():
             _REACH.check(network, name)
-        failure: Exception = NewConnectionError(self, f"{name} has no address")  # type: ignore[arg-type]
+        failure: Exception = NewConnectionError(self, f"{name} has no IP address")  # type: ignore[arg-type]
         for address, network in networks.items():
             self._dns_host = address
             try:
@@ -524,7 +522,9 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
         ) -> None:
             origin, target = response.request.url or "", prepared_request.url or ""
             if origin.startswith("https:") and not target.startswith("https:"):
-                raise RejectedError(f"it redirects from https to {redact(target)}")
+                raise RejectedError(
+                    f"the server redirects from https to {redact(target)}, which is not https"
+                )
             check_address(target)
             prepared_request.headers.pop("Cookie", None)
             _REACH.networks = reachable_from({routed_host(response)})
@@ -629,7 +629,7 @@ def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.m
             return
         if seconds >= _SLOW_SECONDS:
             if size < seconds * _SLOWEST:
-                raise RejectedError(f"it sent only {size} bytes in {seconds:.0f} seconds")
+                raise RejectedError(f"the server sent only {size} bytes in {seconds:.0f} seconds")
             seconds, size = 0.0, 0
         yield data
 

@@ -74,7 +74,7 @@ def require_own_project(settings: Settings, what: str) -> None:
     if settings.shipped:
         raise UsageError(
             "project-not-found",
-            f"{what} writes into a project, and there is no imagefactory.toml here or in a parent directory",
+            f"{what} needs a project, and no imagefactory.toml is here or in a parent directory",
             hint="create one: imagefactory init (--with pytorch,jax adds recipes)",
         )
 
@@ -124,5 +124,5 @@ def _check_no_outside_links(root: Path) -> None:
                 raise UsageError(
                     "link-leaves-project",
                     f"{path} is a symbolic link to outside the project {root}",
-                    hint="replace it by the file or directory that it points to",
+                    hint="replace the link by a copy of its target",
                 )

@@ -139,7 +139,7 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
                 raise NothingSelectedError(
                     "catalog-image-missing",
                     f"{target.name}: {why}",
-                    hint=f"imagefactory {f'image promote {target.name}' if waits else build}",
+                    hint=f"run imagefactory {f'image promote {target.name}' if waits else build}",
                 )
             skipped.append((target.name, why))
             waiting += [target.name] if waits else []

@@ -296,8 +296,8 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[JoinedCenter,
         first, joined = centers[0].name, ", ".join(row.name for row in centers)
         raise UsageError(
             "center-ambiguous",
-            f"this command shows the images of one center, and you joined several: {joined}",
-            hint=f"name images of one center: '{first}/*'",
+            f"this command shows the images of one center, and you joined {joined}",
+            hint=f"choose a center: '{first}/*'",
         )
     return center, tuple(name for _, name in split)
 

@@ -130,8 +130,8 @@ def _read_list(place: StoreRepository, tag: str) -> bytes:
     if layer.size > LARGEST:
         raise StatementError(
             "claims-too-large",
-            f"{where} has {layer.size:,} bytes, and a list of claims has at most {LARGEST:,}",
-            hint="check who pushed it",
+            f"{where} has {layer.size:,} bytes, but a list of claims has at most {LARGEST:,}",
+            hint="delete this tag: imagefactory did not push it",
         )
     return unpack_artifact(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
 
@@ -201,6 +201,7 @@ def _put_in_time(
         raise RegistryError(
             "registry-too-slow",
             f"{place} needed more than {SETTLE.seconds} seconds to store the claim, {TRIES} times",
+            hint="run the same command again later",
         )
     return None
 
@@ -250,7 +251,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
-            "claim-not-signed", "no signing key on this machine", hint="imagefactory key create NAME"
+            "claim-not-signed", "no signing key on this machine", hint="run imagefactory key create NAME"
         )
     places = (
         replace(repository, sweeps=tuple(row for row in repository.sweeps if row.until > now))

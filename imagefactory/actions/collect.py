@@ -445,7 +445,7 @@ class VerdictAttacher:
             return replace(draft, fault=error)
         if not keyids:
             why = f"{draft.one.why}, {VERDICT_MISSING}"
-            hint = f"imagefactory sweep start {draft.node.target}: a nonce is never signed twice"
+            hint = f"verify it again: imagefactory sweep start {draft.node.target}"
             fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
             return replace(draft, one=replace(draft.one, why=why), fault=fault)
         keyid = next(iter(keyids.values()))

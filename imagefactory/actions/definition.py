@@ -60,11 +60,13 @@ def _files(root: Path, spec: FilesSpec) -> Iterator[Path]:
             hidden = [part for part in parts if part.startswith(".") or part == "__pycache__"]
             if not file.is_dir() and all(part in named for part in hidden):
                 if not file.resolve().is_relative_to(root.resolve()):
-                    problem = f"matches {file}, a link out of {root}"
-                    raise _file_problem(spec, "files-outside-project", problem, "copy the file it points to")
+                    problem = f"matches {file}, a link to outside {root}"
+                    raise _file_problem(
+                        spec, "files-outside-project", problem, "replace it by a copy of its target"
+                    )
                 if ".git" in file.resolve().relative_to(root.resolve()).parts:  # with the user's tokens
                     problem = f"matches {file}, which belongs to git"
-                    raise _file_problem(spec, "files-in-git", problem, "name files of the project")
+                    raise _file_problem(spec, "files-in-git", problem, "remove this pattern")
                 yield file
 
 
@@ -72,7 +74,8 @@ def _own_file(spec: FilesSpec, path: str, file: Path) -> OwnFile:
     try:
         state = file.stat()
         if not stat.S_ISREG(state.st_mode):
-            raise _file_problem(spec, "files-not-regular", f"matches {file}, not a regular file", "omit it")
+            problem = f"matches {file}, which is not a regular file"
+            raise _file_problem(spec, "files-not-regular", problem, "change the pattern to exclude it")
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
@@ -160,11 +163,11 @@ def verify_layer_lock(
         project.tell(f"{path} is outdated: {moved} (imagefactory lock --layers {target})")
     elif lock.toolchain != toolchain:
         project.tell(
-            f"{path} is of layers by {lock.toolchain}: layers by {toolchain} are not checked against it"
+            f"layers not checked: {path} is for layers by {lock.toolchain}, these are by {toolchain}"
         )
     elif wrong := wrong_entries(lock, image.layers, str(path)):
         raise LockError(
             "layer-lock-mismatch",
             "\n".join(wrong),
-            hint=f"rebuild and compare each layer: imagefactory lock --check --layers {target}",
+            hint=f"to compare all layers, run imagefactory lock --check --layers {target}",
         )

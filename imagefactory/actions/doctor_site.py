@@ -110,7 +110,7 @@ class _SiteCheck:
         if not os.access(directory, os.W_OK):
             yield broken("store", f"{detail}, not writable", 'store = "DIR" in imagefactory.toml')
         elif free < STORE_BYTES:
-            yield warn("store", f"{detail}, less than an image takes", "imagefactory image prune")
+            yield warn("store", f"{detail}, less than an image needs", "imagefactory image prune")
         else:
             yield good("store", detail if (path / "oci-layout").exists() else f"{detail}; it is empty")
 
@@ -143,7 +143,7 @@ class _SiteCheck:
             remedy = f"imagefactory key trust {key.name}"
             yield missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
         elif self.now < trusted.since:
-            detail = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
+            detail = f"'{key.name}' is not trusted before {trusted.since:%Y-%m-%d}"
             yield broken("signing key", detail, "set its `from` in imagefactory.toml")
         elif trusted.until - self.now < KEY_SOON:
             detail = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
@@ -251,7 +251,7 @@ class _SiteCheck:
         if current is None:
             line = missing("catalogue", f"none at {where}", "imagefactory site publish")
         elif current.catalogue is None:
-            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
+            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "no key"
             detail = f"{current.where} is signed by {whose}, so your readers reject it"
             line = broken("catalogue", detail, "imagefactory site publish")
         else:
@@ -300,7 +300,7 @@ class _SiteCheck:
         trusted = {key.keyid for key in self.trust.keys if key.since <= self.now < key.until}
         named = {grant.key.keyid for grant in invited.keys}
         if not trusted & named:
-            return broken("invitation", f"{name} names no key that is trusted here now", push)
+            return broken("invitation", f"{name} has no key that this project trusts now", push)
         own = self._own_key()
         if own and own.keyid not in named:
             return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
@@ -309,7 +309,7 @@ class _SiteCheck:
     def mirrors(self, created: datetime | None) -> Iterator[Diagnosis]:
         mirrors = listed(self.settings.catalogue_mirrors.value)
         if not mirrors:
-            detail = "none: while the registry is down, readers have only the copies that they keep"
+            detail = "none: while the registry is down, readers have only their cached copies"
             yield warn("mirrors", detail, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
             return
         with ThreadPoolExecutor(len(mirrors)) as threads:
@@ -327,7 +327,7 @@ class _SiteCheck:
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalogue is None:
-            return broken("mirrors", f"{mirror} has no catalog that a trusted key signed", copy)
+            return broken("mirrors", f"{mirror} has no catalog signed by a trusted key", copy)
         if created and current.catalogue.made < created:
             detail = f"{mirror} has an older catalog, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
             return warn("mirrors", detail, copy)

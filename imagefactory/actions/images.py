@@ -332,7 +332,7 @@ def target_at(project: Project, place: StoreRepository, digest: str) -> Target:
     raise NothingSelectedError(
         "image-not-tagged",
         f"no tag of a target in {place} points to {digest}",
-        hint="name the target, and its registry with --registry",
+        hint="pass the target instead, and --registry HOST/PATH",
     )
 
 

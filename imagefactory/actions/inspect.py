@@ -89,7 +89,7 @@ def inspect_place(
     path = Path(name)
     if not name:
         raise UsageError(
-            "argument-missing", "the name is empty", hint="name a file, a directory, an image or a target"
+            "argument-missing", "the name is empty", hint="pass a file, a directory, an image or a target"
         )
     if path.exists():
         return _inspect_path(access, path, progress)
@@ -97,7 +97,7 @@ def inspect_place(
         raise UsageError(
             "path-not-found",
             f"{name} does not exist",
-            hint="name an existing file or directory, an image or a target",
+            hint="pass an existing file or directory, an image or a target",
         )
     if "/" in name:
         return _inspect_registry(access, parse_reference(name), progress)
@@ -256,17 +256,16 @@ def _inspect_lock(project: Project, target: Target, progress: Progress) -> Inspe
     if lock is None:
         raise BuildError(
             "gpu-code-unknown",
-            f"{target.name} is neither built nor locked, so its GPU code is not known",
-            hint=f"imagefactory lock {target.name} && imagefactory build {target.name}",
+            f"{target.name} is neither built nor locked, so its GPU code is unknown",
+            hint=f"run imagefactory lock {target.name} && imagefactory build {target.name}",
         )
     cached, tabled, missing = _scanned_packages(project, lock, progress)
     contents = _join_contents(target.name, lock, (*cached, *tabled))
     if not _answers(contents, missing):
         raise BuildError(
             "gpu-code-unknown",
-            f"{target.name} is not built, and neither the cache nor the tables have its GPU code",
-            hint=f"imagefactory build {target.name}, "
-            f"or see what is documented: imagefactory compat {target.name}",
+            f"{target.name} is not built, and its GPU code is in neither the cache nor the tables",
+            hint=f"build it: imagefactory build {target.name}",
         )
     parts = [f"{len(cached)} from the cache"] if cached else []
     parts += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []

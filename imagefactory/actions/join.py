@@ -44,15 +44,14 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
         raise UsageError(
             "no-catalog-set",
             "neither `catalogue` nor `registry` is set, so readers cannot find the catalog",
-            hint="imagefactory site invite --catalog HOST/PATH, or the path of a file that all readers can "
-            "read",
+            hint="pass --catalog HOST/PATH, or --catalog FILE with a file that all readers can read",
         )
     keys = create_invitation(read_trust(settings.files), now)
     if not keys:
         raise CheckFailedError(
             "no-trusted-key",
             "this project trusts no key, so readers could not trust its catalog",
-            hint="imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
+            hint="create and trust a key: imagefactory key create NAME && imagefactory key trust NAME",
         )
     return Invitation(
         catalogue=place,
@@ -72,15 +71,15 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
         if len(data) > LARGEST:
             raise UsageError(
                 "invitation-file-too-large",
-                f"{path} has more than the {LARGEST:,} bytes that an invitation may have",
-                hint="check that it is the file of your center",
+                f"{path} is not an invitation: it has more than {LARGEST:,} bytes",
+                hint="pass the invitation file of your center",
             )
         return parse_invitation(data, where)
     if "://" in where:
         raise UsageError(
             "reference-invalid",
             f"{where[:80]} is the address of a web page, not of a registry",
-            hint="download the file and name it, or use HOST/PATH",
+            hint="download the invitation and pass the file, or pass HOST/PATH of a registry",
         )
     reference = invitation_place(where)
     mirror = resolve_mirror(reference, settings.mirror_map)
@@ -96,8 +95,8 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
     if layer.size > LARGEST:
         raise RegistryError(
             "invitation-too-large",
-            f"{mirror} has {layer.size:,} bytes, and an invitation has at most {LARGEST:,}",
-            hint="check who pushed it",
+            f"{mirror} is not an invitation: it has {layer.size:,} bytes, more than {LARGEST:,}",
+            hint="pass the address of your center's invitation",
         )
     data = unpack_artifact(b"".join(store.read(mirror.repository, layer)), str(mirror))
     return parse_invitation(data, where)
@@ -145,7 +144,7 @@ def find_joining(
     if not CENTER.fullmatch(new):
         raise UsageError(
             "option-invalid",
-            f"--name: '{new[:40]}' is not a name of a center",
+            f"--name: '{new[:40]}' is not a valid name for a center",
             hint="use 1 to 32 lowercase letters, digits, '_' and '-', such as chtc",
         )
     if known and known != new:
@@ -153,7 +152,7 @@ def find_joining(
             raise UsageError(
                 "center-already-joined",
                 f"{invitation.catalogue} is the catalog of '{known}', which you already joined",
-                hint=f"imagefactory site remove {known}, then join it under another name",
+                hint=f"to change its name, run imagefactory site remove {known}, then join it again",
             )
         files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one is renamed
     file = files.get(new) or (center_directory(environ) / f"{new}.toml" if path in files.values() else path)
@@ -203,9 +202,9 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
         if known == name or same:
             raise UsageError(
                 "center-conflict",
-                f"this invitation has {'a key' if same else 'the name'} of the center '{known}', which you "
-                f"joined, and another catalog: {invitation.catalogue}, not {document['catalogue']}",
-                hint=f"if its catalog moved, use --name {known}; for another center, use --name OTHER",
+                f"this invitation has {'a key' if same else 'the name'} of your center '{known}', but "
+                f"another catalog: {invitation.catalogue}, not {document['catalogue']}",
+                hint=f"if its catalog moved, pass --name {known}; if it is another center, pass --name OTHER",
             )
     return name
 
@@ -237,7 +236,7 @@ def remove_center(
         raise UsageError(
             "center-set-by-site",
             f"{site} sets the catalog of '{name}' for all users",
-            hint="ask your site's staff",
+            hint="ask the site's staff to change this file",
         )
     text = tomlkit.parse(read_text(path))
     for key in (*SETTINGS, "trust"):

@@ -346,7 +346,7 @@ def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
         raise UsageError(
             "target-without-conda",
             f"{target.name} has no conda packages",
-            hint=f"its lock is a requirements file: pip install --no-deps -r {wheels}",
+            hint=f"use its requirements file: pip install --no-deps -r {wheels}",
         )
     lock = require_lock(project, target)
     omitted = (
@@ -396,7 +396,7 @@ def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> 
             by_key.setdefault("pip" if row.name in from_pypi else "constraints", []).append(f'"{row.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
     builds = list(dict.fromkeys(row.build for row in named if row.build))
-    newer = "change what excludes the newer release"
+    newer = "change the requirement that excludes the newer release"
     if builds:
         newer = f"imagefactory lock {target.name} --build builds {' and '.join(builds)} from source"
     accept = f", or write {bounds} at {target.where} to accept the old release" if bounds else ""
@@ -433,7 +433,7 @@ def _check_note(target: Target, note: str | None) -> None:
         raise UsageError(
             "option-invalid",
             "--note must be one line of at most 300 characters",
-            hint='for example --note "tested on an A100"',
+            hint='shorten it, for example --note "tested on an A100"',
         )
 
 
@@ -514,7 +514,7 @@ def check_target_layers(project: Project, target: Target, progress: Progress) ->
     if moved := changed_inputs(lock, definition, bases):
         raise StaleError("layer-lock-outdated", f"{path} is outdated: {moved}", hint=again)
     if lock.toolchain != (here := _build_tools(project, definition)):
-        problem = f"{path} is of layers by {lock.toolchain}, and this machine has {here}"
+        problem = f"{path} is for layers by {lock.toolchain}, but this machine has {here}"
         raise StaleError("layer-lock-outdated", problem, hint=again)
     with _from_scratch(project, progress) as elsewhere:
         image = _build(elsewhere, definition, progress)

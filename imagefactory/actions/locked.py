@@ -274,6 +274,8 @@ def holding(project: Project, targets: Sequence[Target], packages: Sequence[str]
     chosen = tuple(t for t in targets if normal_names <= names(t) - names(project.target_below(t)))
     if not chosen:
         raise NothingSelectedError(
-            "lock-without-package", f"no lock has {' and '.join(packages)}", hint="imagefactory show TARGET"
+            "lock-without-package",
+            f"no lock has the package {' and '.join(packages)}",
+            hint="to see the packages of a lock, run imagefactory show TARGET",
         )
     return chosen

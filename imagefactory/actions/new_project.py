@@ -77,8 +77,8 @@ def create_project(
             if (root / name).read_text(encoding="utf-8", errors="replace") != texts[name]:
                 raise UsageError(
                     "file-exists",
-                    f"{root / name} exists and differs from the file of imagefactory; nothing was written",
-                    hint="rename it, repeat the command, and merge the two"
+                    f"{root / name} exists with other content, so nothing was written",
+                    hint="rename the file, run the command again, and merge the two files"
                     if name in nights
                     else "choose a new directory: imagefactory init DIR",
                 )
@@ -89,7 +89,7 @@ def create_project(
     except OSError as error:
         raise UsageError(
             *os_problem("write", error.filename or root, error),
-            hint="choose a directory that you may write to",
+            hint="choose a directory that you can write",
         ) from error
     newest = [target for target in targets if requested and target.family == requested[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
@@ -207,7 +207,7 @@ def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
         raise UsageError(
             "not-repository-root",
             f"{root} is in the repository {above}: a nightly build must be in its top directory",
-            hint=f"make it a repository of its own: git init {shlex.quote(str(root))}",
+            hint=f"create a repository for it: git init {shlex.quote(str(root))}",
         )
     source = find_source(SHIPPED.parent)
     return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in rows}
@@ -249,8 +249,8 @@ def _source_of_clone(clone: Path) -> ImagefactorySource:
     if not _git(clone, "for-each-ref", "--contains", source.commit, "refs/remotes/origin"):
         raise UsageError(
             "commit-not-pushed",
-            f"{clone} is at commit {source.commit[:12]}, which is in no branch of {source.url}",
-            hint="push the commit, or check out a pushed one",
+            f"{clone} is at commit {source.commit[:12]}, which no branch of {source.url} has",
+            hint="push the commit, or check out a commit that is pushed",
         )
     return source
 
@@ -260,7 +260,7 @@ def _read_source(url: str, commit: str) -> ImagefactorySource:
     if not (match and _COMMIT.fullmatch(commit)):
         raise UsageError(
             "commit-unknown",
-            "a nightly build is pinned to a commit of imagefactory, and the commit of this one is not known",
+            "a nightly build needs the commit of this imagefactory, which is unknown",
             hint=f"install a release of {DISTRIBUTION}, or pip install git+https://github.com/OWNER/NAME@COMMIT",
         )
     port = match["port"] or "" if match["web"] else ""

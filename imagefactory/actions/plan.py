@@ -239,8 +239,8 @@ def inventory_devices(
     if not names:
         raise NothingSelectedError(
             "inventory-no-gpu",
-            "no GPU to plan for in the inventory",
-            hint="see what it has: imagefactory gpus --inventory FILE",
+            "the inventory has no GPU to plan for",
+            hint="to see its GPUs, run imagefactory gpus --inventory FILE",
         )
     kinds = sorted(
         names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)
@@ -273,6 +273,6 @@ def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8")
+        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "the line is not UTF-8 text")
         raise RecipeError([problem], hint="save the file as UTF-8") from error
     return parse_rows(text, path.name, families())

@@ -300,7 +300,7 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
         raise CheckFailedError(
             "nothing-to-revoke",
             f"no valid verdict of {place}@{subject.manifest} to revoke",
-            hint="see imagefactory verdict list",
+            hint="to see its verdicts, run imagefactory verdict list",
         )
     if not isinstance(place.store, LayoutStore):
         own = local_place(access, ANY)
@@ -320,7 +320,7 @@ def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
         raise UsageError(
             "verdict-not-unique",
             f"'{text[:80]}' matches {len(digests)} verdicts of this image",
-            hint="use a digest that imagefactory verdict list shows",
+            hint="use more digits of a digest from imagefactory verdict list",
         )
     return digests[0]
 
@@ -378,8 +378,8 @@ def write_record(folder: Path, name: str, record: bytes) -> Path:
         if path.parent.is_symlink():
             raise UsageError(
                 "directory-is-link",
-                f"{path.parent} is a symbolic link, so it is not read",
-                hint="replace it by a directory",
+                f"{path.parent} is a symbolic link, expected a directory",
+                hint="replace the link by a directory",
             )
         with replacing(path, durable=True) as file:
             file.write(record)

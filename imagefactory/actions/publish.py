@@ -138,7 +138,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
         except OSError as error:  # its signer is unknown
             raise UsageError(
                 *os_problem("read", where, error),
-                hint="it would be replaced: make it readable, or write to another file",
+                hint="make this file readable, or write the catalog to another file",
             ) from error
     manifest = where.store.manifest(where.repository, CURRENT)
     if manifest is None:
@@ -161,8 +161,8 @@ def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: Trust
     raise CheckFailedError(
         "catalog-other-key",
         f"{current.where} is signed by {whose}, and people who joined may trust only that key",
-        hint=f"sign with that key, or retire it (key rotate); to replace its catalog: {JOIN_AGAIN}, then "
-        "imagefactory site invite --push",
+        hint="sign with that key, or retire it (imagefactory key rotate). To replace this catalog: "
+        f"{JOIN_AGAIN}, then imagefactory site invite --push",
     )
 
 
@@ -351,7 +351,7 @@ def find_earlier(
         raise UsageError(
             "catalog-digest-mismatch",
             f"{place}:{names[0]} is {revision.digest}, not {name[:80]}",
-            hint="use its tag",
+            hint=f"use the tag {names[0]}",
         )
     return revision
 
@@ -379,7 +379,7 @@ def _find_previous(
                 raise RegistryError(
                     "catalog-search-limit",
                     f"{place} has more than {MOST_OPENED} catalogs that are not the previous one",
-                    hint="name it: --rollback DIGEST",
+                    hint="pass the catalog's digest: --rollback DIGEST",
                 )
             try:
                 revision = _open_catalog(place, name, trust, now)
@@ -394,7 +394,7 @@ def _find_previous(
     why = f": {faults[0]}" if faults else ""
     raise UsageError(
         "no-earlier-catalog",
-        f"{place} has no earlier catalog by a key that is trusted now{why}",
+        f"{place} has no earlier catalog that a trusted key signed{why}",
         hint="create one from the available images: imagefactory site publish",
     )
 
@@ -407,7 +407,7 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
         raise UsageError(
             "rollback-not-found",
             f"no catalog at {where}",
-            hint="see imagefactory site publish --rollback --dry-run",
+            hint="to see the newest valid one, run imagefactory site publish --rollback --dry-run",
         )
     try:
         layer = parse_layer(manifest[1], where)
@@ -442,8 +442,8 @@ def roll_back(
     if former and former.made >= now:
         raise CheckFailedError(
             "clock-before-catalog",
-            f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
-            hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
+            f"this machine's time {format_time(now)} is before the catalog's, {format_time(former.made)}",
+            hint="set this machine's clock: readers reject a catalog that is older than one they have seen",
         )
     policy = read_verification_policy(project, time)
     review = _ImageReview(project=project, policy=policy, revocations=_revocations_of(former))
@@ -465,7 +465,7 @@ def roll_back(
         why = [f"{target}: {line}" for target, line in skipped] or ["it has no images"]
         raise NothingSelectedError(
             "catalog-nothing-valid",
-            f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
+            f"no image of the catalog {earlier.digest} is valid now: {'; '.join(why[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
     catalogue = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)

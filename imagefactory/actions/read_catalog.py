@@ -88,9 +88,9 @@ class CachedCatalog:
         if seen > text:
             raise StatementError(
                 "catalog-rolled-back",
-                f"{self.where} has a catalog of {text}, older than the one of {seen} that was there before",
-                hint="ask the project's maintainers for a new catalog; if they restored this one: "
-                f"rm {self.seen_path}",
+                f"{self.where} has a catalog from {text}, and you have already read one from {seen}",
+                hint="ask the project's maintainers for a new catalog; if they restored this one, "
+                f"run rm {self.seen_path}",
             )
 
     def write(self, data: bytes, time: datetime) -> None:
@@ -230,8 +230,8 @@ class _CatalogReader:
         if len(data) > LARGEST:
             raise StatementError(
                 "catalog-too-large",
-                f"{place} has more than {LARGEST} bytes",
-                hint="check that it is a catalog",
+                f"{place} is not a catalog: it has more than {LARGEST} bytes",
+                hint="fix the setting catalogue (imagefactory config)",
             )
         return data
 

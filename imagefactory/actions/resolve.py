@@ -73,7 +73,7 @@ def check_not_cpu(target: Target) -> None:
         raise UsageError(
             "target-without-gpu",
             f"{target.name} is only for CPUs, so the GPU suite cannot verify it",
-            hint=f"its smoke test is its only check: imagefactory build {target.name}",
+            hint=f"run its smoke test instead: imagefactory build {target.name}",
         )
 
 
@@ -151,8 +151,8 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
     if at and plain != target.name and project.target(plain):
         raise UsageError(
             "image-target-mismatch",
-            f"{name} is an image of {target.name}",
-            hint=f"use only its digest, or {target.name}@{digest}",
+            f"{name} is an image of {target.name}, not of the target in this name",
+            hint=f"use {target.name}@{digest}",
         )
     definition = define_target(project, target)
     # The manifest of a .sif names only the target; the suite checks the packages inside all the same.
@@ -160,7 +160,7 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
     if labels.get(LOCK_LABEL, digest if isinstance(artifact, SifArtifact) else "") != digest:
         raise StaleError(
             "image-outdated",
-            f"{name} was built from another lock of {target.name} than the present one",
+            f"{name} was not built from the current lock of {target.name}",
             hint=f"imagefactory build {target.name}, or check out the revision that has its lock",
         )
     return definition

@@ -62,7 +62,7 @@ def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageRefer
         f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
         hint=f"run apptainer exec --nv oras://{reference} COMMAND"
         if reference
-        else "see others with imagefactory search",
+        else "to see other images, run imagefactory search",
     )
 
 

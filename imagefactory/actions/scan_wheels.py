@@ -102,7 +102,7 @@ def _modules(modules: ModuleCount) -> str:
 def _text(value: str) -> str:
     if not value.isprintable() or '"' in value or "\\" in value:
         raise UsageError(
-            "wheel-text-invalid", f"scanned.toml cannot contain {value!a}", hint="omit this wheel"
+            "wheel-text-invalid", f"scanned.toml cannot contain {value!a}", hint="do not pass this wheel"
         )
     return f'"{value}"'
 

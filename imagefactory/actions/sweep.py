@@ -386,7 +386,7 @@ def make_sweep(
         raise NothingSelectedError(
             "nothing-to-verify",
             f"nothing to verify on this pool{counts and f': {counts}'}",
-            hint="see the skipped cells above; --ignore-rule RULE includes them",
+            hint="to include skipped cells, pass --ignore-rule RULE",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
@@ -444,7 +444,7 @@ def make_sweep(
     kits = [kit for kit in kits if not lost[kit.node.name]]
     if not kits:
         raise NothingSelectedError(
-            "cells-claimed", skipped[-1].reason, hint=f"--ignore-rule {CLAIMED} queues it anyway"
+            "cells-claimed", skipped[-1].reason, hint=f"to queue it anyway, pass --ignore-rule {CLAIMED}"
         )
     sweep = SweepSpec(
         id=prepared.id,
@@ -541,7 +541,7 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
     if not any(_will_run(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             "sweep-finished",
-            f"every node of {folder} has an outcome, and submitting it again would run them all again",
+            f"every node of {folder} has an outcome, and submitting it would run all nodes again",
             hint=f"run imagefactory sweep collect {folder}",
         )
     job = pool.submit(folder)
@@ -564,8 +564,8 @@ def read_submitted(folder: Path) -> tuple[str, ...]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "sweep-file-invalid",
-            f"{folder / SUBMITTED} cannot be read",
-            hint="delete it: it only lists the jobs of the sweep",
+            f"{folder / SUBMITTED} is corrupt",
+            hint=f"delete it (rm {folder / SUBMITTED}): it only lists the jobs of the sweep",
         ) from error
 
 
@@ -638,5 +638,5 @@ def find_sweep(settings: Settings, name: str) -> Path:
     raise NothingSelectedError(
         "sweep-unknown",
         f"no sweep {name[:200]!r}",
-        hint=f"the latest are {', '.join(ids[-5:])}" if ids else "start one: imagefactory sweep start TARGET",
+        hint=f"use one of {', '.join(ids[-5:])}" if ids else "start one: imagefactory sweep start TARGET",
     )

@@ -110,7 +110,7 @@ def ensure_image(
             if isinstance(image, SifArtifact):
                 raise UsageError(
                     "image-only-sif",
-                    f"Apptainer built {target.name} as a .sif, so --image-format docker has no image of it",
+                    f"Apptainer built {target.name} as a .sif, so it has no image for --image-format docker",
                     hint="pass --image-format oras or --image-format sif",
                 )
             reference = str(replace(_push(project, target, image, place, progress), tag=""))
@@ -142,7 +142,7 @@ def _locked_image(project: Project, target: Target, progress: Progress) -> Image
             raise CheckFailedError(
                 "smoke-test-failed",
                 f"{target.name} does not pass its CPU checks",
-                hint=f"imagefactory build {target.name} shows them; a GPU does not change them",
+                hint=f"to see the failed checks, run imagefactory build {target.name}",
             )
         artifact = built.image
     return artifact
@@ -203,7 +203,8 @@ def _place_file(
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                *os_problem("create", path.parent, error), hint="set another sif-folder"
+                *os_problem("create", path.parent, error),
+                hint="set sif-folder to a directory that you can write",
             ) from error
         if shared or not _link(sif.path, path):
             copy_sif(sif, path, progress)

@@ -437,7 +437,7 @@ def _check_image(
     if platform and others:
         raise RegistryError(
             "platform-ambiguous",
-            f"{reference} does not say which image is for {platform}; the first is for {others[0][:40]!r}",
+            f"{reference} does not label its image for {platform}; its first image is for {others[0][:40]!r}",
             hint="pull by the digest of the image's manifest: HOST/NAME@sha256:...",
         )
 
@@ -555,8 +555,8 @@ def copy_image(
     if not destination.tag or destination.digest:
         raise UsageError(
             "reference-invalid",
-            f"the destination '{destination}' must have a tag, and no digest",
-            hint="use HOST/NAME:TAG; the digest is copied with the image",
+            f"the destination '{destination}' must have a tag and no digest",
+            hint="use HOST/NAME:TAG: the copy has the same digest",
         )
     mirror = resolve_mirror(source, access.settings.mirror_map)
     with progress.stage(f"copy {mirror} to {destination}"):

@@ -227,7 +227,7 @@ def places_of(
         raise UsageError(
             "image-not-stored",
             f"{own.manifest} is not in the local store",
-            hint="pass where it is stored: HOST/NAME@sha256:...",
+            hint="pass its registry and name: HOST/NAME@sha256:...",
         )
     return tuple(places)
 

@@ -420,8 +420,8 @@ def _signed_before(
             if _result_of(verdict.report) != _result_of(report):
                 raise NonceError(
                     "nonce-replayed",
-                    f"the nonce {report.nonce} was spent on another result",
-                    hint="one kit gives one verdict: make a new one",
+                    f"the nonce {report.nonce} was used for another result",
+                    hint="create a new kit: each kit gives one verdict",
                 )
     return (next(iter(verdicts.values())), tuple(verdicts)) if verdicts else None
 
@@ -447,14 +447,14 @@ def _sign_kit(access: Access, kit: KitReport, ledger: NonceStore, now: datetime)
         raise CheckFailedError(
             "kit-not-signable",
             f"{report.outcome}: {report.reason}",
-            hint="nothing was signed; run the kit again, on that machine or another",
+            hint="run the kit again, on the same or another machine",
         )
     key = signing_key(access, now)
     if key is None:
         raise UsageError(
             "kit-key-missing",
             "no signing key on this machine, so the kit's result cannot be signed",
-            hint="imagefactory key create NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
+            hint="run imagefactory key create NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
         )
     days = read_trust(access.settings.files).policy.days
     signed = sign(report, key, now=now, days=jittered_expiry(report, days))

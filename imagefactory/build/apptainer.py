@@ -131,7 +131,7 @@ def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
         raise StoreError(
             "manifest-missing",
             f"{manifest} is not in {layout.path}",
-            hint="build it again: `imagefactory build TARGET`",
+            hint="build it again: imagefactory build TARGET",
         )
     with explain_full_disk(layout.path):
         folder.mkdir()

@@ -72,7 +72,7 @@ def define(
     for name, _ in target.environment:
         if name in environment:
             what = f"environment sets {name}, which imagefactory sets in every image"
-            raise RecipeError([Diagnostic("name-reserved", str(target.where), what)])
+            raise RecipeError([Diagnostic("name-reserved", str(target.where), what, "remove it")])
     environment |= _defaults(target, lock) | dict(target.environment)
     if cuda and not base.image:  # such an image sets its own directories
         own = environment.get("LD_LIBRARY_PATH")
@@ -218,10 +218,11 @@ def interpreter(definition: BuildSpec) -> str:
 
 def _check_parent(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
     if target.on != (under[-1].target if under else ""):
-        owner = under[-1].target if under else "no target's"
+        owner = f"of {under[-1].target}" if under else "missing"
         raise LockError(
             "lock-mismatch",
-            f"{target.name} is built on {target.on or 'no target'}, but got {owner} lock",
+            f"{target.name} is built on {target.on or 'no target'}, but its parent lock is {owner}",
+            hint=f"run imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.packages}
     for below in under:
@@ -253,8 +254,8 @@ def _check_fit(target: Target, base: BaseSpec, lock: Lock) -> None:
         )
     machine = MACHINES.get(target.platform)
     if machine is None:
-        what = f"platform '{target.platform}' is not one of {', '.join(MACHINES)}"
-        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what)])
+        what, fix = f"unknown platform '{target.platform}'", f"use one of {', '.join(MACHINES)}"
+        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what, fix)])
     if (lock.target, lock.python) != (target.name, target.python) or not lock.platform.endswith(machine):
         raise LockError(
             "lock-mismatch",

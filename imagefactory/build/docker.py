@@ -276,7 +276,7 @@ class DockerEngine:
             raise ToolError(
                 "docker-is-podman",
                 f"podman {facts.version} answers at {self.daemon.place}; buildx needs docker's own BuildKit",
-                hint="set DOCKER_HOST to a dockerd, or build with `--engine assemble`, which needs neither",
+                hint="set DOCKER_HOST to a dockerd, or build with --engine assemble, which needs neither",
             )
         if parse_version(facts.version) < OLDEST_DOCKER:
             raise ToolError(
@@ -299,7 +299,7 @@ class DockerEngine:
             raise ToolError(
                 "tool-missing",
                 "docker has no buildx plugin",
-                hint="apt-get install docker-buildx (Debian), docker-buildx-plugin (docker's own packages)",
+                hint="apt-get install docker-buildx (package of Debian) or docker-buildx-plugin (of Docker)",
             )
         if parse_version(version[1]) < OLDEST_BUILDX:
             raise ToolError(
@@ -426,7 +426,8 @@ class DockerEngine:
         if built is None:
             raise BuildError(
                 "docker-image-missing",
-                f"{definition.target.name}: docker does not have the image that it built",
+                f"{definition.target.name}: the image is missing in docker after its build",
+                hint="build again, and do not delete images in docker meanwhile",
             )
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
@@ -444,6 +445,7 @@ class DockerEngine:
             raise StoreError(
                 "docker-image-mismatch",
                 f"{definition.target.name}: docker saved a different image than it built",
+                hint="build again: another build may have replaced the image in docker",
             )
         base_layers = len(job.base.image.layers)
         layers = []
@@ -555,13 +557,13 @@ def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
             "docker-build-failed", f"{target}: docker build was killed by signal {-code}", hint="run it again"
         )
     if re.search(r"no space left on device", text):
-        hint = "free space in docker's folder: docker builder prune, docker image prune"
+        hint = "free space in docker's directory: docker builder prune, docker image prune"
     elif re.search(r"CERTIFICATE_VERIFY_FAILED|certificate verify failed", text):
         hint = "set `certificates` to your site's CA bundle (imagefactory.toml)"
     elif re.search(r"No matching distribution|Temporary failure in name resolution|Connection", text):
-        hint = "can a container reach the package index? `imagefactory doctor` names it"
+        hint = "check that containers can reach the package index, which imagefactory doctor shows"
     else:
-        hint = f"build it manually: docker build definitions/{target}"
+        hint = f"to see all output, run docker build definitions/{target}"
     return BuildError(
         "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{lines}", hint=hint
     )

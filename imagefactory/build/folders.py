@@ -74,7 +74,7 @@ def write_definitions(
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(
-                    "link-leaves-project", f"{path} is a link out of {folder}", hint="remove the link"
+                    "link-leaves-project", f"{path} is a link to outside {folder}", hint="remove the link"
                 )
             data, mode = _data(content)
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
@@ -146,7 +146,9 @@ def _difference(present: str, rendered: str) -> str:
 def _place(folder: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
-        raise UsageError("path-invalid", f"{name!r} is not a path inside {folder}")
+        raise UsageError(
+            "path-invalid", f"{name!r} is not a path inside {folder}", hint="use a relative path without '..'"
+        )
     return folder / pure
 
 

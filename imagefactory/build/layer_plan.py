@@ -192,7 +192,7 @@ def conda_python(lock: Lock) -> str:
     raise BuildError(
         "lock-without-python",
         f"the lock of {lock.target} has no python",
-        hint=f"imagefactory lock {lock.target}",
+        hint=f"run imagefactory lock {lock.target}",
     )
 
 

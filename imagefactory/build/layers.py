@@ -36,6 +36,7 @@ from imagefactory.trees import printable
 
 _LONGEST_COMPLAINT = 2000
 SERVER = Path(__file__).with_name("pyc_server.py")
+OTHER_BASE = "choose another base with a standard CPython"
 LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
 
 
@@ -78,7 +79,9 @@ class BaseCompiler:
         size = int.from_bytes(self._read(process, 4), "big")
         if size > LARGEST:
             raise BuildError(
-                "bytecode-failed", f"the base's Python reports {size} bytes of bytecode for {path}"
+                "bytecode-failed",
+                f"the base's Python wrote {size} bytes of bytecode for {path}, more than {LARGEST}",
+                hint=OTHER_BASE,
             )
         return self._read(process, size) or None
 
@@ -106,7 +109,11 @@ class BaseCompiler:
                 ) from None
             expected = "cpython-" + self._python.replace(".", "")
             if tag != expected:
-                raise BuildError("base-python-mismatch", f"the base's Python is {tag}, expected {expected}")
+                raise BuildError(
+                    "base-python-mismatch",
+                    f"{self._interpreter} of the base is {tag}, expected {expected}",
+                    hint=OTHER_BASE,
+                )
         return self._process
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
@@ -200,11 +207,11 @@ def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
         process.wait(timeout=10)
     problem = "the base's Python ended while it compiled .py files"
     if process.returncode != KILLED:
-        return BuildError("bytecode-failed", problem)
+        return BuildError("bytecode-failed", problem, hint=OTHER_BASE)
     return BuildError(
         "bytecode-failed",
-        f"{problem}: it was killed",
-        hint="it took more than a run may (`imagefactory doctor` says what), or the machine is out of memory",
+        f"{problem}: it was killed, by a limit of runs or for lack of memory",
+        hint="use a machine with more memory, or raise the limit that imagefactory doctor shows",
     )
 
 
@@ -498,7 +505,7 @@ def read_segment_record_of(layout: Layout, key: str) -> Iterator[tuple[str, str,
         raise StoreError(
             "store-changed",
             f"{segment_record_path(layout, key)} was removed or changed during the build",
-            hint="run it again",
+            hint="run the same command again",
         )
     for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:
         package, content, path = line.split("\t", 2)

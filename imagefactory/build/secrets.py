@@ -113,7 +113,9 @@ def find_secrets(
     lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items() if value)]
     if not all(line.isprintable() for line in lines):
         raise UsageError(
-            "index-invalid", f"the package index ({index.origin}) or its proxy has a control character"
+            "index-invalid",
+            f"the package index ({index.origin}) or its proxy has a control character",
+            hint="remove the character from its address",
         )
     proxies = _proxies(environ) if channels else {}
     addresses = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
@@ -164,7 +166,7 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
     except (OSError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
         raise UsageError(
-            "netrc-invalid", f"{path} cannot be read: {type(error).__name__}", hint=f"fix {path}"
+            "netrc-invalid", f"cannot read {path}: {type(error).__name__}", hint=f"fix {path}"
         ) from None
     if not login:
         return url, ()
@@ -209,11 +211,11 @@ def _certificates(named: str) -> bytes | None:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(*os_problem("read", path, error)) from error
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
     if len(data) > LARGEST_SECRET:
         raise UsageError(
             "certificates-too-large",
             f"the certificates {path} are {len(data):,} bytes, more than the limit ({LARGEST_SECRET:,})",
-            hint="set SSL_CERT_FILE to a file with fewer certificates; `certificates` is added to it",
+            hint="set SSL_CERT_FILE to a file with fewer certificates (the setting `certificates` is added)",
         )
     return data

@@ -21,7 +21,7 @@ from pathlib import Path
 from imagefactory.build.apptainer import SHARED_IMAGE, get_cached_sif, record_sif, scratch, sif_key
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.oci.layers import END_OF_ARCHIVE
-from imagefactory.oci.layout import REBUILD, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
@@ -43,6 +43,7 @@ from imagefactory.oci.squash_layers import (
     format_image,
 )
 from imagefactory.oci.squashfs import SUPERBLOCK
+from imagefactory.oci.store import REBUILD
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.runtime.apptainer_command import ApptainerCommand, SifRequest
 from imagefactory.scan.layers import unpacked_sif
@@ -157,7 +158,7 @@ class SifBuilder:
             try:
                 return for_processor(around(empty_sif, change, size, moment), image.architecture)
             except ValueError as error:
-                hint = "install apptainer 1.4, whose files are known here"
+                hint = "install apptainer 1.4, which is supported"
                 raise BuildError(
                     "sif-unsupported",
                     f"this version of apptainer writes unsupported .sif files: {error}",

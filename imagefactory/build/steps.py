@@ -41,7 +41,7 @@ def _reject(value: str, why: str) -> UsageError:
     return UsageError(
         "value-not-quotable",
         f"{value!r} cannot be in a Dockerfile or definition: {why}",
-        hint="change the recipe's value",
+        hint="change this value in the recipe",
     )
 
 
@@ -54,9 +54,9 @@ def single_line(value: str) -> QuotedText:
     if not value.isprintable():
         raise _reject(value, "it has a line end or a control character")
     if value.endswith("\\"):
-        raise _reject(value, "a trailing backslash would swallow the next line")
+        raise _reject(value, "a backslash at its end would join it with the next line")
     if "{{" in value:
-        raise _reject(value, "Apptainer would replace '{{ }}'")
+        raise _reject(value, "Apptainer replaces text in '{{ }}'")
     return QuotedText(value)
 
 

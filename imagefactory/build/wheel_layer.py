@@ -120,14 +120,15 @@ class WheelMember:
             packed = inflate(self._packed(self._report))
         else:
             raise BuildError(
-                "wheel-invalid", f"{self.info.filename} is compressed by method {self.info.compress_type}"
+                "wheel-invalid",
+                f"{self.info.filename} has the unsupported compression method {self.info.compress_type}",
             )
         crc, size = 0, 0
         for chunk in packed:
             crc = isal_zlib.crc32(chunk, crc)
             size += len(chunk)
             if size > self.info.file_size:
-                raise BuildError("wheel-invalid", f"{self.info.filename} is larger than it says")
+                raise BuildError("wheel-invalid", f"{self.info.filename} is larger than its declared size")
             yield chunk
         if crc != self.info.CRC or size != self.info.file_size:
             raise BuildError("wheel-invalid", f"{self.info.filename} is corrupt (wrong CRC)")
@@ -149,7 +150,7 @@ class WheelMember:
         while remaining:
             data = self._archive.read(min(READ, remaining))
             if not data:
-                raise BuildError("wheel-invalid", f"{self.info.filename} is cut off")
+                raise BuildError("wheel-invalid", f"{self.info.filename} is truncated")
             remaining -= len(data)
             report(len(data))
             yield data
@@ -167,7 +168,7 @@ class WheelMember:
         if self.size > limit:
             raise BuildError(
                 "wheel-too-large",
-                f"{self.info.filename} has {self.size} bytes; code or text may have {limit}",
+                f"{self.info.filename} has {self.size:,} bytes, more than the limit {limit:,}",
             )
         return b"".join(self.chunks())
 
@@ -191,7 +192,7 @@ class WheelSource(WheelFile):
                 raise _InvalidWheelError(f"{info.filename!r} is not in a standard directory of {data}")
             _check_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
             if info.filename in seen:
-                raise BuildError("wheel-invalid", f"{info.filename} is in it twice")
+                raise BuildError("wheel-invalid", f"{info.filename} is duplicate")
             seen.add(info.filename)
 
     def read_dist_info(self, filename: str) -> str:
@@ -207,7 +208,7 @@ class WheelSource(WheelFile):
             return data.decode()
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            raise _InvalidWheelError(f"{name}, line {line}: is not UTF-8") from None
+            raise _InvalidWheelError(f"{name}, line {line}: not UTF-8 text") from None
 
     def check_scripts(self) -> None:
         """Raise _InvalidWheelError, with its line if possible, for an invalid entry point."""
@@ -223,12 +224,12 @@ class WheelSource(WheelFile):
                 and _PROGRAM.match(line)
                 and not _ENTRY.fullmatch(line.partition("=")[2].strip())
             ):
-                what = f"{line.strip()[:200]!a} is not NAME = MODULE:FUNCTION, in letters and digits"
+                what = f"expected NAME = MODULE:FUNCTION, found {line.strip()[:200]!a}"
                 raise _InvalidWheelError(f"{name}, line {number}: {what}")
         try:
             list(parse_entrypoints(text))
         except AssertionError:  # what a [DEFAULT] or an indented line adds to a program
-            what = "with [DEFAULT] and indented lines a program is not NAME = MODULE:FUNCTION"
+            what = "a program is not NAME = MODULE:FUNCTION, because of [DEFAULT] or an indented line"
             raise _InvalidWheelError(f"{name}: {what}") from None
 
     def get_contents(self) -> Iterator[WheelContentElement]:
@@ -252,7 +253,9 @@ def _check_entry(name: str, mode: int) -> None:
     _check_path(name)
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise BuildError("wheel-invalid", f"{name!r} is a link or a device; wheels hold files only")
+        raise BuildError(
+            "wheel-invalid", f"{name!r} is a link or a device, and wheels may contain only files"
+        )
     if mode & (stat.S_ISUID | stat.S_ISGID):
         raise BuildError("wheel-invalid", f"{name!r} is setuid or setgid")
 
@@ -416,9 +419,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
                 place = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
             size += member.size
             if size > most:
-                raise BuildError(
-                    "wheel-too-large", f"it unpacks to more than the {most:,} bytes that are free for it"
-                )
+                raise BuildError("wheel-too-large", f"it unpacks to more than {most:,} bytes, the free space")
             place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("wb") as out:
                 out.writelines(member.chunks())
@@ -436,12 +437,12 @@ def check_wheel(wheel: Path, sha256: str) -> None:
             if name.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
                 kind = "sha256"  # it has no row of its own
             elif kind not in ("sha256", "sha384", "sha512"):
-                raise BuildError("wheel-invalid", f"its RECORD has no hash of {name}")
+                raise BuildError("wheel-invalid", f"RECORD has no hash of {name}")
             digest = hashlib.new(kind)
             for chunk in member.chunks():
                 digest.update(chunk)
             if value and base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != value:
-                raise BuildError("wheel-invalid", f"{name} is not what its RECORD says")
+                raise BuildError("wheel-invalid", f"{name} differs from its hash or size in RECORD")
 
 
 def _members(wheel: Path, sha256: str) -> Iterator[tuple[WheelMember, bool]]:

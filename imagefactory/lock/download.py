@@ -139,9 +139,9 @@ class PackageCache:
         if needed + _SPARE > free:
             raise DownloadError(
                 "cache-full",
-                f"{self.folder} has {format_bytes(free)} free, the packages to download need "
+                f"{self.folder} has {format_bytes(free)} free, but the packages to download need "
                 f"{format_bytes(needed)} ({needed} bytes)",
-                hint="free space there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+                hint="free some space, or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             )
 
     def _fetch_all(
@@ -256,7 +256,7 @@ class _Transfer:
             "hash-mismatch",
             f"{self._title()}: the file from {redact(self.url)} has the wrong hash: "
             f"expected sha256 {self.package.sha256}, found {wrong}",
-            hint="the server or the network changed the file: try another mirror or network",
+            hint="use another mirror or network: this one changed the file",
         )
 
     def _download(self) -> str:
@@ -311,7 +311,7 @@ class _Transfer:
             os.fdatasync(file.fileno())  # the bytes must be on the disk before the name
         if position > size:
             self.part.unlink()
-            raise RejectedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
+            raise RejectedError(f"{redact(self.url)} has more than {size} bytes, the size in the lock")
         return digest.hexdigest()
 
     def _write(
@@ -353,12 +353,10 @@ class _Transfer:
                     content_range = response.headers.get("Content-Range", "")
                     if content_range != f"bytes {position}-{size - 1}/{size}":
                         self.part.unlink(missing_ok=True)
-                        raise TransientError(
-                            f"{redact(self.url)} answered with the wrong range '{content_range}'"
-                        )
+                        raise TransientError(f"{redact(self.url)} returned the wrong range '{content_range}'")
                     start = position
                 elif whole not in (None, size):
-                    raise RejectedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")
+                    raise RejectedError(f"{redact(self.url)} has {whole} bytes, expected {size} of the lock")
                 yield start, arriving(response.raw)
         except RejectedError as error:
             if error.status != 416:
@@ -390,7 +388,7 @@ def _disk_errors(folder: Path, needed: int) -> Iterator[None]:
             raise DownloadError(
                 "cache-full",
                 f"the disk of {folder} is full: {needed} bytes are needed",
-                hint="free space there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+                hint="free some space, or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             ) from error
         raise DownloadError(
             *os_problem("write", error.filename or folder, error),

@@ -125,8 +125,8 @@ def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
         except LockError as error:
             raise LockError(
                 "channel-record-invalid",
-                f"{lock.target}: a channel has a record that cannot be locked: {error.message}",
-                hint="remove that package, or get it from another channel",
+                f"{lock.target}: a channel has an invalid record: {error.message}",
+                hint="remove this package from the recipe, or get it from another channel",
             ) from error
         if all(package.md5 for package in lock.conda):  # else the lock's own head says which tools read it
             by_conda_lock.read_back(lock, texts[CONDA])
@@ -168,7 +168,7 @@ def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
         if package not in packages:
             raise LockError(
                 "lock-parent-mismatch",
-                f"{lock.target}: the lock does not have {package.filename} of its parent {under.target}",
+                f"{lock.target}: the lock lacks {package.filename}, which its parent {under.target} has",
                 hint=f"imagefactory lock {lock.target}",
             )
 

@@ -65,7 +65,7 @@ def git_version(folder: Path) -> str:
     """
     commit = _tag_parts(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
-        raise NoGitVersionError("it is not in a git repository with a commit")
+        raise NoGitVersionError("the directory is not in a git repository with a commit")
     described = _tag_parts(
         folder, "describe", "--tags", "--long", f"--abbrev={len(commit)}", "--match", _RELEASE_TAGS, "HEAD"
     )
@@ -73,7 +73,7 @@ def git_version(folder: Path) -> str:
         tag, distance, _ = described.rsplit("-", 2)
         last = _version_of(tag)
     elif _tag_parts(folder, "rev-parse", "--is-shallow-repository") == "true":
-        raise NoGitVersionError("its repository is a shallow clone without a tag")
+        raise NoGitVersionError("the git repository is a shallow clone without a tag")
     else:
         last, distance = Version("0.0"), _tag_parts(folder, "rev-list", "--count", "HEAD")
     if distance == "0":
@@ -92,7 +92,7 @@ def _version_of(tag: str) -> Version:
             return Version(tag[match.end() :].partition("+")[0])
         except InvalidVersion:
             continue
-    raise NoGitVersionError(f"its last tag, {tag!r}, is not a version")
+    raise NoGitVersionError(f"the last git tag, {tag!r}, is not a version")
 
 
 def _next(last: Version) -> str:

@@ -171,7 +171,7 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
         raise UsageError(
             "option-conflict",
             f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
-            hint="remove one of the CUDA versions",
+            hint=f"pass only one CUDA version, {local_cuda} or {cuda}",
         )
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}

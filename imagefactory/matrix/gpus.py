@@ -57,7 +57,7 @@ def _unnamed(capability: Capability) -> str:
     return f"capability {capability}"
 
 
-_LIST = 'write a list: - {name: "V100", driver: "535", count: 2}'
+_LIST = 'pass a YAML file with a list such as - {name: "V100", driver: "535", count: 2}'
 
 
 def read_gpus(path: Path) -> tuple[GpuGroup, ...]:

@@ -109,7 +109,11 @@ def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
                 yield f"{file}:{reader.line_num}", values
     except csv.Error as error:
         raise RecipeError(
-            [Diagnostic("csv-invalid", f"{file}:{reader.line_num}", f"not valid CSV: {error}")]
+            [
+                Diagnostic(
+                    "csv-invalid", f"{file}:{reader.line_num}", f"not valid CSV: {error}", "fix the line"
+                )
+            ]
         ) from error
 
 
@@ -128,20 +132,20 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
         problem = (
             Diagnostic("column-missing", where, f"the column {missing[0]} is missing")
             if missing
-            else Diagnostic("duplicate-column", where, "a column is duplicate")
+            else Diagnostic("duplicate-column", where, "a column is duplicate", "remove one of the two")
         )
         raise RecipeError([problem], hint=hint)
 
 
 def _row_errors(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
-        yield Diagnostic("hidden-character", where, f"{hidden} has a character that is not printable")
+        yield Diagnostic("hidden-character", where, f"{hidden} has an invisible character", "remove it")
         return
     name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
         near = nearest(name, names)
-        meant = f"did you mean '{near}'?" if near else f"frameworks: {', '.join(names)}"
+        meant = f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}"
         yield Diagnostic("framework-unknown", where, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
@@ -151,7 +155,7 @@ def _row_errors(where: str, fields: Mapping[str, str], families: Mapping[str, st
     try:
         parse_capability(fields["capability"])
     except ValueError as error:
-        yield Diagnostic("capability-invalid", where, str(error))
+        yield Diagnostic("capability-invalid", where, str(error), "write a capability such as 8.0")
 
 
 def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> VersionSpaceRow:

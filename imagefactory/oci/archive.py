@@ -25,7 +25,7 @@ from imagefactory.errors import StoreError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replacing
 from imagefactory.oci.inflate import CorruptDataError, plain_layer, unpacked
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, LayerCodec
-from imagefactory.oci.layout import REBUILD, BlobWriter, Layout
+from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPE,
@@ -36,6 +36,7 @@ from imagefactory.oci.manifests import (
     canonical_json,
     parse_descriptor,
 )
+from imagefactory.oci.store import REBUILD
 from imagefactory.oci.tar_stream import CappedInfo
 from imagefactory.progress import Progress
 from imagefactory.trees import printable
@@ -246,7 +247,7 @@ def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> 
     names = _texts("Layers of its manifest.json", entry["Layers"])
     diff_ids = _texts("diff_ids of its config", root.get("diff_ids") if isinstance(root, dict) else None)
     if len(names) != len(diff_ids):
-        raise ValueError(f"{len(names)} layers where its config has {len(diff_ids)}")
+        raise ValueError(f"it has {len(names)} layers, but its config has {len(diff_ids)}")
     layers = []
     for name, diff_id in zip(names, diff_ids, strict=True):
         file = saved.links.get(name, name)
@@ -257,7 +258,8 @@ def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> 
         if layer.diff_id != diff_id:
             raise StoreError(
                 "docker-archive-invalid",
-                f"Docker saved a layer {layer.diff_id}, but its config has {diff_id}",
+                f"Docker saved the layer {layer.diff_id}, but the image's config has {diff_id}",
+                hint="rebuild the image",
             )
         layers.append(layer)
     return ImportedImage(config=config, layers=tuple(layers))
@@ -288,7 +290,7 @@ def _only_image(images: list[Any]) -> Any:
     if not all(isinstance(row, dict) for row in images):
         raise TypeError("its manifest.json is not a list of images")
     if not images:
-        raise ValueError("its manifest.json names no image")
+        raise ValueError("its manifest.json has no image")
     if len(images) > 1:
         tags = [tag for row in images for tag in _tags(row) or ["one without a name"]]
         raise StoreError(
@@ -335,7 +337,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
         raise UsageError(
             "image-name-invalid",
             f"'{image.name}' is not a name with a tag (NAME:TAG)",
-            hint="choose an image of imagefactory image list",
+            hint="choose an image from imagefactory image list",
         )
     if not out.absolute().parent.is_dir():
         raise UsageError(
@@ -344,7 +346,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
             hint="create it, or choose another file",
         )
     if out.is_dir():
-        raise UsageError("output-not-file", f"{out} is a directory", hint="choose a file in it")
+        raise UsageError("output-not-file", f"{out} is a directory", hint="add a file name to this path")
     with (
         progress.task(f"write {out.name}", total=image.size) as task,
         _replacing(out) as stream,
@@ -411,8 +413,8 @@ def check_output(out: Path) -> None:
     if out.absolute().is_relative_to("/dev") or out.absolute().is_relative_to("/proc"):
         raise UsageError(
             "output-not-file",
-            f"{out} is in a directory of the system",
-            hint="choose a file in a directory of yours",
+            f"{out} is in a system directory",
+            hint="choose a file in your home directory",
         )
     if out.exists() and not out.is_file():
         raise UsageError("output-not-file", f"{out} is not a regular file", hint="choose another file")
@@ -436,5 +438,6 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
                 hint="free some space, or choose another file",
             ) from error
         raise StoreError(
-            *os_problem("write", error.filename or out, error), hint="choose a file in a directory of yours"
+            *os_problem("write", error.filename or out, error),
+            hint="choose a file in a directory that you can write",
         ) from error

@@ -32,7 +32,7 @@ from imagefactory.oci.graph import (
 )
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPES, Descriptor, canonical_json
-from imagefactory.oci.store import TAG, Store
+from imagefactory.oci.store import INVALID_HINT, TAG, Store
 from imagefactory.oci.transfer import WORKERS
 
 PUSHED_TYPE = "application/vnd.imagefactory.pushed.v1+json"
@@ -266,8 +266,8 @@ def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descr
         if len(blobs) >= MOST_MANIFESTS:
             raise RegistryError(
                 "manifest-invalid",
-                f"{place} {root.descriptor.digest} names more manifests than "
-                f"an image can have ({MOST_MANIFESTS})",
+                f"{place} {root.descriptor.digest} has more than {MOST_MANIFESTS} manifests",
+                hint=INVALID_HINT,
             )
         there = (
             place.store.manifest(place.repository, descriptor.digest) if blobs else (descriptor, root.data)

@@ -144,7 +144,7 @@ def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
             raise RegistryError(
                 "credentials-invalid",
                 f"an `auth` in {origin} is not base64 of user:password",
-                hint="log in again",
+                hint="log in again: docker login HOST",
             )
         secret = secret.rstrip("\0")
     return Credential(user=user, secret=secret, origin=origin) if user and secret else None
@@ -176,11 +176,13 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
         raise RegistryError(
             "credential-helper-failed",
             f"{program} did not answer in {HELPER_SECONDS:.0f} seconds",
-            hint=f"check whether it waits for a password: echo {host} | {program} get",
+            hint=f"check that it does not wait for a password: echo {host} | {program} get",
         ) from None
     except OSError as error:
         raise RegistryError(
-            "credential-helper-failed", f"cannot run {program}: {error.strerror}", hint=f"fix {path}"
+            "credential-helper-failed",
+            f"cannot run {program}: {error.strerror}",
+            hint=f"check the permissions of {path}",
         ) from error
     if process.returncode:
         # Helpers print this sentence on stdout if they have no credential; docker itself checks for it.
@@ -189,7 +191,7 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
         raise RegistryError(
             "credential-helper-failed",
             f"{program} failed for {host} (exit code {process.returncode})",
-            hint=f"see why: echo {host} | {program} get",
+            hint=f"to see the reason, run echo {host} | {program} get",
         )
     try:
         answer = json.loads(process.stdout)

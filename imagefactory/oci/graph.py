@@ -32,7 +32,7 @@ from imagefactory.oci.manifests import (
     parse_descriptor,
     read_json,
 )
-from imagefactory.oci.store import DIGEST, Store
+from imagefactory.oci.store import DIGEST, INVALID_HINT, Store
 
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
@@ -118,7 +118,8 @@ class _GraphReader:
         if depth > MOST_DEPTH or len(self.manifests) >= MOST_MANIFESTS:
             raise RegistryError(
                 "manifest-invalid",
-                f"{self.place} {reference} is not an image: its manifests are nested too deep, or too many",
+                f"{self.place} {reference} is not an image: it has too many manifests, or nested too deep",
+                hint=INVALID_HINT,
             )
         manifest = read_manifest(self.place, reference)
         children, blobs = parse_parts(manifest)
@@ -134,13 +135,14 @@ def read_manifest(place: StoreRepository, reference: str) -> Manifest:
     manifest = place.store.manifest(place.repository, reference)
     if manifest is None:
         raise RegistryError(
-            "manifest-not-found", f"{place} has no {reference}", hint="check the name, and that it was pushed"
+            "manifest-not-found", f"{place} has no {reference}", hint="check the name, or push the image"
         )
     descriptor, data = manifest
     if len(data) > MANIFEST_LIMIT:
         raise RegistryError(
             "manifest-invalid",
             f"{place} {reference}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
+            hint=INVALID_HINT,
         )
     return Manifest(descriptor=descriptor, data=data)
 
@@ -153,7 +155,7 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
     try:
         value = read_json(manifest.data)
         if media_type in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != media_type:
-            raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {media_type}")
+            raise ValueError(f"its media type is {media_type_of(value)[:80]!r}, expected {media_type}")
         if media_type in INDEX_TYPES:
             children = [parse_descriptor(entry) for entry in value["manifests"] or ()]
         elif media_type in MANIFEST_TYPES:
@@ -161,22 +163,27 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
         else:
             raise RegistryError(
                 "manifest-unsupported",
-                f"{digest} is a {media_type!r}, not an image",
-                hint="supported types: OCI images, OCI artifacts, Docker schema 2",
+                f"{digest} has the unsupported type {media_type!r}",
+                hint="use an OCI image, an OCI artifact or a Docker image of schema 2",
             )
     except MALFORMED as error:
         raise RegistryError(
-            "manifest-invalid", f"the manifest {digest} is malformed: {malformed_reason(error)}"
+            "manifest-invalid",
+            f"the manifest {digest} is malformed: {malformed_reason(error)}",
+            hint=INVALID_HINT,
         ) from error
     for part in (*children, *blobs):
         if part.size < 0:
             raise RegistryError(
-                "manifest-invalid", f"the manifest {digest} names a blob of {part.size} bytes"
+                "manifest-invalid",
+                f"the manifest {digest} has a blob of {part.size} bytes, which is impossible",
+                hint=INVALID_HINT,
             )
         if not DIGEST.fullmatch(part.digest):
             raise RegistryError(
                 "manifest-invalid",
-                f"the manifest {digest} names {part.digest[:80]!r}, which is not a sha256 digest",
+                f"the manifest {digest} has {part.digest[:80]!r}, which is not a sha256 digest",
+                hint=INVALID_HINT,
             )
     return tuple(children), tuple(blobs)
 
@@ -189,13 +196,17 @@ def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | Non
     title = f"the config of {manifest.descriptor.digest}"
     if config.size > MANIFEST_LIMIT:
         raise RegistryError(
-            "image-config-invalid", f"{title} has {config.size} bytes (limit: {MANIFEST_LIMIT})"
+            "image-config-invalid",
+            f"{title} has {config.size} bytes (limit: {MANIFEST_LIMIT})",
+            hint=INVALID_HINT,
         )
     try:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
         raise RegistryError(
-            "image-config-invalid", f"{title} is malformed: {malformed_reason(error)}"
+            "image-config-invalid",
+            f"{title} is malformed: {malformed_reason(error)}",
+            hint=INVALID_HINT,
         ) from error
 
 
@@ -230,7 +241,9 @@ def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
     if not matches:
         available = ", ".join(_platforms(images)) or "nothing"
         raise RegistryError(
-            "platform-not-found", f"{digest} has no image for {platform}, only for {available}"
+            "platform-not-found",
+            f"{digest} has no image for {platform}, only for {available}",
+            hint="use another tag or digest, or push an image for this platform",
         )
     if len(matches) == len(images) == 1:
         return PlatformRoot(digest=digest, whole=True)
@@ -263,14 +276,17 @@ def check_unambiguous(manifest: Manifest) -> None:
         platform = (parts[0], _PROCESSORS.get(parts[1], parts[1]))
         if ATTESTATION in (entry.get("annotations") or {}) and platform != ("unknown", "unknown"):
             raise RegistryError(
-                "manifest-ambiguous", f"{digest} has an attestation for {'/'.join(platform)[:80]}"
+                "manifest-ambiguous",
+                f"{digest} has an attestation where tools expect the image for {'/'.join(platform)[:80]}",
+                hint=INVALID_HINT,
             )
         if entry not in images:
             continue
         if platform in seen or ("" in platform and len(entries) > 1):
             raise RegistryError(
                 "manifest-ambiguous",
-                f"{digest} has two images that tools may choose for {'/'.join(platform)[:80]!r}",
+                f"{digest} has two images for {'/'.join(platform)[:80]!r}, expected one",
+                hint=INVALID_HINT,
             )
         seen.add(platform)
 
@@ -396,6 +412,7 @@ def put_manifest(place: StoreRepository, manifest: Manifest, tag: str = "") -> N
     if stored.digest != manifest.descriptor.digest:
         raise RegistryError(
             "push-overwritten",
-            f"{place}: {manifest.descriptor.digest} was pushed, but {tag or 'it'} is now {stored.digest}",
-            hint="another program pushes there: check it before you push again",
+            f"{place}: {manifest.descriptor.digest} was pushed, but "
+            f"{tag or 'the stored manifest'} is now {stored.digest}",
+            hint="stop the other program that pushes this tag, then push again",
         )

@@ -66,12 +66,12 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
             _check_no_rest(wbits == RAW and stream.unused_data)
             return
         if not piece:
-            raise CorruptDataError("it ends in the middle of the data")
+            raise CorruptDataError("the compressed data is truncated")
 
 
 def _check_no_rest(behind: object) -> None:
     if behind:
-        raise CorruptDataError("there is more data after its end")
+        raise CorruptDataError("more data follows the end of the compressed data")
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:

@@ -131,7 +131,7 @@ def _damaged(path: Path, why: str) -> StoreError:
     return StoreError(
         "store-corrupt",
         f"{path} is corrupt: {why}",
-        hint="run imagefactory build TARGET: it builds what is missing",
+        hint=f"delete it (rm {path}) and run imagefactory build TARGET",
     )
 
 
@@ -263,7 +263,11 @@ class TarSegment:
             rest -= len(chunk)
             put(chunk)
         if rest:
-            raise StoreError("file-size-mismatch", f"{path}: expected {size} bytes, found {size - rest}")
+            raise StoreError(
+                "file-size-mismatch",
+                f"{path}: expected {size} bytes, found {size - rest}",
+                hint="build again, and do not change files meanwhile",
+            )
         if spliced:
             self._splice(spliced, size)
         if size % BLOCK:

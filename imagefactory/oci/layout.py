@@ -69,10 +69,16 @@ from imagefactory.oci.manifests import (
     parse_descriptor,
     read_json,
 )
-from imagefactory.oci.store import DIGEST, Source, check_repository, check_tag_or_digest
+from imagefactory.oci.store import (
+    DIGEST,
+    INVALID_HINT,
+    REBUILD,
+    Source,
+    check_repository,
+    check_tag_or_digest,
+)
 from imagefactory.progress import Progress
 
-REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
 _CHUNK = 1 << 20
 _NOT_COLLECTED = {
     "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "ledger", "lost+found"
@@ -149,7 +155,11 @@ class Layout:
     def blob_path(self, digest: str) -> Path:
         """Return the path of the blob of `digest`, which may not exist. Raises StoreError if invalid."""
         if not DIGEST.fullmatch(digest):
-            raise StoreError("digest-invalid", f"'{digest[:80]}' is not a sha256 digest")
+            raise StoreError(
+                "digest-invalid",
+                f"'{digest[:80]}' is not a sha256 digest",
+                hint="write sha256: and 64 hex digits",
+            )
         return self._blobs / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
@@ -183,9 +193,13 @@ class Layout:
     def damaged(self, digest: str) -> StoreError:
         """Return the error for a blob that does not match its manifest; one that changed is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
-            return StoreError("store-corrupt", f"blob {digest} in {self.path} does not match its manifest")
+            return StoreError(
+                "store-corrupt",
+                f"blob {digest} in {self.path} does not match its manifest",
+                hint="remove the image (imagefactory image remove NAME), then build or pull it again",
+            )
         if self.blob_path(digest).exists():
-            hint = f"ask the owner of the store to delete it: rm {self.blob_path(digest)}; then {REBUILD}"
+            hint = f"ask the owner of the store to run rm {self.blob_path(digest)}, then {REBUILD}"
             return StoreError(
                 "store-corrupt", f"blob {digest} in {self.path} is corrupt, and cannot be deleted", hint=hint
             )
@@ -213,13 +227,19 @@ class Layout:
             return None
         if size > MANIFEST_LIMIT:
             raise StoreError(
-                "store-corrupt", f"{digest} in {self.path} is not a manifest: it has {size} bytes"
+                "store-corrupt",
+                f"{digest} in {self.path} is not a manifest: it has {size} bytes",
+                hint="remove the image (imagefactory image remove NAME), then build or pull it again",
             )
         data = self.read(Descriptor(media_type="", digest=digest, size=size))
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
-            raise StoreError("store-corrupt", f"{digest} in {self.path} is not a manifest") from None
+            raise StoreError(
+                "store-corrupt",
+                f"{digest} in {self.path} is not a manifest",
+                hint="remove the image (imagefactory image remove NAME), then build or pull it again",
+            ) from None
         return Descriptor(media_type=media_type, digest=digest, size=size), data
 
     # --- referrers
@@ -278,7 +298,7 @@ class Layout:
             raise StoreError(
                 "store-corrupt",
                 f"{path} is corrupt: {type(error).__name__}: {error}",
-                hint=f"delete it (rm {path}) and rebuild: layers are found by their inputs",
+                hint=f"delete it (rm {path}) and build again",
             ) from error
         named = {dict(entry.annotations).get(REF_NAME, ""): entry for entry in entries}
         return {name: entry for name, entry in sorted(named.items()) if name}
@@ -287,7 +307,9 @@ class Layout:
         """Point `name` at an index or manifest of the layout."""
         if not self.has(descriptor):
             raise StoreError(
-                "blob-missing", f"{descriptor.digest} is not in {self.path}: cannot tag it as {name}"
+                "blob-missing",
+                f"cannot tag {descriptor.digest} as {name}: it is not in {self.path}",
+                hint=REBUILD,
             )
         current = self.tags().get(name)
         if current and current.digest == descriptor.digest:
@@ -353,7 +375,9 @@ class Layout:
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:
             raise StoreError(
-                "not-an-image", f"{name} is an artifact ({artifact_type(manifest)}), not an image"
+                "not-an-image",
+                f"{name} is an artifact ({artifact_type(manifest)}), not an image",
+                hint="choose an image from imagefactory image list",
             )
         rows = manifest["layers"] or []
         config = parse_config(self.read(config_descriptor), len(rows))
@@ -461,7 +485,7 @@ class Layout:
             raise StoreError(
                 "store-invalid",
                 f"{self.path} is not a store, and not empty (it contains {sorted(others)[0]})",
-                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a directory of its own",
+                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to an empty directory",
             )
         return False
 
@@ -516,7 +540,7 @@ class LayoutStore:
             file = path.open("rb")
         except FileNotFoundError:
             raise StoreError(
-                "blob-missing", f"blob {descriptor.digest} is missing from {self.name}"
+                "blob-missing", f"blob {descriptor.digest} is missing from {self.name}", hint=REBUILD
             ) from None
         with explain_full_disk(self.layout.path), file:
             file.seek(offset)
@@ -578,6 +602,7 @@ class LayoutStore:
             raise StoreError(
                 "store-manifest-invalid",
                 f"{digest_of(data)} is not a manifest: {type(error).__name__}: {error}",
+                hint=INVALID_HINT,
             ) from error
         descriptor = self.layout.add(data, media_type)
         if subject:
@@ -591,7 +616,8 @@ class LayoutStore:
         if media_type_of(value) != media_type:
             raise StoreError(
                 "store-manifest-invalid",
-                f"a manifest of type {media_type_of(value)} was stored as {media_type}",
+                f"a manifest has the type {media_type_of(value)}, expected {media_type}",
+                hint=INVALID_HINT,
             )
         if media_type in INDEX_TYPES:
             parts = [parse_descriptor(entry) for entry in value["manifests"]]
@@ -601,7 +627,9 @@ class LayoutStore:
             missing = [descriptor for descriptor in parts if not self.layout.has(descriptor)]
         if missing:
             raise StoreError(
-                "blob-missing", f"{missing[0].digest}, which the manifest names, is not in {self.name}"
+                "blob-missing",
+                f"blob {missing[0].digest} of the manifest is missing from {self.name}",
+                hint=REBUILD,
             )
 
     def tags(self, repository: str) -> tuple[str, ...]:

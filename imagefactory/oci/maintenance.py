@@ -57,7 +57,7 @@ class ReachableDigests:
         Raises StoreError for a manifest that cannot be read, as its parts are unknown.
         """
         for name, descriptor in self.layout.tags().items():
-            hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
+            hint = f"build or pull {name} again, or remove it: imagefactory image remove {name}"
             try:
                 self.reach(descriptor)
             except UnreadableError as error:
@@ -118,7 +118,7 @@ class ReachableDigests:
             try:
                 data = self._read(descriptor)
             except StoreError as error:
-                raise UnreadableError("manifest-unreadable", error.message) from error
+                raise UnreadableError("manifest-unreadable", error.message, hint=error.hint) from error
             self.digests.add(descriptor.digest)
             try:
                 value = json.loads(data)
@@ -131,6 +131,7 @@ class ReachableDigests:
                     "store-corrupt",
                     f"{descriptor.digest} in {layout.path} is not a manifest, "
                     f"or its config is not valid: {error}",
+                    hint=FIX_HINT,
                 ) from error
             records += layout.referring(descriptor.digest)
         return records
@@ -146,11 +147,14 @@ class ReachableDigests:
                 raise StoreError(
                     "store-corrupt",
                     f"{descriptor.digest} is missing from {layout.path}, truncated or corrupt",
+                    hint=FIX_HINT,
                 )
 
     def _read(self, descriptor: Descriptor) -> bytes:
         if descriptor.digest in self.bad:
-            raise StoreError("store-corrupt", f"{descriptor.digest} in {self.layout.path} is corrupt")
+            raise StoreError(
+                "store-corrupt", f"{descriptor.digest} in {self.layout.path} is corrupt", hint=FIX_HINT
+            )
         return self.layout.read(descriptor)
 
 
@@ -249,7 +253,7 @@ def _blob_fault(layout: Layout, wrong: _BlobMismatch, *, mend: bool) -> StoreFau
         else:
             layout.write_file(wrong.path, wrong.right)
     except OSError as failed:
-        hint = f"check the permissions there, or delete it: rm -r {wrong.path}"
+        hint = f"check its permissions, or delete it: rm -r {wrong.path}"
         return StoreFault(
             place=place,
             error=StoreError(
@@ -357,7 +361,7 @@ def collect(
             raise StoreError(
                 "store-invalid",
                 f"{layout.path} is not a store (it has no {name}): nothing was deleted",
-                hint="check the setting `store`: imagefactory doctor shows where it comes from",
+                hint="fix the setting `store`: imagefactory doctor shows which file sets it",
             )
     with layout.alone(progress):
         needed = ReachableDigests(layout)

@@ -140,7 +140,7 @@ def read_json(data: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("it names a key twice")
+        raise ValueError("a key is duplicate")
     return value
 
 
@@ -151,10 +151,10 @@ def _check_names(value: Any) -> None:
     if isinstance(value, dict):
         folded = {name.casefold() for name in value}
         if len(folded) != len(value):
-            raise ValueError("it spells a key in two ways")
+            raise ValueError("a key is spelled in two ways")
         for name, item in value.items():
             if (field := _FIELDS.get(name.casefold(), name)) != name:
-                raise ValueError(f"it spells '{field}' as {name[:80]!r}")
+                raise ValueError(f"expected the key '{field}', found {name[:80]!r}")
             if name.casefold() not in _MAPS:
                 _check_names(item)
 
@@ -190,14 +190,14 @@ def media_type_of(value: Mapping[str, Any]) -> str:
     """
     declared = value.get("mediaType")
     if "manifests" in value and ("config" in value or "layers" in value):
-        raise ValueError("an image index and an image manifest at once")
+        raise ValueError("it is an image index and an image manifest at once")
     if declared:
         return str(declared)
     if isinstance(value.get("manifests"), list):
         return INDEX_TYPE
     if isinstance(value.get("config"), dict):
         return MANIFEST_TYPE
-    raise ValueError("neither an image index nor an image manifest")
+    raise ValueError("it is neither an image index nor an image manifest")
 
 
 def artifact_type(value: Mapping[str, Any]) -> str:
@@ -241,7 +241,7 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
     if not all(isinstance(text, str) for text in (*diff_ids, *variables, *entrypoint, *command, *single)):
         raise ValueError("a diff id, a variable or the start command is not text")
     if len(diff_ids) != layers:
-        raise ValueError(f"it has {len(diff_ids)} diff ids, the image {layers} layers")
+        raise ValueError(f"expected {layers} diff ids, one for each layer, found {len(diff_ids)}")
     wrong = next((text for text in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", text)), None)
     if wrong is not None:
         raise ValueError(f"{wrong[:80]!r} is not a diff id")

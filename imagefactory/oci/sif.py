@@ -32,6 +32,7 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     parse_descriptor,
 )
+from imagefactory.oci.store import REBUILD
 from imagefactory.progress import Progress
 
 SIF_TYPE = "application/vnd.sylabs.sif.layer.v1.sif"
@@ -117,16 +118,20 @@ def load_sif(layout: Layout, digest: str) -> SifArtifact:
     """Return the .sif of a manifest. Raises StoreError if it is missing, corrupt or not a .sif."""
     stored = layout.manifest(digest)
     if stored is None:
-        raise StoreError("blob-missing", f"{digest} is not in {layout.path}")
+        raise StoreError("blob-missing", f"{digest} is not in {layout.path}", hint=REBUILD)
     manifest = json.loads(stored[1])
     if not is_sif_manifest(manifest):
-        raise StoreError("not-a-sif", f"{digest} in {layout.path} is not a .sif")
+        raise StoreError(
+            "not-a-sif",
+            f"{digest} in {layout.path} is not a .sif",
+            hint="choose a .sif from imagefactory image list",
+        )
     file = parse_descriptor(manifest["layers"][0])
     if not layout.has(file):
         raise StoreError(
             "blob-missing",
             f"the file of {digest} is missing from {layout.path}, or truncated",
-            hint="build the .sif again: it is kept then",
+            hint="build the .sif again",
         )
     notes = manifest.get("annotations") or {}
     return SifArtifact(
@@ -157,7 +162,7 @@ def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
             if f"sha256:{sha256.hexdigest()}" != sif.file.digest:
                 raise StoreError(
                     "store-corrupt",
-                    f"the kept file of {sif.name} is corrupt",
+                    f"the stored file of {sif.name} is corrupt",
                     hint=f"delete it (rm {sif.path}) and run the same command again",
                 )
     except OSError as error:
@@ -200,7 +205,7 @@ def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif
         artifact = StoreError(
             "sif-unusable",
             error.message,
-            hint="run imagefactory image prune to drop it: it is built again when needed",
+            hint="delete it: imagefactory image prune (the next export builds a new one)",
         )
         name = dict(referrer.annotations).get(TITLE) or referrer.digest
     return StoredSif(name=name, subject=subject, digest=referrer.digest, artifact=artifact)
@@ -251,7 +256,7 @@ def parse_sif(data: bytes) -> tuple[int, int]:
         raise ValueError("it has no .sif header")
     total, offset = fields[8], fields[9]
     if not 0 <= total <= MOST_DESCRIPTORS or offset < 0:
-        raise ValueError(f"it claims {total} descriptors")
+        raise ValueError(f"its header has {total} descriptors, too many")
     return offset, total
 
 
@@ -263,7 +268,7 @@ def parse_descriptors(data: bytes) -> SifPartition:
         file_system, part = struct.unpack_from("<ii", extra)
         if used and kind == _PARTITION and part == _SYSTEM:
             if file_system != _SQUASHFS:
-                raise ValueError("its system is not a squashfs (it may be encrypted, or a writable image)")
+                raise ValueError("its system partition is not a squashfs (it may be encrypted, or writable)")
             return SifPartition(offset=offset, size=size)
     raise ValueError("it has no system partition")
 
@@ -303,7 +308,7 @@ def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int)
     rows = [_DESCRIPTOR.unpack_from(sif, offset + n * _DESCRIPTOR.size) for n in range(total)]
     used = [row for row in rows if row[1]]
     if not used or used[-1][0] != _PARTITION or any(row[0] == _PARTITION for row in used[:-1]):
-        raise ValueError("its partition is not its last part")
+        raise ValueError("its system partition is not at its end")
     parts = bytearray()
     table = bytearray()
     for row in used:

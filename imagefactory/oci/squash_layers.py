@@ -195,7 +195,7 @@ class LayerPacker:
     def _put(self, parts: Parts, node: SquashFile | SquashSymlink) -> None:
         entries = self._folder(parts[:-1]).entries
         if isinstance(entries.get(parts[-1]), SquashDirectory):
-            raise tarfile.TarError(f"'{parts[-1]}' is a directory and later something else")
+            raise tarfile.TarError(f"'{parts[-1]}' is a directory in one entry and not in a later one")
         entries[parts[-1]] = node
 
     def _share(self, file: SquashFile, data: bytes) -> None:

@@ -18,6 +18,11 @@ from typing import Protocol
 from imagefactory.errors import UsageError
 from imagefactory.oci.manifests import Descriptor
 
+REBUILD = "build the image again (imagefactory build TARGET), or pull it again"
+"""The fix for a corrupt or missing part of a stored image."""
+INVALID_HINT = "use another image: this one is not valid"
+"""The fix for an image whose manifest or config breaks the OCI specification."""
+
 # Distribution specification, "Pulling manifests": names, and tags of at most 128 characters.
 REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -70,7 +75,7 @@ def parse_reference(text: str) -> ImageReference:
         raise UsageError(
             "reference-incomplete",
             f"'{text}' has no registry host",
-            hint="write the host too: registry.example.org/pytorch:2.3-cu121",
+            hint="add the host, such as registry.example.org/pytorch:2.3-cu121",
         )
     repository, colon, tag = path.partition(":")
     if (
@@ -99,8 +104,8 @@ def check_repository(text: str) -> str:
     if not REPOSITORY.fullmatch(text):
         raise UsageError(
             "reference-invalid",
-            f"{text[:160]!r} is not a repository",
-            hint="write it in lower case: site/pytorch",
+            f"{text[:160]!r} is not a valid name of a repository",
+            hint="use lower case, such as site/pytorch",
         )
     return text
 
@@ -108,14 +113,22 @@ def check_repository(text: str) -> str:
 def check_digest(text: str) -> str:
     """Return `text`. Raises UsageError if it is not a digest."""
     if not DIGEST.fullmatch(text):
-        raise UsageError("reference-invalid", f"{text[:160]!r} is not a sha256 digest")
+        raise UsageError(
+            "reference-invalid",
+            f"{text[:160]!r} is not a sha256 digest",
+            hint="write sha256: and 64 hex digits",
+        )
     return text
 
 
 def check_tag_or_digest(text: str) -> str:
     """Return `text`. Raises UsageError if it is neither a tag nor a digest."""
     if not (DIGEST.fullmatch(text) or TAG.fullmatch(text)):
-        raise UsageError("reference-invalid", f"{text[:160]!r} is neither a tag nor a digest")
+        raise UsageError(
+            "reference-invalid",
+            f"{text[:160]!r} is neither a tag nor a digest",
+            hint="write a tag, or sha256: and 64 hex digits",
+        )
     return text
 
 
@@ -178,8 +191,8 @@ def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReferenc
     if not repository:
         raise UsageError(
             "mirror-invalid",
-            f"mirrors: '{prefix}' is a whole image, and its mirror {place} has no image name",
-            hint=f"write its name there: {place}/NAME",
+            f"mirrors: '{prefix}' is an image, but its mirror {place} has no image name",
+            hint=f"write the image's name on the mirror: {place}/NAME",
         )
     return replace(reference, registry=host, repository=repository)
 

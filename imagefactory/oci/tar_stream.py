@@ -46,13 +46,13 @@ class CappedInfo(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> Self:
         # The hook that tarfile provides for subclasses: the header is parsed, its bytes are not read yet.
         if self.type in _HEADER_EXTENDED and self.size > HEADER_LIMIT:
-            raise tarfile.ReadError(f"a header of {self.size} bytes (limit: {HEADER_LIMIT})")
+            raise tarfile.ReadError(f"a header has {self.size} bytes (limit: {HEADER_LIMIT})")
         if self.type == tarfile.GNUTYPE_SPARSE:  # its map may have any number of blocks
-            raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
+            raise tarfile.ReadError(f"{self.name[:200]!a} is a sparse file, which is not supported")
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
     def _proc_gnusparse_10(self, *_: object) -> None:
-        raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
+        raise tarfile.ReadError(f"{self.name[:200]!a} is a sparse file, which is not supported")
 
 
 BLOCK = 512
@@ -87,8 +87,8 @@ def layer_error(title: str, error: Exception) -> StoreError:
     if isinstance(error, EntryError):
         return StoreError(
             "layer-entry-unsafe",
-            f"layer {title} has an entry that no layer may have: {error}",
-            hint="build the image with another tool, or without that entry",
+            f"layer {title} has an unsafe entry: {error}",
+            hint="rebuild the image without this file",
         )
     return StoreError(
         "layer-corrupt",
@@ -154,7 +154,7 @@ def entries(stream: TarStream) -> Iterator[TarEntry]:
     for header in _headers(stream):
         space -= len(header.name) + len(header.linkname) + 1
         if space < 0:
-            raise CorruptDataError(f"the names of its files take more than {NAMES_LIMIT} characters")
+            raise CorruptDataError(f"its file names have more than {NAMES_LIMIT} characters together")
         entry = TarEntry(
             (), header.kind, header.name, header.linkname, header.size, header.mode & 0o7777,
             _owner(header, header.uid), _owner(header, header.gid), header.mtime, stream, header.size,
@@ -224,7 +224,7 @@ class _LayerNames:
         if name.startswith(WHITEOUT):
             hidden = name.removeprefix(WHITEOUT)
             if hidden in ("", ".", ".."):
-                raise EntryError(f"'{printable(entry.name)}' is a whiteout of nothing")
+                raise EntryError(f"'{printable(entry.name)}' is a whiteout without a name")
             if name == OPAQUE or not hidden.startswith(WHITEOUT):
                 entry.kind = HIDDEN
                 yield entry
@@ -252,7 +252,7 @@ class _LayerNames:
         if entry.kind == SYMLINK:
             target = entry.linkname.encode("utf-8", "surrogateescape")
             if not 0 < len(target) <= LONGEST_TARGET or b"\0" in target:
-                raise EntryError(f"'{printable(entry.name)}' is a link to something that is not a path")
+                raise EntryError(f"'{printable(entry.name)}' is a link whose target is not a path")
             return _LayerSymlink(entry.linkname)
         return _NOTHING if entry.kind == _SKIPPED else _FILE
 
@@ -302,7 +302,9 @@ class _LayerNames:
                 links += 1
                 self._followed += len(node)
                 if links > LINKS_LIMIT or self._followed > FOLLOWED_LIMIT:
-                    raise EntryError(f"'{printable(name)}' is reached through more than {LINKS_LIMIT} links")
+                    raise EntryError(
+                        f"the path '{printable(name)}' goes through more than {LINKS_LIMIT} links"
+                    )
                 if node.startswith("/"):
                     above.clear()
                     del folders[1:]
@@ -326,7 +328,7 @@ def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
 
 def _owner(header: _TarHeader, number: int) -> int:
     if not 0 <= number <= LAST_OWNER:
-        raise EntryError(f"'{printable(header.name)}' belongs to {number}, which is not a valid owner")
+        raise EntryError(f"'{printable(header.name)}' has the invalid owner {number}")
     return number
 
 
@@ -385,7 +387,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
         except ValueError as error:
             raise CorruptDataError(f"broken header at byte {at}: {printable(str(error))}") from error
         if kind not in _ENTRY_TYPES:
-            raise EntryError(f"'{printable(name)}' is an entry of type {kind!r}, which no layer may have")
+            raise EntryError(f"'{printable(name)}' has the type {kind!r}, which is not allowed in a layer")
         sparse = None
         if kind == tarfile.GNUTYPE_SPARSE or (kind in tarfile.REGULAR_TYPES and _is_sparse(extended)):
             sparse = extended, block if kind == tarfile.GNUTYPE_SPARSE else b""
@@ -394,7 +396,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
         if kind == tarfile.AREGTYPE and name.endswith("/"):
             what = DIRECTORY  # before POSIX a directory was a file whose name ends in a slash
         if size < 0:
-            raise CorruptDataError(f"'{printable(name)}' has {size} bytes")
+            raise CorruptDataError(f"'{printable(name)}' has an invalid size: {size} bytes")
         mtime = min(max(mtime, 0), LAST_TIME) if math.isfinite(mtime) else 0
         # Directories, links and devices have no bytes, whatever their header says.
         yield _TarHeader(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
@@ -413,7 +415,7 @@ def _parse_header(block: bytes) -> tuple[str, bytes, int]:
             raise ValueError("bad checksum")
     name, kind, size = block[:100].partition(b"\0")[0], block[156:157], _number(block[124:136])
     if size < 0:
-        raise ValueError(f"a file of {size} bytes")
+        raise ValueError(f"invalid file size: {size} bytes")
     if block[257:263] == b"ustar\0" and (prefix := block[345:500].partition(b"\0")[0]):
         name = prefix + b"/" + name
     return name.decode("utf-8", "surrogateescape"), kind, size
@@ -532,7 +534,7 @@ def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
         if not more:
             return regions
         if rest < 0:
-            raise ValueError(f"a map of more than {HEADER_LIMIT} bytes")
+            raise ValueError(f"its map has more than {HEADER_LIMIT} bytes")
         following = stream.exactly(BLOCK)
         if not following:
             raise ValueError("its map is truncated")
@@ -584,7 +586,7 @@ class TarStream:
     def exactly(self, count: int, *, limit: int = BLOCK) -> bytes:
         """Return `count` bytes, or none at the end of the stream."""
         if count > limit:
-            raise CorruptDataError(f"a header of {count} bytes at byte {self.position}")
+            raise CorruptDataError(f"invalid size of a header at byte {self.position}: {count} bytes")
         data = bytearray()
         while len(data) < count and (self._chunk or self._next()):
             data += self.piece(count - len(data))

@@ -26,7 +26,7 @@ from imagefactory.oci.graph import (
     put_manifest,
 )
 from imagefactory.oci.manifests import Descriptor
-from imagefactory.oci.store import REPOSITORY, Store
+from imagefactory.oci.store import REBUILD, REPOSITORY, Store
 from imagefactory.progress import Progress, ProgressTask
 
 WORKERS = 4
@@ -163,8 +163,8 @@ class BlobArrival(StrEnum):
 class BlobNotFoundError(RegistryError):
     """Blobs of these digests are on neither side of a transfer."""
 
-    def __init__(self, code: str, message: str, *, digests: tuple[str, ...]) -> None:
-        super().__init__(code, message)
+    def __init__(self, code: str, message: str, *, hint: str, digests: tuple[str, ...]) -> None:
+        super().__init__(code, message, hint=hint)
         self.digests = digests
 
 
@@ -207,7 +207,8 @@ def send(
         if missing := tuple(digest for digest, how in arrivals.items() if how is BlobArrival.NOWHERE):
             raise BlobNotFoundError(
                 "blobs-not-found",
-                f"{place} lacks {len(missing)} blobs, and so does {source}",
+                f"{len(missing)} blobs are neither in {place} nor in {source}",
+                hint=REBUILD,
                 digests=missing,
             )
         for artifact in sending.attach:
@@ -239,7 +240,7 @@ def _candidate_exists(place: StoreRepository, candidate: str, root: Descriptor) 
         raise RegistryError(
             "candidate-conflict",
             f"{place}:{candidate} exists already and is {digest}, not {root.digest}",
-            hint="find out who pushed it, or push to another registry: a candidate never changes",
+            hint="push to another registry, or delete this tag there: a candidate never changes",
         )
     return bool(digest)
 

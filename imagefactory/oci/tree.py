@@ -35,7 +35,7 @@ def entry_parts(name: str) -> tuple[str, ...]:
     for part in name.split("/"):
         if part == ".." and (parts_ or not name.startswith("/")):
             if not parts_:
-                raise ValueError(f"'{name}' leaves the layer")
+                raise ValueError(f"'{name}' is outside the layer")
             parts_.pop()
         elif part not in ("", ".", ".."):
             parts_.append(part)
@@ -49,7 +49,7 @@ def entry_parts(name: str) -> tuple[str, ...]:
         if len(part) > LONGEST // 4:
             size = len(part.removeprefix(WHITEOUT).encode("utf-8", "surrogateescape"))
             if size > LONGEST:
-                raise ValueError(f"'{name[:80]}...' has a name of {size} bytes (limit: {LONGEST})")
+                raise ValueError(f"'{name[:80]}...' has a part of {size} bytes (limit: {LONGEST})")
     return parts
 
 
@@ -59,7 +59,7 @@ def unpackable_parts(path: str) -> tuple[str, ...]:
         if path.startswith("/"):
             raise ValueError(f"'{path}' is an absolute path")
         if ".." in path.split("/"):
-            raise ValueError(f"'{path}' leaves the layer")
+            raise ValueError(f"'{path}' is outside the layer")
         return entry_parts(path)
     except ValueError as error:
         hint = "constrain the package that contains it to a version without such a file"
@@ -220,7 +220,7 @@ class LayerTree:
         except FileNotFoundError:
             return False
         if stat.S_ISDIR(state.st_mode):
-            raise tarfile.TarError(f"'{name}' is a directory and later something else")
+            raise tarfile.TarError(f"'{name}' is a directory in one entry and not in a later one")
         os.unlink(name, dir_fd=parent)
         return stat.S_ISCHR(state.st_mode)
 

@@ -112,7 +112,7 @@ def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task:
         raise StoreError(
             "layer-corrupt",
             f"layer {title} has the digest {content.digest}, not {layer.diff_id}",
-            hint="remove the image and build it again: the blob or its manifest is corrupt",
+            hint="remove the corrupt image, then build or pull it again",
         )
     return stream.skipped
 
@@ -239,7 +239,7 @@ def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str
     def look(path: str, opened: int) -> Iterable[str]:
         rows = known[path]
         for name in sorted(set(os.listdir(opened)) - rows.keys()):
-            raise _TreeChangedError(f"{path + name!r} is not of the layer")
+            raise _TreeChangedError(f"{path + name!r} is not in the layer")
         for name, row in rows.items():
             fault = _compare(opened, name, row, every_byte=every_byte)
             if fault == _TIME and stat.S_ISDIR(row[0]):

@@ -80,7 +80,7 @@ def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[Bas
             by_name[base.name] = base
         if _described(other, base) != _described(base, other):
             what = f"base '{base.name}' is described differently at {other.where}"
-            write = "write the same glibc, interpreter and python, or name each in bases.yaml"
+            write = "write the same glibc, interpreter and python, or give each its own name in bases.yaml"
             faults.append(Diagnostic("base-described-twice", str(base.where), what, write))
     if faults:
         raise RecipeError(dict.fromkeys(faults))
@@ -137,11 +137,11 @@ def read_base(reader: NodeReader, fields: Mapping[str, YamlNode]) -> BaseName:
     if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
         for key, value in beside.items():
             what = f"'{key}' requires a 'base' with an image digest"
-            reader.fault(value.where, "key-without-base", what, "remove it: bases.yaml has it for its bases")
+            reader.fault(value.where, "key-without-base", what, f"remove it, or set '{key}' in bases.yaml")
         return BaseName(name=reader.text(node, "base", "base"))
     if "glibc" not in beside:
-        what = "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it has"
-        write = 'write glibc: "2.36" next to it, as `ldd --version` prints inside the image'
+        what = "'glibc' is missing: a base by digest needs the version of its C library"
+        write = 'write glibc: "2.36", the version that `ldd --version` prints in the image'
         reader.fault(node.where, "missing-key", what, write)
     image = reader.image(node, "base")
     glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BASE_ONLY_KEYS)

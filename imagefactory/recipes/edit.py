@@ -49,19 +49,21 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
         raise UsageError(
             "add-not-supported",
             f"'{recipe.family}' is {kind}",
-            hint="add works only for PyPI families; write the row manually",
+            hint="write the row manually: add-version works only for families of PyPI packages",
         )
     if cuda == NO_CUDA or rocm_of(cuda) or not any(map(_for_cuda, recipe.matrix)):
-        whose = "AMD's GPUs" if rocm_of(cuda) else "CPUs"
+        whose = "AMD GPUs" if rocm_of(cuda) else "CPUs"
         raise UsageError(
             "add-not-supported",
-            f"'{recipe.family}': add works only with CUDA rows",
-            hint=f"write the row for {whose} into {file}",
+            f"'{recipe.family}': add-version works only with CUDA rows",
+            hint=f"write the row for {whose} in {file}",
         )
     cuda = cuda or _cuda(recipe, version)
     if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
         raise UsageError(
-            "row-exists", f"{recipe.framework} {version} for CUDA {cuda} exists", hint=f"see {same.where}"
+            "row-exists",
+            f"{same.where}: {recipe.framework} {version} for CUDA {cuda} exists already",
+            hint="use another version, or another --cuda",
         )
     root = parse_tree(text, file)
     matrix = root.get("matrix")
@@ -75,7 +77,7 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
     if not begun:
         raise UsageError(
             "add-not-supported",
-            f"{node.where}: the rows are not on lines of their own",
+            f"{node.where}: expected each row on its own line, after '- '",
             hint="write the new row manually",
         )
     fields = _fields(root, recipe, near, node, version, cuda)
@@ -131,11 +133,11 @@ def _cuda(recipe: Recipe, version: str) -> str:
     offers = sorted({wheel.cuda for wheel in knowledge.offered(recipe.framework, version)}, key=natural)
     if len(offers) == 1:
         return offers[0]
-    known = f"comes with CUDA {' and '.join(offers)}" if offers else "is not known here"
+    known = f"comes with CUDA {' and '.join(offers)}" if offers else "has an unknown CUDA version"
     raise UsageError(
         "choice-required",
         f"{recipe.framework} {version} {known}",
-        hint=f"choose one: --cuda {offers[-1] if offers else '12.4'}",
+        hint=f"choose a CUDA version, such as --cuda {offers[-1] if offers else '12.4'}",
     )
 
 
@@ -281,8 +283,8 @@ def scaffold_on(family: str, target: Target) -> RecipeDraft:
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
-        hint = f"add one to recipes/{BASES_FILE}"
-        raise UsageError("no-base", "there is no base in the project", hint=hint)
+        hint = f"add a base to recipes/{BASES_FILE}"
+        raise UsageError("no-base", "the project has no base", hint=hint)
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -296,8 +298,8 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
 def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     base = next((base for base in bases if base.python), None)
     if base is None:
-        hint = f"add one to recipes/{BASES_FILE}"
-        raise UsageError("no-base", "no base in the project has a Python", hint=hint)
+        hint = f"add a base with python: to recipes/{BASES_FILE}"
+        raise UsageError("no-base", "no base of the project has a Python", hint=hint)
     wheels = [
         wheel
         for wheel in knowledge.cuda_wheels()
@@ -326,7 +328,7 @@ def check_name(value: str, rule: str) -> None:
     """Raise UsageError for an argument that RULES[rule] rejects."""
     if not RULES[rule].allows(value):
         what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
-        what = what or f"{show(value)} is not a name for a {rule}"
+        what = what or f"{show(value)} is not a valid name for a {rule}"
         raise UsageError("option-invalid", what, hint=f"write {RULES[rule].write}")
 
 

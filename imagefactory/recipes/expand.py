@@ -70,14 +70,14 @@ def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
         for index, text in enumerate(getattr(row, key)):
             fault = requirement_problem(text, key, source)
             if not RULES[rule].allows(text):
-                what = f"'{key}' of {under.source}, as {under.name} is, cannot be {show(text)}"
+                what = f"'{key}' cannot be {show(text)}, because {under.name} has source: {under.source}"
                 fault = "value-invalid", what, f"write {RULES[rule].write}"
             if fault:
                 yield _at(row, f"{key}.{index}", *fault)
     for check in row.checks:
         fault = check_name_problem(check, under.framework)
         if check in GPU_CHECKS and not under.gpu:
-            what = f"'{check}' checks GPU images, and {under.name} is for CPUs"
+            what = f"the check '{check}' is for GPU images, and {under.name} is for CPUs"
             fault = "gpu-only-key", what, "remove it"
         if fault:
             yield _at(row, f"checks.{check}", *fault)
@@ -266,7 +266,7 @@ def _files(
             where = _item(sections, text) or row.where
             other = wheels.get(name) or f"the index '{named[name]}'"
             reader.fault(
-                where, "origin-conflict", f"'{name}' already comes from {other}", "take it from one of them"
+                where, "origin-conflict", f"'{name}' already comes from {other}", "remove one of the two"
             )
         wheels[name] = text
     return wheels
@@ -300,8 +300,8 @@ def _check_index_used(
             reader.fault(
                 key.where,
                 "index-unused",
-                f"{show(key.text)} is not listed by name, so its index is never used",
-                f"write it under '{'pip' if kind == 'conda' else 'packages'}' too, or remove it here",
+                f"{show(key.text)} has an index, but is not a package of this recipe",
+                f"add it to '{'pip' if kind == 'conda' else 'packages'}', or remove it here",
             )
 
 
@@ -376,8 +376,8 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
     if base := next((name for name in names if name.startswith("base:")), ""):
         raise NothingSelectedError(
             "target-unknown",
-            f"no target {show(base)}",
-            hint="a base is built with the first target on it; to lock it: imagefactory lock base:NAME",
+            f"{show(base)} is a base, not a target",
+            hint="use a target on this base: its build also builds the base",
         )
     chosen = choose_names(names, _known_targets(targets))
     return tuple(target for target in targets if target.name in chosen)
@@ -468,7 +468,7 @@ def _on_system(
         return target
     if below.image:
         what = f"{below.name} is an image of a registry, and 'system' requires a base of Debian packages"
-        write = "remove them, or choose another base"
+        write = "remove 'system', or choose another base"
         faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), what, write))
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
     where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
@@ -524,13 +524,13 @@ def _build_on(
             others = {
                 name: target.family for name, target in expanded.items() if target.family != recipe.family
             }
-            hint = suggest(row.on, others) or "choose a target that has a source"
+            hint = suggest(row.on, others) or "choose a target whose family has 'source'"
             what = f"no target '{row.on}'"
             faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), what, hint))
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))
             what = f"'{recipe.family}' is built on itself: {round_trip}"
-            write = "choose a target that has a source"
+            write = "choose a target whose family has 'source'"
             faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), what, write))
 
 

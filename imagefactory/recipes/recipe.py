@@ -129,13 +129,13 @@ def check_rocm_row(
             reader.fault(item.where, "rocm-unknown", f"unknown ROCm version {item.text}", write)
     for item in row["checks"].items if "checks" in row else ():
         if item.text == CUDA_CHECK:
-            what = f"'{CUDA_CHECK}' checks the CUDA compiler"
+            what = f"the check '{CUDA_CHECK}' needs the CUDA compiler, and the row is for ROCm"
             reader.fault(item.where, "check-not-applicable", what, "remove it")
     capabilities = row.get("capabilities") or family.get("capabilities")
     amd = capabilities is not None and any(item.text.startswith("gfx") for item in capabilities.items)
     if capabilities is None or ("capabilities" not in row and not amd):
         what = "'capabilities' with AMD processors is missing in the row"
-        write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
+        write = "write the processors that the image must support: capabilities: [gfx90a, gfx942]"
         reader.fault(node.where, "capabilities-missing", what, write)
 
 
@@ -151,14 +151,14 @@ def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm:
             reader.fault(item.where, "capability-mismatch", what, write)
         elif rocm and not amd:
             what = f"'{item.text}' is not an AMD processor, and the row is for ROCm"
-            reader.fault(item.where, "capability-mismatch", what, "write its processor, such as gfx90a")
+            reader.fault(item.where, "capability-mismatch", what, "write an AMD processor, such as gfx90a")
         elif amd and item.text not in knowledge.all_processors():
             near = " or ".join(
                 str(processor)
                 for processor in knowledge.processors()
                 if str(processor)[:-1] == item.text[:-1]
             )
-            write = f"did you mean {near}?" if near else "`rocminfo` prints the processor of a GPU"
+            write = f"did you mean {near}?" if near else "write the processor that `rocminfo` prints"
             reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
 
 
@@ -179,7 +179,7 @@ def check_gpu_row(
 ) -> None:
     if "capabilities" not in row and "capabilities" not in family:
         what = "'capabilities' is missing in the row and in the family"
-        write = 'write capabilities: ["8.0"] with those that the image must support'
+        write = 'write the capabilities that the image must support: capabilities: ["8.0"]'
         reader.fault(node.where, "capabilities-missing", what, write)
     if named := row.get("framework"):
         what = "'framework' in a row requires cuda: [none] or rocm"
@@ -297,7 +297,7 @@ def _family_type(root: YamlNode) -> str:
 def _family_required(kind: str, *, on: bool) -> Mapping[str, str]:
     if kind == "on":
         required = {key: _FAMILY_REQUIRED[key] for key in ("family", "description")}
-        return required | ({} if on else {"matrix": "matrix: and its rows, each with - on:"})
+        return required | ({} if on else {"matrix": "matrix: and rows such as - on: TARGET"})
     return _FAMILY_REQUIRED | ({"channels": "channels: [conda-forge]"} if kind == "conda" else {})
 
 
@@ -310,14 +310,14 @@ def _check_misplaced_keys(reader: NodeReader, section: YamlNode, kind: str) -> N
     for key, value in section.pairs if section.kind == "map" else ():
         name, code = key.text, "key-not-for-source"
         if kind == "on" and name in _NOT_WITH_ON:
-            code, what = "key-not-with-on", f"'{name}' comes from the target that 'on' names"
+            code, what = "key-not-with-on", f"'{name}' comes from the target in 'on'"
             write = "remove it"
         elif kind == "on" and name == "matrix" and "on" in section.keys:
             code, what = "key-not-with-on", "'matrix' and 'on' cannot both be in a family"
             write = "remove one of them"
         elif kind == "pypi" and name in _OF_CONDA:
             what = f"'{name}' requires source: conda"
-            write = "write these under 'packages'" if name == "pip" else "remove it, or write source: conda"
+            write = "move its items to 'packages'" if name == "pip" else "remove it, or write source: conda"
         elif kind == "conda" and name == "rocm":
             what, write = "'rocm' requires source: pypi", "remove it: conda rows are for CUDA or CPUs"
         elif kind == "conda" and name == "extras" and value.kind == "list":

@@ -232,8 +232,8 @@ class _ShellReader:
         if self.loose:
             return [RunWord("".join(piece.text for piece in pieces), where, pieces=pieces)]
         if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
-            what = f"has a word of more than {MOST_CHARACTERS} characters"
-            raise recipe_problem(where, "word-too-long", what, "split it")
+            what = f"a word has more than {MOST_CHARACTERS} characters"
+            raise recipe_problem(where, "word-too-long", what, "shorten the word")
         if not all(piece.known for piece in pieces):
             return [RunWord(self.text[start : self.at], where, known=False)]
         parts = [""]
@@ -296,7 +296,7 @@ class _ShellReader:
                 yield _Piece(match[0])
         if not self.loose:
             what = f"a quote ({quote}) is not closed"
-            raise recipe_problem(self.place(start), "quote-unclosed", what, "close it")
+            raise recipe_problem(self.place(start), "quote-unclosed", what, f"add the closing {quote}")
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
         """Return the value of `$...` or of a command in backticks; its text if there is none."""
@@ -309,8 +309,8 @@ class _ShellReader:
             value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                what = "has variables that grow too long"
-                raise recipe_problem(self.place(self.at), "variables-too-long", what, "write their values")
+                what = f"the values of variables have more than {_MOST_EXPANDED} characters"
+                raise recipe_problem(self.place(self.at), "variables-too-long", what, "use shorter values")
             if usual and (usual == "+") == bool(value):
                 value = _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2], "$"), match[4])
                 return _Piece(value, "$" not in value, splits=splits)
@@ -336,7 +336,7 @@ class _ShellReader:
         if self.loose:
             return len(self.text)
         what = f"a bracket ({opened}) is not closed"
-        raise recipe_problem(self.place(at), "bracket-unclosed", what, "close it")
+        raise recipe_problem(self.place(at), "bracket-unclosed", what, "add the closing bracket")
 
 
 _BRACKETS = {
@@ -359,8 +359,8 @@ class _RunScript:
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                what = f"has more than {MOST_COMMANDS} commands"
-                raise recipe_problem(reader.first, "too-many-commands", what, "split it")
+                what = f"the script has more than {MOST_COMMANDS} commands"
+                raise recipe_problem(reader.first, "too-many-commands", what, "split the script")
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()
             self._open_and_close(command, operator)
@@ -448,7 +448,9 @@ class _RunScript:
                     if reader.loose:
                         break
                     what = f"a here-document (<<{ascii(end)[1:-1]}) does not end"
-                    raise recipe_problem(command.where, "heredoc-unclosed", what, "end it")
+                    raise recipe_problem(
+                        command.where, "heredoc-unclosed", what, f"add the line {ascii(end)[1:-1]}"
+                    )
                 line = self._line()
                 if (line.lstrip("\t") if tabs else line) == end:
                     break

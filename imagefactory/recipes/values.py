@@ -81,7 +81,7 @@ def parse_spec(text: str) -> CondaSpec:
     """Return the match spec of `text`. Raises ValueError for forms that recipes may not use."""
     match = re.fullmatch(SPEC, text, re.ASCII)
     if match is None:
-        raise ValueError(f"{text!a} is no match spec that recipes know")
+        raise ValueError(f"{text!a} is not a supported match spec")
     groups = match.groupdict(default="")
     build = groups["build"] or groups["exact_build"] or groups["bounds_build"]
     return CondaSpec(
@@ -212,15 +212,14 @@ RULES: Mapping[str, ValueRule] = {
         r"[A-Za-z0-9]([A-Za-z0-9 .,;:()/+_=-]*[A-Za-z0-9.,;:()/+_=-])?",
         200,
         "one line of letters, digits, spaces and . , ; : ( ) / + _ = - that starts with a letter or digit "
-        "and ends in no space",
+        "and does not end in a space",
     ),
     "source": _any_of(SOURCES),
     "platform": _any_of(PLATFORMS),
     "channel": ValueRule(
         CHANNEL,
         200,
-        'a channel, such as "conda-forge" or "https://conda.example.org/lab", by its own name (not defaults '
-        "or local), without a user, a token or a platform",
+        'a channel without user, token and platform, such as "conda-forge" or "https://conda.example.org/lab"',
     ),
     "channel-priority": _any_of(PRIORITIES),
     "archspec": _any_of(ARCHSPECS),
@@ -236,13 +235,13 @@ RULES: Mapping[str, ValueRule] = {
     "interpreter": ValueRule(
         r"(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+",
         200,
-        'the absolute path of the Python in the image, such as "/usr/local/bin/python3.11"',
+        'the absolute path of Python in the image, such as "/usr/local/bin/python3.11"',
     ),
     "python": ValueRule(_PYTHON, 8, 'the minor version in quotes, such as "3.11"'),
     "capability": ValueRule(
         r"[0-9]{1,2}\.[0-9]|gfx[0-9]{1,2}[0-9a-f]{2}",
         7,
-        'a compute capability in quotes, such as "8.0", or a processor of AMD\'s, such as gfx90a',
+        'a compute capability in quotes, such as "8.0", or an AMD processor, such as gfx90a',
     ),
     "check": ValueRule(
         "|".join(map(re.escape, SMOKE_CHECKS)), 40, f"one of the known checks: {', '.join(SMOKE_CHECKS)}"
@@ -254,14 +253,14 @@ RULES: Mapping[str, ValueRule] = {
         rf"{_PACKAGE}|{_WHEEL}|{_DIRECTORY}|{_GIT}",
         300,
         'a package with bounds, such as "numpy<2", a wheel of the project, such as '
-        '"./wheels/mylib-1.0-py3-none-any.whl", a folder that is built first, such as "./src/mylib", or '
+        '"./wheels/mylib-1.0-py3-none-any.whl", a directory with its source, such as "./src/mylib", or '
         '"git+https://HOST/REPOSITORY@" and the 40 digits of a commit; no markers or options',
     ),
     "wheel": ValueRule(_WHEEL, 200, 'a wheel of the project, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
     "match spec": ValueRule(
         _SPEC,
         200,
-        'a package as conda matches it: name, bounds and build, such as "numpy <2", "numpy 1.26.*" or '
+        'a package as a match spec (name, bounds and build), such as "numpy <2", "numpy 1.26.*" or '
         '"jaxlib * *cuda12*"; no brackets, no | and no star after >= or ==',
     ),
     "added package": ValueRule(
@@ -285,14 +284,14 @@ RULES: Mapping[str, ValueRule] = {
     "cuda": ValueRule(
         rf"[1-9][0-9]?(\.[0-9]{{1,2}})?|{NO_CUDA}",
         5,
-        'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs alone',
+        'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs',
     ),
     "rocm": ValueRule(r"[1-9][0-9]?(\.[0-9]{1,2})?", 5, 'the ROCm version in quotes, such as "6.4" or "7"'),
     "variable": ValueRule(
         r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'
     ),
     "value": ValueRule(
-        r"[A-Za-z0-9_./:=,+@%-]*", 1024, "letters, digits and _ . / : = , + @ % - alone, without spaces"
+        r"[A-Za-z0-9_./:=,+@%-]*", 1024, "only letters, digits and _ . / : = , + @ % -, without spaces"
     ),
     "label": ValueRule(
         r"[a-z0-9]+([._-][a-z0-9]+)*",
@@ -302,17 +301,17 @@ RULES: Mapping[str, ValueRule] = {
     "label value": ValueRule(
         r"[!-\[\]-z~]([ -\[\]-z~]*[!-\[\]-z~])?",
         1024,
-        "one line of ASCII without braces, backslashes or blanks at its ends",
+        "one line of ASCII without braces and backslashes, and without spaces at its ends",
     ),
     "folder": ValueRule(
         rf"/|/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
         200,
-        "an absolute path, such as \"/app\", not in a folder that is the system's or the environment's",
+        'an absolute path, such as "/app", outside of system directories and the environment',
     ),
     "pattern": ValueRule(
         r"(?!(.*/)?\.\.(/|$))[A-Za-z0-9_.*?\[][A-Za-z0-9_.*?+\[\]-]*(/[A-Za-z0-9_.*?+\[\]-]+)*",
         200,
-        'a file, folder or glob from the factory\'s root on, such as "train.py" or "src/**/*.py"',
+        'a file, directory or glob, relative to the project, such as "train.py" or "src/**/*.py"',
     ),
     "argument": ValueRule(
         r"[ -\[\]-z~]+", 1024, "ASCII without braces and backslashes; a command is a list: [python, train.py]"
@@ -324,8 +323,8 @@ RULES: Mapping[str, ValueRule] = {
         'a user, or user and group, by number in quotes: "1000" or "1000:100"',
     ),
     # bases.yaml
-    "suite": ValueRule(r"[a-z]+", 20, 'the suite\'s code name, such as "bookworm"'),
-    "glibc": ValueRule(r"2\.[0-9]{1,2}", 5, 'the C library\'s version in quotes, such as "2.36"'),
+    "suite": ValueRule(r"[a-z]+", 20, 'the code name of a Debian release, such as "bookworm"'),
+    "glibc": ValueRule(r"2\.[0-9]{1,2}", 5, 'the version of the C library in quotes, such as "2.36"'),
     "debian package": ValueRule(
         r"[a-z0-9][a-z0-9+.-]+", 80, 'the name of a Debian package, such as "python3"'
     ),
@@ -386,7 +385,7 @@ def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | Non
     if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
         return None
     write = f"write checks: [{', '.join(allowed)}]"
-    return "check-unknown", f"no check '{check}' is known for '{framework}'", write
+    return "check-unknown", f"the check '{check}' does not exist for '{framework}'", write
 
 
 def requirement_problem(text: str, key: str, source: RequirementContext) -> tuple[str, str, str] | None:
@@ -416,11 +415,11 @@ def requirement_problem(text: str, key: str, source: RequirementContext) -> tupl
         return "constraint-empty", f"'{name}' has no bounds", write
     if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
-        what, write = f"{show(text)} names a channel that is not in 'channels'", f"name one of {known}"
+        what, write = f"the channel of {show(text)} is not in 'channels'", f"use one of {known}"
         if source.on:
-            what = f"{show(text)} names a channel that {source.on} does not have"
+            what = f"{source.on} does not have the channel of {show(text)}"
         else:
-            write = f"add {channel_name(spec.channel)} there, or {write}"
+            write = f"add {channel_name(spec.channel)} to 'channels', or {write}"
         return "channel-unknown", what, write
     return None
 
@@ -433,11 +432,11 @@ def rule_hint(text: str, rule: str) -> str:
         if re.match(r"[/.~]", text):
             return 'write the absolute path of a directory: "file:///data/channel"'
         if text != without_secrets(text):
-            return "write it without user or token: put them into netrc or ~/.rattler/credentials.json"
+            return "remove the user or token, and put it into ~/.netrc or ~/.rattler/credentials.json"
         if text.startswith("http://"):
-            return "write https://, and set a mirror without it in 'channels'"
+            return "write https://, and set its http:// mirror in the setting 'channels'"
         if match := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
-            return f'write it without the platform: "{match[1]}"'
+            return f'remove the platform: "{match[1]}"'
     elif rule in ("package", "added package", "match spec", "constraint") and re.match(r"[<>=!~]", text):
         return 'put a package with several bounds in quotes: "numpy>=1,<2"'
     return f"write {RULES[rule].write}"
@@ -493,7 +492,7 @@ class NodeReader:
             in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
             faults = [diagnostic for *_, diagnostic in in_order]
             if (rest := len(faults) - MAX_PROBLEMS) > 0:
-                faults[MAX_PROBLEMS:] = [Diagnostic("more-problems", self.file, f"and {rest} more problems")]
+                faults[MAX_PROBLEMS:] = [Diagnostic("more-problems", self.file, f"{rest} more problems")]
             raise RecipeError(faults)
 
     def mapping(
@@ -511,7 +510,7 @@ class NodeReader:
                 values[name] = value
                 continue
             near = nearest(name, known)
-            hint = f"did you mean '{near}'?" if near else f"the keys here are {', '.join(known)}"
+            hint = f"did you mean '{near}'?" if near else f"use one of the keys {', '.join(known)}"
             self.fault(key.where, "unknown-key", f"unknown key {show(name)}", hint)
         for name, example in required.items():
             if name not in values:
@@ -529,7 +528,7 @@ class NodeReader:
         seen: dict[str, SourceLocation] = {}
         for name, value in node.pairs:
             if name.kind != "text":
-                self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a word")
+                self.fault(name.where, "key-not-text", f"expected a key, found {name.called}", "write a word")
             elif name.text in seen:
                 what = f"{show(name.text)} is already set at {seen[name.text]}"
                 self.fault(name.where, "duplicate-key", what, "remove one of them")

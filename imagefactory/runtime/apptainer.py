@@ -92,8 +92,8 @@ def plan(
         if not caller.unshare:
             raise ToolError(
                 "tool-missing",
-                f"`unshare` is not installed, and user {spec.uid} inside needs it",
-                hint=f"apt-get install util-linux, or use --user {caller.uid} (you)",
+                f"`unshare` is not installed, and running as user {spec.uid} needs it",
+                hint=f"apt-get install util-linux, or use your own id: --user {caller.uid}",
             )
         before = [caller.unshare, "--user", f"--map-user={spec.uid}", f"--map-group={spec.uid}"]
         options += ["--userns", *(["--no-privs"] if spec.uid == 0 else [])]
@@ -183,7 +183,11 @@ class ApptainerRunner:
                     start_new_session=spec.capture,  # interactive, it needs the terminal's own session
                 )
             except OSError as error:
-                raise ToolError("tool-not-started", f"cannot start {invocation.argv[0]}: {error}") from error
+                raise ToolError(
+                    "tool-not-started",
+                    f"cannot start {invocation.argv[0]}: {error}",
+                    hint="run imagefactory doctor, or use --runner unshare",
+                ) from error
             with signals_to_command(interactive=not spec.capture):
                 stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
         code = process.returncode
@@ -207,25 +211,25 @@ def explain(stderr: str, code: int, spec: RunSpec) -> ImagefactoryError:
     if "failed to set working directory" in reason:
         return UsageError(
             "workdir-not-found",
-            f"the image has no directory {spec.workdir} to work in",
-            hint="choose another workdir",
+            f"the image has no directory {spec.workdir}",
+            hint="pass --workdir with a directory of the image",
         )
     if "mount source" in reason:
         return UsageError(
             "mount-failed",
-            f"cannot mount this inside the image: {reason}",
-            hint="check the paths of the mount",
+            f"cannot mount a path inside the image: {reason}",
+            hint="check the paths of --mount",
         )
     if "/bin/sh" in reason:
         return ToolError(
             "image-has-no-shell",
-            "this image has no /bin/sh, which the apptainer runner needs",
+            "the image has no /bin/sh, which the apptainer runner needs",
             hint="use --runner unshare",
         )
     return ToolError(
         "command-not-started",
         f"apptainer could not start the command: {reason}",
-        hint="run apptainer exec FILE.sif true for details, or use --runner unshare",
+        hint="use --runner unshare, or run apptainer exec FILE.sif true for details",
     )
 
 

@@ -204,9 +204,9 @@ class _SpythonCall:
     environment: Mapping[str, str]
 
     def fail(self, why: str) -> BuildError:
-        hint = "fix the problem in its last output, then run the same command again"
+        hint = "fix the problem that apptainer printed, then run the same command again"
         if "no space left" in why.lower():
-            hint = "free some space at the store: building a .sif needs space for the unpacked image"
+            hint = "free space on the disk of the store, enough for the unpacked image"
         return BuildError(
             "apptainer-build-failed",
             f"apptainer could not build {self.request.output.name}: {why}",
@@ -243,7 +243,7 @@ class _SpythonCall:
                 if stream:
                     stream.close()
         if code:
-            ended = f"it ended with {code if code > 0 else 128 - code}"
+            ended = f"its exit code was {code if code > 0 else 128 - code}"
             raise self.fail("\n  ".join([f"{ended}; its last output:" if tail else ended, *tail]))
 
     def check_sif(self) -> None:
@@ -252,7 +252,7 @@ class _SpythonCall:
             with self.sif.open("rb") as file:
                 magic = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))[SIF_MAGIC_AT:]
         except FileNotFoundError:
-            raise self.fail("it reported success, but there is no file") from None
+            raise self.fail("it reported success, but wrote no file") from None
         if magic != SIF_MAGIC:
             raise self.fail("its output is not a .sif")
         listing = subprocess.run(
@@ -268,7 +268,11 @@ def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError |
     """Return the first problem that keeps apptainer from working here, or None."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", machine.version)[:2])
     if numbers < OLDEST:
-        return ToolError("tool-too-old", f"apptainer {machine.version} is too old", hint=INSTALL_HINT)
+        return ToolError(
+            "tool-too-old",
+            f"apptainer {machine.version} is too old, expected 1.2 or newer",
+            hint=INSTALL_HINT,
+        )
     if building and not machine.spython:
         return ToolError(
             "extra-not-installed", "the Python package spython is not installed", hint=extra_hint("apptainer")
@@ -284,8 +288,8 @@ def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError |
     if machine.uid and machine.user_namespaces:
         return ToolError(
             "user-namespaces-denied",
-            f"apptainer does not work for you here: no user namespaces ({machine.user_namespaces})",
-            hint="run imagefactory doctor: it shows which setting to change; or be root",
+            f"apptainer needs user namespaces, and this machine denies them ({machine.user_namespaces})",
+            hint="run imagefactory doctor: it shows which setting to change",
         )
     return None
 

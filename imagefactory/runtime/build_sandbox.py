@@ -118,12 +118,12 @@ def explain_failure(report: Mapping[str, Any], limits: RunLimits) -> Imagefactor
         return BuildError(
             "build-disk-full",
             "the build was stopped: its disk is nearly full",
-            hint="free space, or set TMPDIR",
+            hint="free some space, or set TMPDIR to a directory on another disk",
         )
     if name:
         return BuildError(
             "build-limit-reached",
             f"the build was stopped: it reached the limit {format_amount(name, getattr(limits, name))}",
-            hint="build on a machine with more, or do not trust the lock",
+            hint="build on a machine with more resources; if they should suffice, the package is suspicious",
         )
     return explain(str(report["step"]), int(report["errno"]), str(report["detail"]))

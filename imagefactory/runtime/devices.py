@@ -172,7 +172,7 @@ def find_gpus(
     if not count_gpus(nodes):
         raise ToolError(
             "gpu-device-missing",
-            f"no GPU: there is no {dev}/nvidia0 and no {dev}/kfd with a GPU",
+            f"no GPU found: {dev}/nvidia0 and {dev}/kfd do not exist, or have no GPU",
             hint=NO_GPU_HINT,
         )
     names = {node.name for node in nodes}
@@ -191,7 +191,7 @@ def find_gpus(
     if not any(name.startswith("libcuda.so") for name, _ in cached):
         raise ToolError(
             "gpu-driver-incomplete",
-            "no usable GPU: the devices exist, but the dynamic linker has no libcuda.so",
+            "no usable GPU: the devices exist, but the dynamic linker does not find libcuda.so",
             hint="install the libraries of the NVIDIA driver (Debian: libcuda1) and run ldconfig",
         )
     files = {path.resolve() for _, path in cached}
@@ -218,6 +218,6 @@ def read_linker_cache() -> str:
             ).stdout
     raise ToolError(
         "tool-missing",
-        "ldconfig is not installed, and the libraries of the driver cannot be found without it",
-        hint="install ldconfig of glibc (Debian: libc-bin)",
+        "ldconfig is not installed, and finding the driver's libraries needs it",
+        hint="install ldconfig (Debian: apt-get install libc-bin)",
     )

@@ -105,25 +105,25 @@ def explain(message: str) -> ImagefactoryError:
     if "could not select device driver" in message or "nvidia-container" in message:
         return ToolError(
             "docker-gpu-unavailable",
-            f"docker cannot give the container a GPU: {text}",
+            f"docker cannot pass a GPU to the container: {text}",
             hint="install nvidia-container-toolkit, then: nvidia-ctk runtime configure "
             "--runtime=docker and systemctl restart docker",
         )
     if "CDI" in message or "cdi" in message:
         return ToolError(
             "docker-cdi-unavailable",
-            f"docker cannot give the container that device: {text}",
-            hint="nvidia-ctk cdi list shows the names; docker needs features.cdi in daemon.json",
+            f"docker cannot pass this device to the container: {text}",
+            hint="use a name from nvidia-ctk cdi list, and enable features.cdi in docker's daemon.json",
         )
     if "bind source path does not exist" in message or "invalid mount" in message:
         return UsageError(
-            "mount-failed", f"cannot mount this inside the image: {text}", hint="check the paths of the mount"
+            "mount-failed", f"cannot mount a path inside the image: {text}", hint="check the paths of --mount"
         )
     if "chdir" in message or "working dir" in message:
         return UsageError(
             "workdir-not-found",
-            f"the image has no such directory to work in: {text}",
-            hint="choose another workdir",
+            f"the image does not have the workdir: {text}",
+            hint="pass --workdir with a directory of the image",
         )
     return ToolError(
         "command-not-started",
@@ -232,7 +232,7 @@ class DockerRunner:
         if spec.gpus and self.daemon.facts().podman:
             raise ToolError(
                 "podman-ignores-gpus",
-                f"podman answers at {self.daemon.place}, and it ignores the request for "
+                f"podman answers at {self.daemon.place}, and podman ignores the request for "
                 "GPUs: the command would silently run without one",
                 hint="set DOCKER_HOST to a dockerd, or use --runner unshare or --runner apptainer",
             )
@@ -297,7 +297,7 @@ class DockerRunner:
             raise ToolError(
                 "output-lost",
                 f"docker did not deliver the end of a command's output in {OUTPUT_SECONDS} s",
-                hint="run it again; if it happens again, restart the daemon",
+                hint="run the same command again; if it fails again, restart the docker daemon",
             )
         return CommandResult(
             returncode=code,
@@ -363,7 +363,7 @@ class DockerRunner:
                 "docker-client-ended",
                 f"the docker command ended ({process.returncode}) before the "
                 "container: the container was stopped",
-                hint="run it again; to run without a terminal, use docker run --detach",
+                hint="run the same command again; to run without a terminal, use docker run --detach",
             )
         return CommandResult(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)
 

@@ -105,13 +105,13 @@ class DockerDaemon:
             return ToolError(
                 "docker-not-running",
                 f"no docker daemon answers at {self.place}",
-                hint="sudo systemctl start docker; or set DOCKER_HOST to the address of yours",
+                hint="sudo systemctl start docker; or set DOCKER_HOST to the address of your daemon",
             )
         text = str(getattr(error, "explanation", None) or error).strip()
         return ToolError(
             "docker-failed",
             f"docker at {self.place}: {text}",
-            hint="see its log: journalctl -u docker",
+            hint="read the log of docker: journalctl -u docker",
         )
 
     def find(self, image: Image, name: str) -> str:

@@ -108,13 +108,13 @@ def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) ->
         raise ToolError(
             "emulation-unavailable",
             f"this machine cannot run programs for {machine} in containers of docker and apptainer",
-            hint=f"sudo apt-get install {_PACKAGE} binfmt-support; the engine assemble needs only the first",
+            hint=f"sudo apt-get install {_PACKAGE} binfmt-support, or build with --engine assemble",
         )
     if new:
         raise ToolError(
             "emulation-unavailable",
             f"this machine cannot run programs for {machine}, only for {facts.machine}",
-            hint=f"sudo apt-get install {_PACKAGE}, which emulates it, slowly",
+            hint=f"install a (slow) emulator: sudo apt-get install {_PACKAGE}",
         )
     raise ToolError(
         "emulation-unavailable",
@@ -142,8 +142,8 @@ def check_not_emulated(name: str, processor: str) -> None:
     if machine not in ("", here):
         raise ToolError(
             "emulation-not-verified",
-            f"{name} is for {machine}, and this machine is {here}: an emulated run is not verified",
-            hint="verify it on a machine with that processor and the GPU: there, with a kit or on a pool",
+            f"{name} is for {machine}, and this machine is {here}: an emulated run gives no verdict",
+            hint=f"verify it on a machine with {machine} and a GPU, directly, with a kit or in a sweep",
         )
 
 

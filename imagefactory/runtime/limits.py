@@ -59,7 +59,7 @@ def parse_limits(texts: Iterable[str]) -> dict[str, int | None]:
         for part in text.split(","):
             name, _, amount = part.partition("=")
             if name not in NAMES:
-                raise UsageError("option-invalid", f"--limit {part!r} has no known name", hint=EXAMPLE)
+                raise UsageError("option-invalid", f"--limit {part!r} is not a known limit", hint=EXAMPLE)
             limits[name] = None if amount == "none" else parse_amount(name, amount)
     return limits
 

@@ -65,14 +65,16 @@ class Runner(Protocol):
 def check_spec(spec: RunSpec) -> None:
     """Raises UsageError for an invalid command, directory, user or variable."""
     if not spec.argv or not spec.argv[0]:
-        raise UsageError("command-missing", "there is no command to run", hint="write one after `--`")
+        raise UsageError("command-missing", "there is no command to run", hint="write the command after `--`")
     check_values(spec)
 
 
 def check_values(spec: RunSpec) -> None:
     texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
     if any("\0" in text for text in texts):
-        raise UsageError("option-invalid", "a command cannot contain a NUL character", hint="remove it")
+        raise UsageError(
+            "option-invalid", "a command cannot contain a NUL character", hint="remove the NUL character"
+        )
     for name, _ in spec.environment:
         if not name or "=" in name:
             raise UsageError(
@@ -82,7 +84,7 @@ def check_values(spec: RunSpec) -> None:
         raise UsageError(
             "option-invalid",
             f"workdir '{spec.workdir}' is not an absolute path",
-            hint="write a path of the image",
+            hint="write an absolute path of the image",
         )
     if not 0 <= spec.uid < 2**32 - 1:
         raise UsageError("option-invalid", f"uid {spec.uid} is not valid", hint="write 0 or 65534")

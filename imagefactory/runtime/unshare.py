@@ -144,11 +144,11 @@ def plan(
     if spec.gpus and place.emulator:
         raise ToolError(
             "gpu-not-emulated",
-            f"an image for {place.emulator.machine} is emulated here, and has no access to a GPU",
-            hint="run it on a machine of that processor",
+            f"an image for {place.emulator.machine} is emulated here, and emulated images have no GPU",
+            hint=f"run it on a machine with the processor {place.emulator.machine}",
         )
     if spec.gpus and gpus is None:
-        raise ToolError("gpu-device-missing", "no GPU", hint=NO_GPU_HINT)
+        raise ToolError("gpu-device-missing", "this machine has no GPU", hint=NO_GPU_HINT)
     check_values(spec)
     _check_image(place.environment)
     root = caller.uid == 0 and caller.capabilities & ID_MAPPERS == ID_MAPPERS
@@ -206,7 +206,7 @@ def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
             raise StoreError(
                 "image-variable-invalid",
                 f"the image sets an invalid variable: {name[:100]!a}",
-                hint="report it to the author of the image: no one can run it",
+                hint="use another image, and report this to its author",
             )
 
 
@@ -501,8 +501,8 @@ def _pipe() -> tuple[int, int]:
 def unrecorded_bytes(why: str) -> ToolError:
     return ToolError(
         "output-lost",
-        f"not all input or output of the command was passed on: {why}",
-        hint="check the disks of the files that it reads and writes, then run it again",
+        f"some input or output of the command was lost: {why}",
+        hint="check the disks of its input and output files, then run the same command again",
     )
 
 
@@ -511,20 +511,20 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
     if step == "workdir":
         return UsageError(
             "workdir-not-found",
-            f"the image has no such directory to work in: {detail}",
-            hint="choose another workdir",
+            f"the image does not have the workdir: {detail}",
+            hint="pass --workdir with a directory of the image",
         )
     if step in ("mount-source", "mount"):
         return UsageError(
             "mount-failed",
-            f"cannot mount this inside the image: {detail}",
-            hint="check the paths of the mount; if it is not yours, the image is not usable",
+            f"cannot mount a path inside the image: {detail}",
+            hint="check the paths of --mount; if none is yours, use another image",
         )
     if step == "shown":
         return UsageError(
             "overlay-mount-failed",
-            f"cannot show this read-only through an overlay: {detail}",
-            hint="use --mount SOURCE:TARGET:bind, which shows it as it is, with sockets that answer",
+            f"cannot mount a directory read-only through an overlay: {detail}",
+            hint="use a bind mount, which is not read-only for sockets: --mount SOURCE:TARGET:bind",
         )
     if step == "image":
         return StoreError(
@@ -536,7 +536,7 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
         return StoreError(
             "mount-target-reserved",
             f"{detail}, which is reserved for the sandbox",
-            hint="choose another mount target, if it is one; else use another image",
+            hint="choose another target of --mount; without --mount, use another image",
         )
     if step == "openat2":
         return ToolError(
@@ -549,7 +549,7 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
         return StoreError(
             "layer-unreadable",
             f"cannot read a layer: {detail}",
-            hint="run the same command again: it unpacks the layers again",
+            hint="run the same command again to unpack the layers again",
         )
     if step == "scratch" and number in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
         return StoreError(
@@ -567,7 +567,7 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
         return ToolError(
             "mount-denied",
             f"this machine does not allow a mount that the sandbox needs ({step}: {detail})",
-            hint="run imagefactory doctor: the kernel may be old, or a container may cover parts of /proc",
+            hint="run imagefactory doctor: it shows whether the kernel or a container is the reason",
         )
     if step == "emulator":
         return ToolError(

@@ -274,15 +274,15 @@ def read_bundle(at: int, size: int) -> Steps:
     for number in range(count):
         entry = (yield ReadRequest(place, 24)).data
         if len(entry) < 24:
-            raise CorruptBundleError(place, "the table of an offload bundle is cut off")
+            raise CorruptBundleError(place, "the table of an offload bundle is truncated")
         offset, length, name_length = struct.unpack("<QQQ", entry)
         if not 0 < name_length <= _MAX_ID or place + 24 + name_length - at > MAX_TABLE:
             if not number:
                 raise NotABundleError
-            raise CorruptBundleError(place, f"a target's name of {name_length} bytes in an offload bundle")
+            raise CorruptBundleError(place, f"an offload bundle has a target name of {name_length} bytes")
         name = (yield ReadRequest(place + 24, name_length)).data
         if len(name) < name_length:
-            raise CorruptBundleError(place, "the table of an offload bundle is cut off")
+            raise CorruptBundleError(place, "the table of an offload bundle is truncated")
         if at + offset + length > size:
             raise CorruptBundleError(place, "an offload bundle reaches past the end of the file")
         names.append((place, name))
@@ -311,7 +311,7 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
     payload = (yield ReadRequest(at + header, min(end - at - header, ZSTD_START))).data
     table = _inflated(payload) if method == 0 else zstd_start(payload, MAX_TABLE)
     if not table.startswith(BUNDLE):
-        raise CorruptBundleError(at + header, "a compressed offload bundle that holds none")
+        raise CorruptBundleError(at + header, "a compressed offload bundle has no content")
     steps = read_bundle(0, 1 << 64)
     try:
         request = next(steps)
@@ -323,7 +323,7 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
         inner: OffloadBundle = stop.value
     except (NotABundleError, CorruptBundleError) as error:
         raise CorruptBundleError(
-            at + header, "the table in a compressed offload bundle cannot be read"
+            at + header, "the table of a compressed offload bundle is not readable"
         ) from error
     return OffloadBundle(
         codes=inner.codes,
@@ -340,7 +340,7 @@ def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[GpuCode, ...], tuple
         text = name.decode("ascii", "replace")
         match = _ID.fullmatch(text)
         if not match:
-            raise CorruptBundleError(place, f"an offload bundle for {text[:60]!a}, which names no target")
+            raise CorruptBundleError(place, f"an offload bundle has the invalid target {text[:60]!a}")
         if match[1] == "host":
             continue
         processor = _PROCESSOR.search(text)
@@ -524,7 +524,7 @@ class _FatbinParser:
             yield from self._search()
             if end > self._size:
                 raise CorruptBundleError(
-                    self._size, f"the file is cut off here, it goes on to {end:#x} or farther"
+                    self._size, f"the file is truncated, expected at least {end:#x} bytes"
                 )
         except CorruptBundleError as damage:
             self._damage = f"at {damage.offset:#x}: {damage}"
@@ -532,7 +532,7 @@ class _FatbinParser:
     def _cubin(self, head: bytes) -> None:
         code = parse_cubin_target(head)
         if code is None:
-            raise CorruptBundleError(48, "a cubin whose flags name no architecture")
+            raise CorruptBundleError(48, "the flags of a cubin have no architecture")
         self._compressions.add("none")
         self._add(0, {code})
 
@@ -566,7 +566,7 @@ class _FatbinParser:
                 self._false += 1
                 if self._false > MAX_FALSE:
                     raise CorruptBundleError(
-                        at, f"more than {MAX_FALSE} beginnings of containers without one"
+                        at, f"more than {MAX_FALSE} magic numbers of containers without a container"
                     ) from None
                 at += len(mark)
 
@@ -574,14 +574,14 @@ class _FatbinParser:
         """Read the container at `at` and return its end."""
         head = (yield ReadRequest(at, 32)).data
         if len(head) < 16:
-            raise CorruptBundleError(at, "a fat binary's header is cut off")
+            raise CorruptBundleError(at, "the header of a fat binary is truncated")
         place = at + 16
         end: int = place + int.from_bytes(head[8:16], "little")
         if end > self._size:
             # Tools that create or read fat binaries have the same bytes in their machine code.
             if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
                 raise NotABundleError
-            raise CorruptBundleError(at, f"a fat binary that ends at {end:#x}, past the end of the file")
+            raise CorruptBundleError(at, f"a fat binary ends at {end:#x}, past the end of the file")
         codes: set[GpuCode] = set()
         compressions: set[str] = set()
         while place < end:
@@ -596,15 +596,17 @@ class _FatbinParser:
         """Read the entry header at `at` in a container that ends at `end`; return the next one's position."""
         raw = (yield ReadRequest(at, _ENTRY.size)).data if at + _ENTRY.size <= end else b""
         if len(raw) < _ENTRY.size:
-            raise CorruptBundleError(at, "the header of a fat binary's entry is cut off")
+            raise CorruptBundleError(at, "the header of an entry in a fat binary is truncated")
         kind, version, header, padded, compressed, options, *_ = _ENTRY.unpack(raw)
         flags, uncompressed = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<Q", raw, 56)[0]
         if version != _ENTRY_VERSION:
             raise CorruptBundleError(
-                at, f"an entry of version {version:#06x}, where {_ENTRY_VERSION:#06x} is known"
+                at, f"an entry has version {version:#06x}, expected {_ENTRY_VERSION:#06x}"
             )
         if header < _ENTRY.size or header + padded > end - at:
-            raise CorruptBundleError(at, f"an entry of {header} + {padded} bytes where {end - at} are left")
+            raise CorruptBundleError(
+                at, f"an entry has {header} + {padded} bytes, more than the remaining {end - at}"
+            )
         codes, compressions = into
         if flags & _ZSTD:
             compressions.add("zstd")
@@ -614,7 +616,7 @@ class _FatbinParser:
             compressions.add("other" if compressed and uncompressed > compressed else "none")
         if kind == _CONCATENATION:
             if header > MAX_OPTIONS:
-                raise CorruptBundleError(at, f"a concatenation with a header of {header} bytes")
+                raise CorruptBundleError(at, f"a concatenation has an invalid header of {header} bytes")
             table = (yield ReadRequest(at, header)).data[options:]
             self._concatenation(at, table, codes)
         else:
@@ -647,7 +649,7 @@ class _FatbinParser:
                 length_of_text = int.from_bytes(table[place + 4 : place + 8], "little")
                 place += 8 + (length_of_text // 8 + 1) * 8
         if not pieces or (pieces, place) != (count, length):
-            raise CorruptBundleError(at, "a concatenation whose table does not fit")
+            raise CorruptBundleError(at, "the table of a concatenation is larger than its header")
 
     def _code(self, at: int, raw: bytes, codes: set[GpuCode], text: bytes = b"") -> None:
         """Add the target of an entry, by its header; for PTX by its text, if needed."""
@@ -668,10 +670,10 @@ class _FatbinParser:
                 return
             if not 10 <= architecture <= 999 or major > 99 or minor > 99:
                 raise CorruptBundleError(
-                    at, f"an entry for architecture {architecture} with PTX {major}.{minor}"
+                    at, f"an entry has the invalid architecture {architecture} or PTX version {major}.{minor}"
                 )
             if len(self._codes) == MAX_CODES:
-                raise CorruptBundleError(at, f"more than {MAX_CODES} different targets")
+                raise CorruptBundleError(at, f"the file has more than {MAX_CODES} different targets")
             code = self._codes[key] = GpuCode(
                 _CODE_KINDS[kind],
                 Capability(architecture // 10, architecture % 10),
@@ -683,16 +685,16 @@ class _FatbinParser:
     def _count_entry(self, at: int) -> None:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
-            raise CorruptBundleError(at, f"more than {MAX_ENTRIES} entries")
+            raise CorruptBundleError(at, f"the file has more than {MAX_ENTRIES} entries")
 
     def _add(self, at: int, codes: set[GpuCode]) -> None:
         self._count += 1
         if self._count > MAX_MODULES:
-            raise CorruptBundleError(at, f"more than {MAX_MODULES} fat binaries")
+            raise CorruptBundleError(at, f"the file has more than {MAX_MODULES} fat binaries")
         signature = tuple(sorted(codes, key=_order))
         if signature not in self._modules and len(self._modules) == MAX_SIGNATURES:
             raise CorruptBundleError(
-                at, f"fat binaries for more than {MAX_SIGNATURES} different sets of targets"
+                at, f"the file has fat binaries for more than {MAX_SIGNATURES} different sets of targets"
             )
         self._modules[signature] = self._modules.get(signature, 0) + 1
 

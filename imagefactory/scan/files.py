@@ -129,7 +129,7 @@ def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 data = stream.unused_data
                 stream, begun = bz2.BZ2Decompressor(), False
     if begun:
-        raise CorruptDataError("it ends in the middle of the data")
+        raise CorruptDataError("the data is truncated")
 
 
 _PACKED = (
@@ -179,9 +179,8 @@ def _check_not_archive(path: Path) -> None:
     if head.startswith(_PACKED) or head[257:262] == b"ustar":
         raise UsageError(
             "scan-archive-unsupported",
-            f"{path} is an archive or compressed, and cannot be scanned",
-            hint="unpack it and pass the directory; for an image, imagefactory "
-            "pull it, or pass its name with the registry",
+            f"{path} is an archive or compressed file, which cannot be scanned",
+            hint="unpack it and pass the directory; for an image, pass its name with the registry",
         )
 
 

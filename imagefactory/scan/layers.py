@@ -231,7 +231,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         if finding and names:  # the file still has its other names
             renames -= len(names)
             if renames < 0:
-                raise CorruptDataError(f"its files change their names more than {RENAMED_LIMIT} times")
+                raise CorruptDataError(f"its files are renamed more than {RENAMED_LIMIT} times")
             heir, *rest = names
             del links[heir]
             findings[heir] = _renamed(finding, findings.get(heir), heir)
@@ -326,7 +326,7 @@ def layout_scan_cache(layout: Layout, workers: int) -> ScanCache:
     def read(layer: OciLayer) -> Iterator[bytes]:
         with layout.blob_path(layer.descriptor.digest).open("rb") as file:
             if (size := os.fstat(file.fileno()).st_size) != layer.descriptor.size:
-                raise CorruptDataError(f"its blob has {size} bytes, not {layer.descriptor.size}")
+                raise CorruptDataError(f"expected {layer.descriptor.size} bytes, found {size}")
             while data := file.read(CHUNK):
                 yield data
 
@@ -378,7 +378,7 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
     if command is None:
         raise ToolError(
             "tool-missing",
-            f"unsquashfs is not installed, and {path.name} cannot be scanned without it",
+            f"unsquashfs is not installed, and scanning {path.name} needs it",
             hint="install squashfs-tools (Debian: apt install squashfs-tools)",
         )
     scratch.mkdir(parents=True, exist_ok=True)
@@ -397,7 +397,7 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
             raise ToolError(
                 "sif-unpack-failed",
                 f"unsquashfs cannot unpack {path.name}: {lines[-1][:300]}",
-                hint=f"check the free space in {scratch}",
+                hint=f"check the free space in {scratch}, or download the file again",
             )
         yield root
     finally:

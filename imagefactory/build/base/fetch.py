@@ -102,9 +102,8 @@ def _fetch_missing(
                 "packages-withdrawn",
                 f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
                 + "\n".join(_describe_removed(package, mirror.debs) for package in gone),
-                hint=f"'imagefactory lock base:{base.name} --upgrade' takes the newer ones; "
-                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}" gives the locked ones, where ADDRESS is '
-                "that of Debian's snapshots",
+                hint=f"lock newer packages: imagefactory lock base:{base.name} --upgrade; or keep these: "
+                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}", with ADDRESS of Debian\'s snapshots',
             )
         if gone:
             newer = solve_base(base, archive, lock.content_hash)
@@ -223,7 +222,7 @@ def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> lis
                 "hash-mismatch",
                 f"{package.name} {package.version}: the archive has sha256 {offer.sha256}, "
                 f"expected {package.sha256}",
-                hint="a version never changes: use another mirror, or restore the lock from git",
+                hint="use another mirror, or restore the lock from git: a Debian version never changes",
             )
     return gone
 

@@ -125,7 +125,11 @@ class BaseRequest:
         Raises LockError for a lock of another base.
         """
         if self.lock.base != self.base.name:
-            raise LockError("lock-mismatch", f"the lock is of base {self.lock.base}, not {self.base.name}")
+            raise LockError(
+                "lock-mismatch",
+                f"the lock is of base {self.lock.base}, not {self.base.name}",
+                hint=f"run imagefactory lock base:{self.base.name}",
+            )
         below = self.below.find(layout, progress) if self.below else None
         with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
             known = self._known_layer(layout, below)

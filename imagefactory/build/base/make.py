@@ -100,8 +100,8 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
         if uid is None or gid is None:
             raise ToolError(
                 "subordinate-ids-missing",
-                f"root has no {IDS} ids here besides its own, and bases are never built with root's ids",
-                hint="build outside of this container, or give it two ranges of 65536 ids",
+                f"building a base needs {IDS} more user and group ids, and this container has only root's",
+                hint="build outside of this container, or map two ranges of 65536 ids into it",
             )
         return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=False)
     if not facts.has_newuidmap:
@@ -214,6 +214,9 @@ class BaseTar:
     installed: frozenset[tuple[str, str, str]] = frozenset()
 
 
+REBUILD_BASE = "build again; if it fails again, install another version of mmdebstrap"
+
+
 def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
     """Rewrite mmdebstrap's tar from `stream` as a base's layer.
 
@@ -235,18 +238,23 @@ def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
             for member, data in entries:
                 if written and _order((member, None)) <= _order((tarfile.TarInfo(last), None)):
                     raise BuildError(
-                        "base-tar-invalid", f"{name}: mmdebstrap's tar is out of order at {member.name}"
+                        "base-tar-invalid",
+                        f"{name}: mmdebstrap wrote {member.name} out of order",
+                        hint=REBUILD_BASE,
                     )
                 if member.islnk() and member.linkname not in written:
                     raise BuildError(
                         "base-tar-invalid",
                         f"{name}: {member.name} is a hard link to {member.linkname}, which is missing",
+                        hint=REBUILD_BASE,
                     )
                 unpackable_parts(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
                     if member.size > STATUS_LIMIT:
                         raise BuildError(
-                            "base-tar-invalid", f"{name}: dpkg's status file has {member.size} bytes"
+                            "base-tar-invalid",
+                            f"{name}: dpkg's status file has {member.size:,} bytes, too many to read",
+                            hint=REBUILD_BASE,
                         )
                     status = data.read()
                     installed, data = parse_status(status.decode()), io.BytesIO(status)
@@ -267,7 +275,7 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
             "base-not-as-locked",
             f"{lock.base}: the installed packages differ from the lock: "
             + ", ".join(" ".join(package) for package in sorted(odd)),
-            hint=f"run 'imagefactory lock base:{lock.base} --upgrade'",
+            hint=f"run imagefactory lock base:{lock.base} --upgrade",
         )
 
 
@@ -296,7 +304,8 @@ def _built_files(
         if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
             raise BuildError(
                 "base-tar-invalid",
-                f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed",
+                f"/{path}: a base must not contain {', '.join(attributes) or 'a special file'}",
+                hint="remove the package with this file from the base",
             )
         entry = tarfile.TarInfo(path)
         entry.type, entry.mode, entry.size = member.type, member.mode, member.size
@@ -433,7 +442,11 @@ def _write_repository(fetched: BaseArchives, repository: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         if control.returncode:
-            raise BuildError("deb-invalid", f"{path.name} is not a Debian package: {control.stderr.strip()}")
+            raise BuildError(
+                "deb-invalid",
+                f"{path} is not a Debian package: {control.stderr.strip()}",
+                hint=f"delete it (rm {path}) and run the same command again",
+            )
         entries.append((control.stdout, path.name, package))
     index = format_packages(entries)
     for file, text in (
@@ -480,7 +493,7 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
             "mmdebstrap-failed",
             f"{fetched.base.name}: mmdebstrap ended with {code}"
             f"{f' ({broken})' if broken else ''}; its last lines:\n" + "\n".join(log),
-            hint="run imagefactory doctor, which shows what this machine lacks",
+            hint="run imagefactory doctor: it shows which tools and settings are missing",
         )
     check_installed(result.installed, fetched.lock)
     return result
@@ -535,8 +548,8 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
             "clock-behind",
-            f"this machine's clock is behind the lock of {lock.base}, so times in the base would vary",
-            hint="set the clock",
+            f"this machine's clock is behind the lock of {lock.base}, so file times in the base would vary",
+            hint="set this machine's clock",
         )
 
 

@@ -200,7 +200,9 @@ def _check_types(base: BaseSpec, manifest: Manifest) -> None:
             config = value["config"]["mediaType"]
     except (KeyError, TypeError) as error:
         raise BuildError(
-            "base-image-malformed", f"{base.where}: {base.image} has a malformed manifest: {error!r}"
+            "base-image-malformed",
+            f"{base.where}: {base.image} has a malformed manifest: {error!r}",
+            hint="use another image, or push this one again",
         ) from error
     strange = [name for name in types if name not in LAYER_TYPES]
     if strange or config not in CONFIG_TYPES:
@@ -221,7 +223,7 @@ def _unpullable(
     return RegistryError(
         "mirror-failed",
         f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
-        hint=f"check the mirror, or `mirrors` in imagefactory.toml: {original.registry} itself is never used"
+        hint=f"check the mirror, or fix `mirrors` in imagefactory.toml (no fallback to {original.registry})"
         + (f"; {error.hint}" if error.hint else ""),
     )
 
@@ -272,21 +274,21 @@ def check_carried(base: BaseSpec, probed: CommandResult) -> None:
         raise BuildError(
             "base-without-glibc",
             f"{base.where}: {base.image} does not report its C library: getconf does not start",
-            hint="use an image with glibc, or write its python: and interpreter:",
+            hint="use an image with glibc, or set python: and interpreter: of this base",
         )
     if probed.returncode or len(lines) != 2:
         problem = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
         raise BuildError(
             "base-python-missing",
             f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {problem}",
-            hint="write interpreter: with the path of its Python, or use another image",
+            hint="set interpreter: to the path of its Python, or use another image",
         )
     python, libc = lines
     if python != base.python:
         raise BuildError(
             "base-python-mismatch",
             f"{base.where}: {base.image} has Python {python} at {base.python_path}, not {base.python}",
-            hint=f'write python: "{python}", or interpreter: with the path of its Python {base.python}',
+            hint=f'write python: "{python}", or set interpreter: to the path of its Python {base.python}',
         )
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
     if not match:

@@ -197,7 +197,7 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
     return BuildError(
         "conda-link-failed",
         message,
-        hint=hints.get(kind, "see what the error says; `imagefactory image prune --cache` empties the cache"),
+        hint=hints.get(kind, "empty the cache (imagefactory image prune --cache) and build again"),
     )
 
 
@@ -255,7 +255,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
             raise BuildError(
                 "post-link-failed",
                 f"the post-link script of {script.name} {script.version} {why}: {tail}",
-                hint="it runs in the base without network; constrain the package to a version without one",
+                hint="constrain the package to a version without such a script: it runs without a network",
             )
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         (prefix.folder / ".messages.txt").unlink()  # messages of scripts for people
@@ -272,8 +272,8 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
     if size > NEW_BYTES:  # a hole uses no disk, but would be read to its end
         raise BuildError(
             "post-link-files-invalid",
-            f"the post-link scripts of {names} left files of {format_bytes(size)}; "
-            f"{format_bytes(NEW_BYTES)} are allowed",
+            f"the post-link scripts of {names} created files of {format_bytes(size)}, "
+            f"more than {format_bytes(NEW_BYTES)}",
             hint="constrain the package to a version without such a script",
         )
     # Files in a removed or replaced directory are gone with it.
@@ -295,7 +295,7 @@ def _readable(names: str) -> Iterator[None]:
             raise
         raise BuildError(
             "post-link-files-invalid",
-            f"what the post-link scripts of {names} left cannot be read: {error}",
+            f"cannot read the files that the post-link scripts of {names} created: {error}",
             hint="constrain the package to a version without such a script",
         ) from error
 
@@ -352,7 +352,9 @@ def read_record(path: Path) -> CondaRecord:
         return CondaRecord(name=value["name"], path=path, data=data, rows=tuple(value["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
-            "conda-record-invalid", f"{path.name} is not a valid conda record: {error}"
+            "conda-record-invalid",
+            f"{path.name} is not a valid conda record: {error}",
+            hint="constrain the package in the recipe to another version or build",
         ) from error
 
 
@@ -402,7 +404,9 @@ def _compile(
         data = read_file(source.parent, source.name, TEXT)
     except OSError as error:
         raise BuildError(
-            "bytecode-failed", f"/{top}/{inside} cannot be compiled: {error.strerror}"
+            "bytecode-failed",
+            f"cannot compile /{top}/{inside}: {error.strerror}",
+            hint="check the free space of the store, and build again",
         ) from error
     pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
@@ -438,7 +442,11 @@ def lay_path(
         segment.folder(path)
         return ""
     if not stat.S_ISREG(state.st_mode):
-        raise BuildError("file-type-unsupported", f"/{path} is not a file, link or directory")
+        raise BuildError(
+            "file-type-unsupported",
+            f"/{path} is not a file, link or directory",
+            hint="constrain the package with this file to another version",
+        )
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:

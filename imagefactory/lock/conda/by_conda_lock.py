@@ -28,7 +28,7 @@ def read_back(lock: Lock, text: str) -> Any:
         raise LockError(
             "conda-lock-rejected",
             f"{lock.target}: conda-lock cannot read the lock: {message}",
-            hint="remove the package that it names, or get it from another channel",
+            hint="remove the package in this message from the recipe, or get it from another channel",
         ) from error
 
 

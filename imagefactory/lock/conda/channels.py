@@ -162,7 +162,7 @@ class ChannelAccess:
         if code in (401, 403):
             return LockError(
                 "channel-access-denied",
-                f"{name} denies access: it answered {code}",
+                f"{name} denies access: its server answered {code}",
                 hint=f"write a user and password for {hosts} in ~/.netrc, "
                 "or a token in ~/.rattler/credentials.json",
             )
@@ -175,7 +175,7 @@ class ChannelAccess:
                 )
             return LockError(
                 "channel-not-found",
-                f"{name} does not exist: it answered {code or 404} for its noarch records",
+                f"{name} does not exist: its server answered {code or 404} for its noarch records",
                 hint="fix the name in `channels` of the recipe, or its address in the setting 'channels'",
             )
         reason = _reason(text)

@@ -195,7 +195,7 @@ class _ConflictExplanation:
         askers = [record for record in solution if any(_bounds(record, name))]
         who = _some([f"{name_of(record)} {record.version}" for record in askers], 3) or "the recipe"
         verb = "need" if len(askers) > 1 else "needs"
-        problem = f"the target promises {has}" if has else "the target promises none"
+        problem = f"the target has {has}" if has else "the target has none"
         if name == "__cuda":
             what = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
         else:
@@ -203,7 +203,7 @@ class _ConflictExplanation:
         problem = f"{self._target.name}: {who} {verb} {what} ({name}); {problem}"
         value = needed or self._target.cuda
         if name == "__cuda" and not self._target.gpu:
-            hint = f"ask for builds for CPUs at {self._target.where}, or write a version of CUDA"
+            hint = f"require builds for CPUs at {self._target.where}, or write a version of CUDA"
             return UnsolvableError("virtual-package-missing", problem, hint=hint)
         if name == "__cuda" and "." not in value:
             value += ".0"
@@ -211,7 +211,7 @@ class _ConflictExplanation:
             "virtual-package-missing",
             problem,
             hint=f'write `virtual: {{{_KEYS[name]}: "{value}"}}` at {self._target.where}, '
-            "or ask for a version that needs less",
+            "or require an older version",
         )
 
     async def priority(self, core: CondaRequest) -> UnsolvableError | None:
@@ -244,7 +244,7 @@ class _ConflictExplanation:
         return UnsolvableError(
             "channel-priority-conflict",
             f"{self._target.name}: {name} {record.version} is in {holder}, but with strict channel priority "
-            f"{name} comes only from {only}, which has priority and no version that fits",
+            f"{name} comes only from {only}, which has no version that fits",
             hint=hint,
         )
 
@@ -306,10 +306,8 @@ class _ConflictExplanation:
             solution = await self._solver.solution(replace(self._question, specs=specs, constraints=bounds))
             had = next((record for record in solution if name_of(record) == name), None)
             if had:
-                return (
-                    f"{name} {had.version} works with all the rest: change `{text}` at {self._target.where}"
-                )
-        return f"change one of them at {self._target.where}"
+                return f"change `{text}` at {self._target.where}: {name} {had.version} works with the others"
+        return f"change one of these requirements at {self._target.where}"
 
     def _seen(self, records: Sequence[RepoDataRecord], channel: str) -> list[RepoDataRecord]:
         """Return the records of one name that the solver may use."""

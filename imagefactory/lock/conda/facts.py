@@ -55,7 +55,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
         raise LockError(
             "lock-recipe-mismatch",
-            f"{target.name}: the lock has {what} the recipe does not name",
+            f"{target.name}: the lock has {what} the recipe does not require",
             hint=f"imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}
@@ -81,7 +81,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "framework-version-mismatch",
             f"{target.name}: {_label(framework)} was locked, the recipe asks for {target.version}",
-            hint=f"make the packages at {target.where} agree with version {target.version}",
+            hint=f"change the packages at {target.where}, so that they allow version {target.version}",
         )
     parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
     _check_cuda(lock, target, parts)
@@ -134,7 +134,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
         raise LockError(
             "cuda-runtime-conflict",
             f"{target.name}: more than one CUDA runtime ({' and '.join(map(_label, runtimes))})",
-            hint=f"constrain the packages at {target.where} to one of them",
+            hint=f"constrain the packages at {target.where} to one CUDA runtime",
         )
     if runtime_versions and (wheels := cuda_runtimes(lock)):
         brought = f"{wheels[0].name} {wheels[0].version}"
@@ -162,7 +162,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
             f"{target.name}: {_label(parts[0])} comes with CUDA {cuda} "
             f"({_label(package)}), "
             f"the recipe asks for {target.cuda}",
-            hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
+            hint=f'write cuda: ["{cuda}"] at {target.where}, or add the constraint "{bound}"',
         )
 
 

@@ -200,7 +200,7 @@ def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDis
             spec = f"{there.conda.name} {need.specifier}"
             raise UnsolvableError(
                 "pip-conda-conflict",
-                f"{target.name}: pip requires '{text}', and conda installs {_label(there)}",
+                f"{target.name}: pip requires '{text}', but conda installs {_label(there)}",
                 hint=f"write '{spec}' in `packages`, so that conda installs another version, "
                 f"or remove '{text}' from `pip` at {target.where}",
                 tree=f"pip: {text}\nconda: {there.conda.filename}",
@@ -398,7 +398,7 @@ class CondaLocker:
             raise LockError(
                 "channel-read-failed",
                 f"{target.name}: cannot read the size of {package.filename}: {redact(str(error))}",
-                hint="try again",
+                hint="run the same command again later",
             ) from error
 
 
@@ -423,14 +423,14 @@ def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ..
             problem = "has no lock yet" if previous is None else f"has no package '{name}'"
             raise LockError(
                 "update-package-unknown",
-                f"{target.name} {problem}, so there is nothing to update",
+                f"cannot upgrade '{name}': {target.name} {problem}",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
         if below & (names["conda"] | names["wheels"]):
             raise LockError(
                 "package-from-parent",
-                f"{target.name} keeps the '{name}' of {target.on}, on which it is built",
-                hint=f"imagefactory lock {target.on} --upgrade-package {name}, then imagefactory lock "
+                f"{target.name} is built on {target.on}, which has the package '{name}'",
+                hint=f"run imagefactory lock {target.on} --upgrade-package {name}, then imagefactory lock "
                 f"{target.name}",
             )
         moving = {kind: moving[kind] | names[kind] for kind in moving}

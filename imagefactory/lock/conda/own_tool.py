@@ -77,7 +77,7 @@ class CondaTool:
         return f"{self.path.name} {match[0]} by conda-lock {by}"
 
 
-_OTHER = 'fix it, or use the built-in solver: solver = "rattler"'
+_OTHER = 'install this solver again, or use the built-in one: solver = "rattler"'
 
 
 def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
@@ -122,9 +122,10 @@ class CondaLockLocker(CondaLocker):
             if update and unchanged:
                 raise LockError(
                     "update-not-possible",
-                    f"{target.name}: {self._tool.path.name} can update either {', '.join(update)} alone, "
-                    "which has no solution, or all packages",
-                    hint=f'imagefactory lock {target.name} --upgrade, or write solver = "rattler"',
+                    f"{target.name}: {self._tool.path.name} finds no solution that upgrades only "
+                    f"{', '.join(update)}",
+                    hint=f"upgrade all packages: imagefactory lock {target.name} --upgrade; "
+                    'or write solver = "rattler"',
                 ) from error
             if len(pinned) == len(below):
                 raise
@@ -155,7 +156,7 @@ class CondaLockLocker(CondaLocker):
                     "solver-wrong-hash",
                     f"{target.name}: {self._tool.path.name} has another sha256 for {package.filename} "
                     f"({sha256[:12]}...) than {true.rsplit('/', 2)[0]} ({package.sha256[:12]}...)",
-                    hint="clear the solver's cache of records and try again",
+                    hint="delete the solver's cache of channel records, then run the same command again",
                 )
             if package.name in fixed and fixed[package.name].url != package.url:
                 raise LockError(
@@ -229,12 +230,13 @@ class CondaLockLocker(CondaLocker):
             return UnsolvableError(
                 "no-solution",
                 f"{target.name}: {name} finds no solution: {' '.join(lines)[:400]}",
-                hint=f"imagefactory lock {target.name} --explain, and change the recipe at {target.where}",
+                hint=f"change the recipe at {target.where}; for the reason, run imagefactory lock "
+                f"{target.name} --explain",
                 tree=account,
             )
         return LockError(
             "solver-failed",
-            f"{target.name}: {name} failed under conda-lock: {' '.join(lines[-5:])[-400:] or 'no output'}",
+            f"{target.name}: {name} failed in conda-lock: {' '.join(lines[-5:])[-400:] or 'no output'}",
             hint=f"check that `{self._tool.path} info` works and reaches the channels",
         )
 

@@ -230,9 +230,9 @@ class CondaSolver:
         if not url.startswith(f"{channel}/"):
             raise LockError(
                 "channel-address-mismatch",
-                f"{self._target.name}: the channel {channel} says that its packages are at "
+                f"{self._target.name}: the packages of the channel {channel} are at another address, "
                 f"{redact(url.rpartition('/')[0])}",
-                hint=f"write the channel of that address at {self._target.where}, "
+                hint=f"write that address as the channel at {self._target.where}, "
                 f"and {channel} as its mirror in the setting 'channels'",
             )
         return LockedCondaPackage(
@@ -257,8 +257,8 @@ class CondaSolver:
                 "hash-not-published",
                 f"{self._target.name}: {channels} has no sha256 for "
                 f"{', '.join(record.file_name for record in bare)}",
-                hint="get these packages from a channel that has one; `nvidia` does, its labels "
-                "(nvidia/label/cuda-...) have only md5",
+                hint="get these packages from a channel with sha256, such as `nvidia` instead of "
+                "nvidia/label/cuda-...",
             )
 
     def _virtual(self, name: str, version: str, build: str) -> Any:

@@ -32,8 +32,8 @@ _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?:/|$)")
 _RELEASES = ("bullseye", "bookworm", "trixie", "forky", "duke", "sid")
 _CODENAMES = frozenset([*_RELEASES, "oldoldstable", "oldstable", "stable", "testing", "unstable"])
 EXPIRED_HINT = (
-    "try again when the archive is current; for one that is frozen on purpose write an address with its "
-    'date (debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or an apt source with '
+    "run the same command again when the archive is current; for a frozen archive, write its date "
+    '(debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or an apt source with '
     "Check-Valid-Until: no"
 )
 MIRROR_HINT = (
@@ -94,7 +94,7 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
         addresses = setting.split()
         if len(addresses) > 2 or not all(_URI.fullmatch(address) for address in addresses):
             raise ToolError(
-                "debian-mirror-invalid", f"debian-mirror '{setting}' is not an address", hint=MIRROR_HINT
+                "debian-mirror-invalid", f"debian-mirror '{setting}' is not a valid address", hint=MIRROR_HINT
             )
         main = addresses[0].rstrip("/")
         security = addresses[1].rstrip("/") if len(addresses) == 2 else derive_security(main)
@@ -500,12 +500,12 @@ def _watch(
         raise StaleIndexError(
             "archive-index-outdated",
             line,
-            hint=f"the index names files that the archive does not have: try again later, or {MIRROR_HINT}",
+            hint=f"run the same command again later (the archive is being updated), or {MIRROR_HINT}",
         )
     raise DownloadError(
         "download-failed",
         line,
-        hint="check the network and the machine's apt settings, then run the command again",
+        hint="check the network and this machine's apt settings, then run the same command again",
     )
 
 

@@ -139,7 +139,9 @@ def _package(line: str, number: int, file: str) -> DebianPackage:
 
 def _malformed(file: str, number: int, what: str) -> LockError:
     return LockError(
-        "lock-malformed", f"{file}:{number}: {what}", hint="restore it from git or run imagefactory lock"
+        "lock-malformed",
+        f"{file}:{number}: {what}",
+        hint="restore the file from git, or write it again: imagefactory lock base:NAME",
     )
 
 

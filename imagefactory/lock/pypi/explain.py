@@ -38,10 +38,9 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
     return UnsolvableError(
         error.code,
         error.message,
-        hint=f"{fix}every package of {under.target} stays as it is locked: ask for other versions of the "
-        f"packages on top; if a newer one below works, imagefactory lock {under.target} --upgrade-package "
-        "PACKAGE; "
-        f"if an older one is needed, write a separate recipe: {own}{_with_cuda(target)}",
+        hint=f"{fix}require versions that work with the locked packages of {under.target}; to upgrade one of "
+        f"those, run imagefactory lock {under.target} --upgrade-package PACKAGE; "
+        f"for an older one, create a separate recipe: {own}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,
     )
@@ -76,11 +75,11 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         return LockError(
             "package-not-on-index",
             f"{lock.target}: {text}",
-            hint=f"check that it is on the index '{origin}' at {redact(index.address(origin, ''))}, "
-            "the only one for it, and that ~/.netrc has its password, if it needs one",
+            hint=f"check that the index '{origin}' at {redact(index.address(origin, ''))} has the package, "
+            "and that ~/.netrc has the password of the index, if it needs one",
         )
     if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
-        hint = "constrain that package to a version that has a wheel: images contain only wheels"
+        hint = "constrain this package to a version that has a wheel: images contain only wheels"
         names = all_without_wheel(stderr)
         return NoWheelError(
             "no-usable-wheel", f"{lock.target}: {text}", hint=hint, names=names, account=stderr

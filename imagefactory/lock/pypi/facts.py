@@ -66,7 +66,7 @@ def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[s
     raise LockError(
         "cuda-runtime-conflict",
         f"{target}: the lock would have libraries of {' and of '.join(text)}",
-        hint=f"keep one: constrain or remove what {' or '.join(dict.fromkeys(bringers.values()))} requires",
+        hint=f"use one CUDA version: constrain or remove {' or '.join(dict.fromkeys(bringers.values()))}",
     )
 
 
@@ -104,7 +104,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "framework-version-mismatch",
             f"{target.name}: {came} was locked, the recipe asks for {target.version}",
-            hint=f"make the packages at {target.where} agree with version {target.version}",
+            hint=f"change the packages at {target.where}, so that they allow version {target.version}",
         )
     rocm = rocm_of(target.cuda)
     if target.cuda == NO_CUDA or rocm:
@@ -114,8 +114,8 @@ def check_facts(lock: Lock, target: Target) -> None:
                 f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for "
                 f"{'NVIDIA' if rocm else 'GPUs'}, and the recipe says "
                 f"{f'rocm: [{rocm}]' if rocm else 'cuda: [none]'}",
-                hint=f"remove what requires it at {target.where}, or use the framework's build for "
-                + ("ROCm" if rocm else "CPUs; PyTorch's is on conda-forge: source: conda"),
+                hint=f"remove the requirement at {target.where}, or use the framework's build for "
+                + ("ROCm" if rocm else "CPUs (for PyTorch on conda-forge: source: conda)"),
             )
         if rocm:
             _check_rocm(lock, target, came)
@@ -133,15 +133,15 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "cuda-plugin-missing",
             f"{target.name}: {came} comes without its CUDA plugin: it would silently compute on the CPU",
-            hint=f"write the extra that provides it (extras: [cuda{target.cuda.partition('.')[0]}]) at "
-            f"{target.where}; JAX has it on PyPI since 0.4.24",
+            hint=f"write extras: [cuda{target.cuda.partition('.')[0]}] at {target.where}, with JAX 0.4.24 or "
+            "newer",
         )
     brought = " and ".join(f"{wheel.name} {wheel.version}" for wheel in runtimes)
     if len(runtimes) > 1:
         raise LockError(
             "cuda-runtime-conflict",
             f"{target.name}: {came} comes with more than one CUDA runtime ({brought})",
-            hint=f"constrain the packages at {target.where} to one of them",
+            hint=f"constrain the packages at {target.where} to one CUDA runtime",
         )
     if not _agrees(target.cuda, cuda):
         raise LockError(

@@ -81,7 +81,7 @@ class PackageIndex:
         raise UsageError(
             "index-unknown",
             f"{requirer} comes from the index '{name}', which is not in the settings",
-            hint=f'write below [indexes] in imagefactory.toml: {name} = "https://..."',
+            hint=f'add {name} = "https://..." to [indexes] in imagefactory.toml',
         )
 
     def login(self, url: str) -> Login:
@@ -263,7 +263,7 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
             raise UsageError(
                 "certificate-file-missing",
                 f"the certificate file {value} ({origin}) does not exist",
-                hint=f"fix {origin}",
+                hint=f"fix its path in {origin}",
             )
         if value:
             return value

@@ -155,7 +155,7 @@ def address_of(wheel: LockedWheel, offers: Iterable[IndexWheel], lock: Lock) -> 
                     "index-file-changed",
                     f"{lock.target}: the index now has another file under the name {wheel.filename}: "
                     f"expected sha256 {wheel.sha256}, found {offer.sha256}",
-                    hint="do not trust this file; ask the administrator of the index or the authors",
+                    hint="do not use this file; ask the administrator of the index why it changed",
                 )
             return offer.url  # an index without hashes: the download is checked against the lock
     return ""
@@ -200,7 +200,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     raise DownloadError(
                         "sdist-too-large",
                         f"{file.filename} has more than {LARGEST:,} bytes",
-                        hint="download it yourself, and pass the file",
+                        hint="download it manually, and pass the file",
                     )
                 content.update(data)
                 out.write(data)
@@ -209,11 +209,13 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     "hash-mismatch",
                     f"{file.filename} has the wrong hash: "
                     f"expected sha256 {file.sha256}, found {content.hexdigest()}",
-                    hint="try again",
+                    hint="run the same command again later",
                 )
     except HttpError as error:
         raise DownloadError(
-            "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
+            "download-failed",
+            f"cannot download {file.filename}: {redact(str(error))}",
+            hint="run the same command again later",
         ) from error
     finally:
         web.close()
@@ -261,7 +263,7 @@ def _whole(response: Response) -> bytes:
 
 def _part(response: Response) -> bytes:
     if response.status_code != 206:
-        raise _NoRangesError(f"{redact(response.url)}: the server sends no part of a file")
+        raise _NoRangesError(f"{redact(response.url)}: the server cannot send a part of a file")
     return read_some(response.raw, _MAX_WHOLE_BYTES)
 
 

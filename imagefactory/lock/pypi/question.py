@@ -117,7 +117,7 @@ def check_exclude(request: LockRequest) -> tuple[str, ...]:
             raise LockError(
                 "package-from-parent",
                 f"{target.name} excludes '{wheel.name}' of {target.on}, on which it is built",
-                hint=f"write exclude: [{wheel.name}] in the recipe of {target.on}",
+                hint=f"move exclude: [{wheel.name}] to the recipe of {target.on}",
             )
     return target.exclude
 
@@ -132,15 +132,15 @@ def check_update_names(request: LockRequest) -> tuple[str, ...]:
         if name in below and under:
             raise LockError(
                 "package-from-parent",
-                f"{target.name} keeps the '{name}' of {under.target}, on which it is built",
-                hint=f"imagefactory lock {under.target} --upgrade-package {name}",
+                f"{target.name} is built on {under.target}, which has the package '{name}'",
+                hint=f"run imagefactory lock {under.target} --upgrade-package {name}",
             )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             problem = "has no lock yet" if request.previous is None else f"has no package '{name}'"
             raise LockError(
                 "update-package-unknown",
-                f"{target.name} {problem}, so there is nothing to update",
+                f"cannot upgrade '{name}': {target.name} {problem}",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
     return update

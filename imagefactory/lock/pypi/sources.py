@@ -101,10 +101,10 @@ def read_project(source: Path) -> SourceProject:
         document = tomllib.loads(contents.texts.get(PYPROJECT, b"").decode())
         build = document.get("build-system", {}).get("requires", DEFAULT_REQUIRES)
         if len(build) > MOST_REQUIRES:
-            raise ValueError(f"it requires {len(build)} packages to be built")
+            raise ValueError(f"its build requires {len(build)} packages, more than {MOST_REQUIRES}")
         requires = tuple(Requirement(path) for path in build)
         if elsewhere := next((path for path in requires if path.url), None):
-            raise ValueError(f"to be built it requires {elsewhere.name} from an address, not from the index")
+            raise ValueError(f"its build requires {elsewhere.name} from an address, not from the index")
         known = _read_metadata(contents, document)
         return SourceProject(
             requires=tuple(map(str, requires)),
@@ -124,7 +124,7 @@ def read_project(source: Path) -> SourceProject:
         raise UsageError(
             "package-source-invalid",
             f"{printable(str(source))} is not the source of a package: {printable(str(error))}",
-            hint=f"pass a directory, or an archive of one directory, with a {PYPROJECT} or setup.py",
+            hint=f"pass a directory with a {PYPROJECT} or setup.py, or an archive of one",
         ) from error
 
 
@@ -346,19 +346,19 @@ def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[st
                 raise UsageError(
                     "package-source-invalid",
                     f"{printable(str(folder / path))} is not a file, directory or link",
-                    hint="remove it",
+                    hint="remove it from the directory",
                 )
     except OSError as error:
         raise UsageError(
             *os_problem("copy", printable(f"{folder}: {error.filename}"), error),
-            hint=f"remove it; files may have {most:,} bytes in all (--limit scratch=...)",
+            hint=f"remove it, or raise the limit of {most:,} bytes for all files: --limit scratch=...",
         ) from error
     for path, to in links.items():
         if leads_out(path, links):
             raise UsageError(
                 "source-link-outside",
-                f"the link {printable(str(folder / path))} leads out of the directory, to {printable(to)}",
-                hint="replace it by its target, if that may go into the wheel",
+                f"{printable(str(folder / path))} is a link to outside the directory, to {printable(to)}",
+                hint="replace the link by a copy of its target",
             )
         (target / path).symlink_to(to)
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()

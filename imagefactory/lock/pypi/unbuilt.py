@@ -205,7 +205,7 @@ def solve_with_companions(
         "known-needs-unmet",
         f"{question.lock.target}: no solution meets the known needs of its packages: "
         f"{_describe_needs(applied)}",
-        hint="pin these packages",
+        hint="pin the versions of these packages in the recipe",
     )
 
 
@@ -250,8 +250,8 @@ def _no_companion(companion: str, release: str) -> NoCompanionError:
     wants = Requirement(f"{framework}<{head}.{int(tail) + 1}" if head and tail.isdigit() else framework)
     return NoCompanionError(
         "companion-not-released",
-        f"{name} has no release for {release}: its last is for {framework} {last}",
-        hint=f"write version: {last} of {framework}, or remove {name} and what needs it",
+        f"{name} has no release for {release}: its last release is for {framework} {last}",
+        hint=f"write version: {last} of {framework}, or remove {name} and the packages that need it",
         conflict=(name,),
         need=CompanionNeed(by=companion, wants=wants, add=False, source="companions.toml"),
     )
@@ -280,9 +280,9 @@ def _contradicted(
     if own:
         message += f"the recipe asks for {' and '.join(own)}"
         by = against[0]
-        hint = f"write what {by.by} needs instead of {' and '.join(own)}, or another version of {by.package}"
+        hint = f"replace {' and '.join(own)} by {by.wants}, or use another version of {by.package}"
     else:
-        message += "no solution includes that"
+        message += "no solution meets this need"
     return UnsolvableError(
         "requirements-conflict",
         message,
@@ -424,7 +424,7 @@ class _SourceSearch:
             raise LockError(
                 "package-source-unusable",
                 f"{lock.target}: {name} {version} has no wheel, and its source is unusable: {error.message}",
-                hint=f"ask for another version of {name}, or build a wheel and write ./wheels/NAME.whl",
+                hint=f"require another version of {name}, or build a wheel and write ./wheels/NAME.whl",
             ) from error
         project = replace(project, python=file.python or project.python)
         self._stub(name, str(version), file.filename, project)
@@ -447,13 +447,13 @@ def read_own(root: Path, entry: str) -> SourceProject:
         raise UsageError(
             "package-source-missing",
             f"{entry} is not a directory in {root}",
-            hint="write a path relative to the project's root",
+            hint="write the path of a directory, relative to the project",
         )
     if not folder.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "source-link-outside",
-            f"{entry} is a link out of {root}",
-            hint="copy its target into the project",
+            f"{entry} is a link to outside {root}",
+            hint="replace the link by a copy of its target",
         )
     return read_project(folder)
 

@@ -359,7 +359,7 @@ class UvLocker:
         best = best_offer((offer for files in offers.values() for offer in files), lock)
         if best is None:
             problem = f"{lock.target}: the index has no wheel of {pin} for this Python and platform"
-            raise LockError("wheel-not-found", problem)
+            raise LockError("wheel-not-found", problem, hint="use another version of this package")
         with self._web(f"{lock.target}: cannot read the metadata of {pin}") as web:
             return read_metadata(web, best[1].url)
 
@@ -502,7 +502,9 @@ class UvLocker:
                 yield web
         except (HttpError, OSError, zipfile.BadZipFile, KeyError) as error:
             raise LockError(
-                "index-read-failed", f"{problem}: {redact(str(error))}", hint="try again"
+                "index-read-failed",
+                f"{problem}: {redact(str(error))}",
+                hint="run the same command again later",
             ) from error
 
     def _sizes(

@@ -26,7 +26,7 @@ from imagefactory.oci.manifests import (
     read_json,
 )
 from imagefactory.oci.registry.session import SMALL, RegistryRequest, RegistrySession, Response, short_of
-from imagefactory.oci.store import Source, check_digest, check_tag_or_digest
+from imagefactory.oci.store import REBUILD, Source, check_digest, check_tag_or_digest
 
 _MANIFESTS = (*INDEX_TYPES, *MANIFEST_TYPES)
 
@@ -103,7 +103,7 @@ class RegistryReader:
             raise
         digest = digest_of(data)
         if expected.startswith("sha256:") and expected != digest:
-            raise TransientError(f"it sent the manifest {digest[:19]}, not {expected[:19]}")
+            raise TransientError(f"the registry sent the manifest {digest[:19]}, expected {expected[:19]}")
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
@@ -111,11 +111,15 @@ class RegistryReader:
                 text = f"the response for {reference} is a web page, not a manifest"
                 raise TransientError(text) from None
             if b'"fsLayers"' in data:
-                raise RejectedError(f"{reference} is a manifest of Docker schema 1") from None
+                raise RejectedError(
+                    f"{reference} is a manifest of Docker schema 1, which is not supported"
+                ) from None
             raise TransientError(f"the response for {reference} is not a manifest") from None
         # Docker and Podman use the header, whatever the bytes say.
         if header in _MANIFESTS and header != media_type:
-            raise RejectedError(f"the manifest {digest} has the type {media_type}, its header {header}")
+            raise RejectedError(
+                f"the manifest {digest} has the type {media_type}, but the registry sent it as {header}"
+            )
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
 
@@ -154,10 +158,10 @@ class _BlobReader:
             raise
         if len(data) > rest:
             self.close()
-            raise RejectedError(f"it sent more than {self.descriptor.size} bytes")
+            raise RejectedError(f"the registry sent more than {self.descriptor.size} bytes")
         if rest and not data:
             self.close()
-            raise TransientError(f"it sent only {self.position} of {self.descriptor.size} bytes")
+            raise TransientError(f"the registry sent only {self.position} of {self.descriptor.size} bytes")
         self.position += len(data)
         return data
 
@@ -170,7 +174,7 @@ class _BlobReader:
         if self.response.status_code == 206:
             start = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
             if not start or int(start[1]) != self.position:
-                raise TransientError("it sent another range of bytes than requested")
+                raise TransientError("the registry sent another range of bytes than requested")
         elif self.position:
             self.chunks = _skip(self.chunks, self.position)
 
@@ -295,7 +299,9 @@ class _BlobBody:
         for data in self.upload.source(self.upload.offset):
             if last and len(data) > rest:
                 raise StoreError(
-                    "blob-mismatch", f"blob {descriptor.digest} has more than its {descriptor.size} bytes"
+                    "blob-mismatch",
+                    f"blob {descriptor.digest} has more than its {descriptor.size} bytes",
+                    hint=REBUILD,
                 )
             part = data[:rest]
             rest -= len(part)
@@ -305,7 +311,9 @@ class _BlobBody:
             if not rest and not last:
                 return
         if rest:
-            raise StoreError("blob-mismatch", f"blob {descriptor.digest} ended {rest} bytes too early")
+            raise StoreError(
+                "blob-mismatch", f"blob {descriptor.digest} is {rest} bytes too short", hint=REBUILD
+            )
 
 
 class _BlobUpload:
@@ -347,7 +355,7 @@ class _BlobUpload:
             self.url, self.closing, self.whole = "", False, self.doubted
             raise TransientError(f"the upload was lost: {error}", after=0.0) from None
         if not self._arrived():
-            raise TransientError("the registry accepted the blob, but does not have it")
+            raise TransientError("the registry accepted the blob, but did not store it")
 
     def cancel(self) -> None:
         self.writer.cancel_upload(self.repository, self.url)
@@ -365,7 +373,7 @@ class _BlobUpload:
             self.piece = max(self.piece, least)
         self.offset = 0
         if not self.url:
-            raise RejectedError("it returned no address for the upload")
+            raise RejectedError("the registry returned no address for the upload")
 
     def _resume(self) -> None:
         """Query how much arrived. In case of doubt the upload begins again."""
@@ -435,7 +443,7 @@ class _BlobUpload:
         if arrived and not self.offset < arrived <= end:
             self.whole = True
             self.cancel()
-            raise TransientError(f"{arrived} of {end} bytes arrived")
+            raise TransientError(f"only {arrived} of {end} bytes arrived")
         return arrived or end
 
     def _close(self, body: _BlobBody | None) -> None:
@@ -452,7 +460,7 @@ class _BlobUpload:
         with self.session.answer(request) as response:
             stored = _digest_header(response)
         if stored.startswith("sha256:") and stored != self.descriptor.digest:
-            raise RejectedError(f"it stored another blob than was sent: {stored[:80]}")
+            raise RejectedError(f"the registry stored another blob than was sent: {stored[:80]}")
 
     def _check_source(self) -> None:
         sha256 = hashlib.sha256()
@@ -462,7 +470,7 @@ class _BlobUpload:
             raise StoreError(
                 "store-corrupt",
                 f"blob {self.descriptor.digest} is corrupt: it cannot be pushed",
-                hint="run imagefactory build TARGET: it builds what is missing",
+                hint=REBUILD,
             )
 
 
@@ -502,14 +510,14 @@ class _ManifestUpload:
                 raise
             raise TransientError(str(error), status=error.status) from None
         if stored.startswith("sha256:") and stored != self.digest:
-            raise RejectedError(f"it stored another manifest than was sent: {stored[:80]}")
+            raise RejectedError(f"the registry stored another manifest than was sent: {stored[:80]}")
         manifest = writer.manifest_now(repository, self.digest)
         if manifest is None or manifest[1] != self.data:
             raise TransientError("the registry accepted the manifest, but does not return it")
         if self.tag:
             manifest = writer.manifest_now(repository, self.tag)
             if manifest is None:
-                raise TransientError("the registry accepted the manifest, but does not have its tag")
+                raise TransientError("the registry accepted the manifest, but did not set its tag")
         return manifest[0]
 
 

@@ -36,10 +36,12 @@ from imagefactory.oci.registry.session import (
     RegistryRequest,
     RegistrySession,
 )
-from imagefactory.oci.store import DIGEST, check_digest, check_tag_or_digest
+from imagefactory.oci.store import DIGEST, INVALID_HINT, check_digest, check_tag_or_digest
 
-_DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
-_UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"
+_DELETES_OFF = "enable deletion in the registry (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
+_UNTAG_OFF = (
+    "delete the manifest, or point the tag to another image: this registry cannot delete a tag by its name"
+)
 
 
 class RegistryClient(RegistryWriter):
@@ -105,7 +107,9 @@ class RegistryClient(RegistryWriter):
             subject = check_digest(str(value["subject"]["digest"])) if value.get("subject") else ""
         except MALFORMED as error:
             raise RegistryError(
-                "manifest-invalid", f"{digest_of(data)} is not a manifest: {error}"
+                "manifest-invalid",
+                f"{digest_of(data)} is not a manifest: {error}",
+                hint=INVALID_HINT,
             ) from error
         stored, listed = self.put(repository, data, media_type, tag)
         if subject and not listed:
@@ -203,8 +207,8 @@ class RegistryClient(RegistryWriter):
                 self.put(repository, canonical_json(index), INDEX_TYPE, tag)
         raise RegistryError(
             "push-overwritten",
-            f"{self.host}/{repository}: other programs keep overwriting the list {tag}",
-            hint="run it again when no one else attaches to this image",
+            f"{self.host}/{repository}: other programs keep overwriting the tag {tag}",
+            hint="run the same command again later, when no other program writes to this image",
         )
 
     def _listed(
@@ -236,7 +240,9 @@ class RegistryClient(RegistryWriter):
         with self.session.reporting(repository, "querying the manifests in its list of referrers"):
             unique = dict.fromkeys(digests)
             if len(unique) > MOST_IN_TAG:
-                raise RejectedError(f"{len(unique):,} rows are more than the {MOST_IN_TAG:,} that are read")
+                raise RejectedError(
+                    f"the tag lists {len(unique):,} artifacts, more than the limit {MOST_IN_TAG:,}"
+                )
             for digest in unique:
                 reading.count()
                 if (manifest := self.manifest(repository, digest)) is not None:

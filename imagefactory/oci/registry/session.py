@@ -239,7 +239,7 @@ class TokenStore:
         realm, issuer = urlsplit(challenge.realm), host_of(challenge.realm)
         own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
         if realm.scheme != "https" and not (self._plain and own):
-            raise RejectedError(f"it requests a token from {issuer} without https")
+            raise RejectedError(f"the registry asks for a token from {issuer}, which is not https")
         credential = self._find()
         if credential:
             self._announce(issuer, credential)
@@ -293,7 +293,7 @@ class TokenStore:
     def _login(self) -> Credential:
         credential = self._find()
         if credential is None or not credential.user:
-            raise RejectedError("it requires a user and a password", status=401)
+            raise RejectedError("the registry requires a user and a password", status=401)
         return credential
 
 
@@ -336,9 +336,9 @@ class ListReader:
             (self._size, LIMITS.size, "bytes"),
         ):
             if amount > limit:
-                raise RejectedError(f"its list has more than {limit:,} {unit}")
+                raise RejectedError(f"the registry's list has more than {limit:,} {unit}")
         if self._clock() - self._began > LIMITS.seconds:
-            raise RejectedError(f"its list took more than {LIMITS.seconds:.0f} seconds")
+            raise RejectedError(f"the registry needed more than {LIMITS.seconds:.0f} seconds for a list")
 
 
 class RegistrySession:
@@ -348,8 +348,8 @@ class RegistrySession:
         if not HOST.fullmatch(host):
             raise UsageError(
                 "reference-invalid",
-                f"'{host}' is not a registry",
-                hint="write its host: registry.example.org[:port]",
+                f"'{host}' is not the host of a registry",
+                hint="write a host such as registry.example.org[:port]",
             )
         port = re.search(r":(\d+)$", host)
         if port and not 0 < int(port[1]) < 65536:
@@ -467,9 +467,11 @@ class RegistrySession:
         scheme, host = urlsplit(request.url).scheme, host_of(request.url)
         reads = request.method in ("GET", "HEAD")
         if scheme != "https" and (scheme != "http" or not self.plain or not reads):
-            raise RejectedError(f"it redirects a {request.method} request to {host} without https")
+            raise RejectedError(
+                f"the registry redirects a {request.method} request to {host}, which is not https"
+            )
         if not reads and reachable_from(self._networks or {PUBLIC}) != {PUBLIC}:
-            raise RejectedError(f"it redirects a {request.method} request to another host: {host}")
+            raise RejectedError(f"the registry redirects a {request.method} request to another host: {host}")
 
     def _fetch(self, request: RegistryRequest, authorization: str) -> bytes:
         """Return the response of a host that issues tokens."""
@@ -503,7 +505,7 @@ class RegistrySession:
         seen: set[str] = set()
         while url:
             if url in seen:
-                raise RejectedError("the pages of its list form a loop")
+                raise RejectedError("the pages of the registry's list form a loop")
             seen.add(url)
             reading.count(pages=1)
             page, url = self.retry(lambda url=url: self._page(repository, url, reading))  # type: ignore[misc]
@@ -511,7 +513,11 @@ class RegistrySession:
             if rows is None and isinstance(page, dict) and key in page:
                 rows = []  # null, as some registries write an empty list
             if not isinstance(rows, list):
-                raise NoListError if len(seen) == 1 else RejectedError("a page of its list is not a list")
+                raise (
+                    NoListError
+                    if len(seen) == 1
+                    else RejectedError("a page of the registry's list is not a list")
+                )
             reading.count(rows=len(rows))
             for row in rows:
                 if (value := parse(row)) is not None:
@@ -528,7 +534,9 @@ class RegistrySession:
                     data += part
                     reading.count(size=len(part))
                     if len(data) > MANIFEST_LIMIT:
-                        raise RejectedError(f"a page of its list is longer than {MANIFEST_LIMIT:,} bytes")
+                        raise RejectedError(
+                            f"a page of the registry's list is longer than {MANIFEST_LIMIT:,} bytes"
+                        )
                 following = self._following(response)
         except RejectedError as error:
             if error.status == 404 and "/tags/list" in url:
@@ -543,14 +551,16 @@ class RegistrySession:
         """Return the address of the next page, empty for the last one."""
         header = response.headers.get("Link", "")
         if len(header) > _LONGEST_HEADER:
-            raise RejectedError(f"its Link header is longer than {_LONGEST_HEADER} characters")
+            raise RejectedError(f"the Link header is longer than {_LONGEST_HEADER} characters")
         # An old Quay omits the < and > of RFC 8288.
         link = re.search(r'(?:<([^<>]+)>|^\s*([^<>;,\s]+))\s*;[^,]*\brel="?next\b', header)
         if link is None and re.search(r'\brel="?next\b', header):
-            raise RejectedError(f"its Link header has no address: {self._clean(header)[:200]}")
+            raise RejectedError(f"the Link header has no address: {self._clean(header)[:200]}")
         following = self._own(urljoin(response.url, link[1] or link[2])) if link else ""
         if following and not self.is_ours(following):
-            raise RejectedError(f"the next page of its list is on another host: {host_of(following)}")
+            raise RejectedError(
+                f"the next page of the registry's list is on another host: {host_of(following)}"
+            )
         return following
 
     # --- faults

@@ -97,7 +97,7 @@ def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
             else:
                 os.close(os.open(folder + name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            raise SetupError("mount", errno.EISDIR, f"{name} is a file and a folder at once") from error
+            raise SetupError("mount", errno.EISDIR, f"{name} is a file and a directory at once") from error
 
 
 def lock_layers(paths: Sequence[str]) -> list[int]:

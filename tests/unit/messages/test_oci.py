@@ -22,7 +22,7 @@ from imagefactory.runtime.limits import parse_limits
 from imagefactory.runtime.protocol import check_spec, planned_mounts
 
 DIGEST = "sha256:" + "a" * 64
-REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
+REBUILD = "build the image again (imagefactory build TARGET), or pull it again"
 
 
 def denied() -> None:
@@ -57,16 +57,16 @@ def returned(error: ImagefactoryError) -> None:
             "run imagefactory image remove a:1",
         ),
         (
-            lambda: returned(layer_error("torch", EntryError("'../x' leaves the layer"))),
+            lambda: returned(layer_error("torch", EntryError("'../x' is outside the layer"))),
             "layer-entry-unsafe",
-            "layer torch has an entry that no layer may have: '../x' leaves the layer",
-            "build the image with another tool, or without that entry",
+            "layer torch has an unsafe entry: '../x' is outside the layer",
+            "rebuild the image without this file",
         ),
         (
             lambda: parse_reference("pytorch:2.3"),
             "reference-incomplete",
             "'pytorch:2.3' has no registry host",
-            "write the host too: registry.example.org/pytorch:2.3-cu121",
+            "add the host, such as registry.example.org/pytorch:2.3-cu121",
         ),
         (
             lambda: check_tag("2.3-cu121", ["2.3-cu121"]),
