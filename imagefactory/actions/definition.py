@@ -1,4 +1,4 @@
-"""From a target and its locks to its definition, and to the files of its directory."""
+"""Turn a target and its locks into its definition, and write the files of its directory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from imagefactory.recipes.values import RULES, named_packages
 
 
 def find_own_files(root: Path, specs: Iterable[FilesSpec]) -> tuple[OwnFile, ...]:
-    """Return the project's files that globs of a recipe match below `root`, sorted by path inside the image.
+    """Return the project's files that match globs of a recipe below `root`, sorted by path inside the image.
 
-    A file keeps its path from the root on, or from the pivot `/./` of its pattern on, as in Docker's
-    `COPY --parents`. A directory means all in it. Hidden files and byte code are skipped unless the pattern
-    names them. Raises RecipeError for a pattern without a match, a link that leads out of the root, a file
-    that cannot be read, and two files for one path.
+    A file keeps its path relative to the root, or relative to the `/./` in its pattern, as in Docker's `COPY
+    --parents`. A directory stands for all of its files. Hidden files and byte code are skipped unless the
+    pattern names them. Raises RecipeError for a pattern without a match, a link to outside the root, an
+    unreadable file, and two files with one path.
     """
     by_path: dict[str, OwnFile] = {}
     for spec in specs:
@@ -108,7 +108,7 @@ def render_target(project: Project, target: Target) -> dict[str, str]:
 
 
 def write_definition(project: Project, target: Target, *, check: bool = False) -> tuple[str, ...]:
-    """Write the stale files of definitions/<target>/, with `check` none. Return their names."""
+    """Write the outdated files of definitions/<target>/, with `check` none. Return the names of these files."""
     definition, folder = define_target(project, target), project.definition_folder(target)
     files = render(definition)
     copied = copied_files(definition, largest=LARGEST_COPY)
@@ -122,7 +122,7 @@ def write_definition(project: Project, target: Target, *, check: bool = False) -
 
 
 def layers_state(project: Project, target: Target) -> str:
-    """Return `ok`, `stale`, `malformed`, or an empty text for a target without a layer lock."""
+    """Return `ok`, `stale` or `malformed`, or an empty text for a target without a layer lock."""
     try:
         if read_layer_lock(project.lock_folder, target.name) is None:
             return ""
@@ -152,7 +152,7 @@ def verify_layer_lock(
 ) -> None:
     """Raise LockError if built layers differ from the layer lock.
 
-    A layer lock that is stale, or of layers by other tools, is only reported.
+    An outdated layer lock, or one for layers by other tools, is only reported.
     """
     target = definition.target.name
     lock = read_layer_lock(project.lock_folder, target)

@@ -1,7 +1,7 @@
-"""Checks of a center's site for `doctor --for site`, in the order of the setup in the docs.
+"""Check the site of a center for `doctor --for site`, in the order of the setup in the docs.
 
-The checks change nothing here or in the registry. They start only commands of the pool and `crontab -l`. A
-registry that hangs is skipped after some seconds, with all checks that need it.
+The checks change nothing on this machine or in the registry. They start only commands of the pool and
+`crontab -l`. If a registry does not answer within seconds, all checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEY_SOON, CATALOG_EXPIRY_WARNING = timedelta(days=30), timedelta(days=7)
 def examine_site(
     settings: Settings, environ: Mapping[str, str], now: datetime, root: Path = Path("/")
 ) -> tuple[Diagnosis, ...]:
-    """Return the checks of a site; files of this machine are read below `root`."""
+    """Return the checks of a site. Files of this machine are read below `root`."""
     access = Access(settings=settings, environ=environ)
     examine_nightly = load_extra("nightly.units:examine_nightly")
     site = _SiteCheck(access=access, trust=read_trust(settings.files), now=now, root=root)
@@ -72,7 +72,7 @@ def examine_site(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RegistryCheck:
-    """The checks of a registry, and of the catalog in it. `catalog_time`: when the catalog was created."""
+    """The checks of a registry, and of its catalog, which was created at `catalog_time`."""
 
     lines: tuple[Diagnosis, ...]
     published: tuple[Diagnosis, ...]
@@ -279,7 +279,7 @@ class _SiteCheck:
             return None  # the check of the signing key reports it
 
     def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
-        """Check the invitation next to the catalog, or the local one for a catalog in a file."""
+        """Check the invitation next to the catalog, or the local invitation for a catalog in a file."""
         push = "imagefactory site invite --push"
         try:
             if isinstance(where, StoreRepository):
@@ -351,7 +351,7 @@ def _unknown_rows(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterat
 
 
 def read_small(path: Path) -> str:
-    """Return the text of a small file, empty if it is unreadable or not a regular file such as a pipe."""
+    """Return the text of a small file, empty if it is unreadable or not a regular file (such as a pipe)."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -371,7 +371,7 @@ def warn(name: str, detail: str, remedy: str) -> Diagnosis:
 
 
 def missing(name: str, detail: str, remedy: str) -> Diagnosis:
-    """Return the check of something that is not set up."""
+    """Return the check for something that is not set up."""
     return Diagnosis(name=name, state=Health.MISSING, detail=detail, remedy=remedy, needed_for="site")
 
 

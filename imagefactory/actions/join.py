@@ -1,7 +1,7 @@
 """Write the invitation of a project, and join a center by its invitation.
 
 invitation_of(settings, now) -> Invitation -> a file, or <registry>/catalogue:invitation
-read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml, or centers/NAME.toml next to it
+read_invitation(...) -> find_joining(...) -> the user's imagefactory.toml, or centers/NAME.toml next to it
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from imagefactory.trust.policy import read_text, read_trust, write_text
 
 
 def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitation:
-    """Return what users of this project's catalog need. An empty `catalogue` is the place in the settings.
+    """Return the invitation for users of this project's catalog. An empty `catalogue` means the setting.
 
-    Raises UsageError if the settings have none, CheckFailedError if there is no trusted key to share.
+    Raises UsageError if no catalog is set, CheckFailedError if the project trusts no key.
     """
     place = catalogue or settings.catalogue.value or settings.registry.value
     if not place:
@@ -104,9 +104,9 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
-    """The file of a `center` that a user joins, and the changes by an invitation.
+    """The settings file for a `center` that a user joins, and its changes by the invitation.
 
-    `beside` are the centers that were joined before: if there are any, this one has a file of its own.
+    `beside` are the centers that were joined before. If there are any, this center gets its own file.
     """
 
     path: Path
@@ -115,7 +115,7 @@ class UserFile:
     beside: tuple[str, ...] = ()
 
     def write(self) -> None:
-        """Raises UsageError."""
+        """Write the file. Raises UsageError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,11 +128,11 @@ class UserFile:
 def find_joining(
     settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime, name: str = ""
 ) -> UserFile:
-    """Return the file of an invitation's center, with the settings that the site does not set for all.
+    """Return the file for an invitation's center, without settings that the site sets for all users.
 
-    The first center is in the user's own file, each other one in a file of its own. `name` is the user's name
-    for it: that of a joined center means this center, even if its catalog moved. Raises UsageError if it is
-    unclear whether it is a joined one.
+    The first center is in the user's main file, each other one in its own file. `name` is the user's name
+    for the center: the name of a joined center means this center, even if its catalog moved. Raises
+    UsageError if the invitation may be for a joined center.
     """
     path = user_file(environ)
     sites = settings.files[settings.files.index(path) + 1 :]
@@ -175,7 +175,7 @@ def _joined_centers(
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the combined document of the first center, and the file of each center by its name.
 
-    Raises UsageError for a file that cannot be used, and if two centers have one name.
+    Raises UsageError for an invalid file, and if two centers have one name.
     """
     main = {key: value for file in (*reversed(sites), path) for key, value in read_document(file).items()}
     files = {file.stem: file for file in center_files(environ)}
@@ -194,7 +194,7 @@ def _joined_centers(
 
 
 def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
-    """Return a name for another center. Raises UsageError if it may be one of the joined ones."""
+    """Return a name for another center. Raises UsageError if the invitation may be for a joined center."""
     name = center_name(invitation.center, invitation.site, invitation.catalogue)
     ids = {grant.key.keyid for grant in invitation.keys}
     for known, document in documents.items():
@@ -212,9 +212,10 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
 def remove_center(
     settings: Settings, environ: Mapping[str, str], name: str
 ) -> tuple[Path, str | None, list[str]]:
-    """Return the file of a center, its text without it (None to delete the file), and what is removed.
+    """Return the file of a center, its text without this center (None to delete the file), and the removed
+    keys.
 
-    Raises NothingSelectedError for a center that is not joined, UsageError for one that the site has set.
+    Raises NothingSelectedError for a center that is not joined, UsageError for a center that the site set.
     """
     import tomlkit
 

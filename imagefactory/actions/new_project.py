@@ -1,4 +1,4 @@
-"""Create a project: empty, or with bundled recipes, and with its nightly build. Add rows to its recipes."""
+"""Create a project, empty or with bundled recipes and a nightly build. Add rows to its recipes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ SETTINGS = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewProject:
-    """A new project. `families` are the copied ones with their parents; `written` are names below the root.
+    """A new project. `families` are the copied ones with their parents, `written` file names below the root.
 
-    `target` can be built at once: the newest of the first requested family.
+    `target` can be built at once: it is the newest target of the first requested family.
     """
 
     families: tuple[str, ...]
@@ -61,8 +61,8 @@ def create_project(
 ) -> NewProject:
     """Write the bases and the `requested` bundled families, with their parents.
 
-    `nights` are further files, from `nightly_files`. Existing files stay. Raises NothingSelectedError for an
-    unknown family. Raises UsageError, before anything is written, if a file exists and differs.
+    `nights` are further files, from `nightly_files`. Existing equal files stay. Raises NothingSelectedError
+    for an unknown family, and UsageError, before anything is written, if a file exists with other content.
     """
     nights = nights or {}
     targets = shipped_targets(settings, environ)
@@ -103,7 +103,7 @@ def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Tar
 
 
 def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> Target | None:
-    """Return the bundled target `name`; None if the project has a recipe of its family, or there is none."""
+    """Return the bundled target `name`, None if there is none or the project has a recipe of its family."""
     try:
         target = select_single(shipped_targets(settings, environ), name)
     except NothingSelectedError:
@@ -133,7 +133,7 @@ def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -
 
 
 def _always() -> list[str]:
-    """Return the names of the files that any project has."""
+    """Return the names of the files of every project."""
     recipes = SHIPPED / "recipes"
     paths = (recipes / BASES_FILE, *recipes.glob("*.schema.json"))
     locks = (SHIPPED / _base_lock(base.name) for base in read_bases(recipes))
@@ -145,7 +145,7 @@ def _base_lock(name: str) -> str:
 
 
 def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequence[str]) -> list[str]:
-    """Return the names of the files of families, besides those `always` written."""
+    """Return the file names of families, without the `always` written files."""
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
@@ -175,12 +175,12 @@ NIGHTLY_FILES = {
 SOURCE = "source.json"
 """The file of the package in which release.yml records the repository and the commit of a release."""
 _OWN = re.compile(r"\$/(\.github/workflows/[a-z]+\.yml)")
-"""imagefactory's own workflows use this name of the reusable ones: same repository, same commit."""
+"""A `$/...` path in imagefactory's own workflows: a reusable workflow of the same repository and commit."""
 _ADDRESS = re.compile(
     r"(?:(?P<web>https?://)|ssh://|(?=[^@/\s]+@))(?:[^@/\s]+@)?"
     r"(?P<host>\w[\w.-]*)(?P<port>:\d+)?[:/](?P<path>\w[\w.-]*(?:/\w[\w.-]*)+)"
 )
-"""An address of a repository in git's forms: for the web, for ssh, or USER@HOST:PATH."""
+"""The address of a git repository: https, ssh, or USER@HOST:PATH."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -195,7 +195,7 @@ class ImagefactorySource:
 def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
     """Return the text of each nightly file by its path below `root`, pinned to this imagefactory's commit.
 
-    Raises UsageError if that commit is not known, or if `root` is a directory within a repository.
+    Raises UsageError if the commit is unknown, or if `root` is a subdirectory of a repository.
     """
     rows = [row for service in services for row in NIGHTLY_FILES[service].items()]
     if not rows:
@@ -230,7 +230,7 @@ def _pin(text: str, source: ImagefactorySource) -> str:
 def find_source(package: Path) -> ImagefactorySource:
     """Return the origin of `package`: a release, a clone, or a repository that pip installed.
 
-    Raises UsageError if no commit is known, or if the commit of a clone is in no branch of its origin.
+    Raises UsageError if the commit is unknown, or no branch of a clone's origin has it.
     """
     if (package / SOURCE).exists():
         row = json.loads((package / SOURCE).read_text("utf-8"))
@@ -277,7 +277,7 @@ def _git(clone: Path, *words: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAddition:
-    """A row to write at `path`, and the targets that it adds."""
+    """A row to write to the recipe at `path`, and the targets that it adds."""
 
     path: Path
     addition: RecipeAddition
@@ -285,7 +285,7 @@ class RowAddition:
 
 
 def plan_addition(project: Project, family: str, version: str, cuda: str) -> RowAddition:
-    """Return the row of a family for a version. Raises UsageError, and RecipeError if it does not fit."""
+    """Return the row of a family for a version. Raises UsageError, and RecipeError for an invalid row."""
     folder = recipes_directory(project.settings)
     recipes, faults = read_each(folder)
     known = [recipe.family for recipe in recipes]
@@ -312,7 +312,7 @@ def make_addition(
 ) -> Iterator[str]:
     """Write the row, then lock and render its targets. Yields their names.
 
-    The row stays if a target cannot be locked. Raises UsageError for a file that cannot be written, and as
+    The row stays if a target cannot be locked. Raises UsageError if the file cannot be written, and as
     `lock_target` does.
     """
     try:

@@ -50,7 +50,7 @@ _PACKAGES = re.compile(r"torch|tensorflow|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|onn
 
 
 def required_libraries(contents: ScanResult) -> ScanResult:
-    """Return a scan without the libraries on which nothing depends."""
+    """Return a scan without the libraries that no other file needs."""
     framework = find_framework(contents)
     counted = (LibraryRole.GATES, LibraryRole.ON_DEMAND)
     libraries = tuple(

@@ -420,7 +420,7 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
         check_facts(lock, TARGET)
     assert caught.value.hint == (
         'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
-        'or add "cuda-version 12.1.*" to the constraints there'
+        'or add the constraint "cuda-version 12.1.*"'
     )
 
 

@@ -89,20 +89,20 @@ def returned(error: ImagefactoryError) -> None:
         (
             lambda: returned(unshare.explain("workdir", 2, "/x")),
             "workdir-not-found",
-            "the image has no such directory to work in: /x",
-            "choose another workdir",
+            "the image does not have the workdir: /x",
+            "pass --workdir with a directory of the image",
         ),
         (
             lambda: returned(docker.explain("bind source path does not exist: /x")),
             "mount-failed",
-            "cannot mount this inside the image: bind source path does not exist: /x",
-            "check the paths of the mount",
+            "cannot mount a path inside the image: bind source path does not exist: /x",
+            "check the paths of --mount",
         ),
         (
             lambda: check_spec(RunSpec(argv=())),
             "command-missing",
             "there is no command to run",
-            "write one after `--`",
+            "write the command after `--`",
         ),
         (
             lambda: planned_mounts(RunSpec(argv=("a",), mounts=(Mount(source=Path("/a"), target="/dev/x"),))),
