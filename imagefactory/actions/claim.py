@@ -86,7 +86,10 @@ class ClaimResult:
 
 
 def read_claims(access: Access, registry: str, now: datetime) -> OtherClaims:
-    """Return the claims of other stores in a registry (HOST[/PATH], empty for none) that trusted keys signed."""
+    """Return the claims of other stores in a registry, signed by trusted keys.
+
+    `registry` is HOST[/PATH], empty for none.
+    """
     try:
         trust = read_trust(access.settings.files)
         if not registry or not trust.keys:
@@ -187,7 +190,10 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
 def _put_in_time(
     access: Access, place: StoreRepository, own: OwnClaims, claiming: ClaimRequest
 ) -> SweepClaim | None:
-    """Return the claim, stored within SETTLE of its own time; None without cells. Raises ImagefactoryError."""
+    """Return the claim, stored within SETTLE of its own time; None without cells.
+
+    Raises ImagefactoryError.
+    """
     limits = claiming.limits
     # The time of one attempt, not of all retries: other stores wait that long for a store that is gone.
     life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
@@ -247,7 +253,10 @@ def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaim
 
 
 def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) -> None:
-    """Store the claims of this store, and write the valid ones for `place` there. Raises ImagefactoryError."""
+    """Store the claims of this store, and write the valid ones for `place` there.
+
+    Raises ImagefactoryError.
+    """
     key = signing_key(access, now)
     if key is None:
         raise StatementError(

@@ -108,7 +108,7 @@ def render_target(project: Project, target: Target) -> dict[str, str]:
 
 
 def write_definition(project: Project, target: Target, *, check: bool = False) -> tuple[str, ...]:
-    """Write the outdated files of definitions/<target>/, with `check` none. Return the names of these files."""
+    """Write the outdated files of definitions/<target>/, with `check` none. Return their names."""
     definition, folder = define_target(project, target), project.definition_folder(target)
     files = render(definition)
     copied = copied_files(definition, largest=LARGEST_COPY)

@@ -1,4 +1,4 @@
-"""Find the image or .sif of a target in the store, and the possible images of its tags with their verdicts."""
+"""Find the image or .sif of a target in the store, and the candidates for its tags."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def _read_candidate(
 
 
 def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
-    """Return whether this store pushed the image, or its record has a valid MAC of IMAGEFACTORY_LEDGER_KEY."""
+    """Return whether this store pushed the image, or a valid MAC by IMAGEFACTORY_LEDGER_KEY proves its push."""
     if isinstance(place.store, LayoutStore):
         return True
     if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):

@@ -275,7 +275,7 @@ def _inspect_lock(project: Project, target: Target, progress: Progress) -> Inspe
 
 
 def _answers(contents: ScanResult, missing: list[LockedPackage]) -> bool:
-    """Return whether the contents are sufficient: the framework's own code or all large packages are known."""
+    """Return whether the contents suffice: the framework's own code or all large packages are known."""
     framework = find_framework(contents)
     gates = any(role_of(row.path, framework)[0] is LibraryRole.GATES for row in contents.libraries)
     return gates or not missing

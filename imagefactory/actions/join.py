@@ -212,10 +212,10 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
 def remove_center(
     settings: Settings, environ: Mapping[str, str], name: str
 ) -> tuple[Path, str | None, list[str]]:
-    """Return the file of a center, its text without this center (None to delete the file), and the removed
-    keys.
+    """Return the file of a center, its text without this center, and the removed settings.
 
-    Raises NothingSelectedError for a center that is not joined, UsageError for a center that the site set.
+    The text is None to delete the file. Raises NothingSelectedError for a center that is not joined,
+    UsageError for a center that the site set.
     """
     import tomlkit
 

@@ -290,9 +290,7 @@ def unknown_debian_packages(
 
 
 def has_wheels(locker: UvLocker, target: Target, base: BaseSpec, pin: str) -> bool:
-    """Return whether the index has a wheel of a pin for any Python 3. A name without a version means any
-    release.
-    """
+    """Return whether the index has a wheel of a pin for any Python 3; a bare name means any release."""
     name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
     pattern = r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl"

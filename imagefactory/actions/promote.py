@@ -185,7 +185,7 @@ class _Approver:
         return verify_approvals(self.envelopes[manifest], approval, self.trust, self.promoting.now, revoked)
 
     def _sign(self, fate: TagDecision, approved: Sequence[str]) -> bool:
-        """Attach the user's approval. Return whether one was added, by a trusted key that had not approved."""
+        """Attach the user's approval. Return whether a trusted key added one that it had not given before."""
         place, now, approval = self.promoting.place, self.promoting.now, self._subject(fate.tag, fate.after)
         key = signing_key(self.access, now)
         trusted = self.trust.key(key.keyid) if key else None

@@ -151,7 +151,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
 
 
 def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: TrustRules, now: datetime) -> None:
-    """Raise CheckFailedError if another key signed the current catalog, unless this project retired that key."""
+    """Raise CheckFailedError if another key signed the current catalog and is not retired here."""
     if current is None or current.keyid in ("", key.keyid):
         return
     other = trust.key(current.keyid)
@@ -520,7 +520,7 @@ class _ImageReview:
     revocations: Mapping[str, Mapping[str, bytes]]
 
     def verify_image(self, image: CatalogImage) -> tuple[CatalogImage | None, list[str]]:
-        """Return the image with its valid statements (None if it is gone), and a line for each invalid one."""
+        """Return the image with its valid statements, None if it is gone; and a line for each invalid one."""
         lines: list[str] = []
         verified = self._verify(image, lines)
         if verified is None:

@@ -39,7 +39,7 @@ TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedImage:
-    """An image or .sif of the store. `where` is its reference in a registry, None if only the store has it."""
+    """An image or .sif of the store. `where` is its reference in a registry, None if only stored here."""
 
     made: Image | SifArtifact
     subject: VerifiedImage

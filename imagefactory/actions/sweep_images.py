@@ -40,7 +40,7 @@ COMPRESSION = "fast"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDelivery:
-    """The destination of images for jobs: `registry` (HOST[/PATH] or empty), and the `folder` of the sweep."""
+    """The destination of images for jobs. `registry` is HOST[/PATH] or empty, `folder` that of the sweep."""
 
     kind: ImageKind
     registry: str

@@ -174,7 +174,7 @@ def push_target(project: Project, target: Target, options: PushOptions, progress
 
 
 def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
-    """Return the targets that differ only by platform, including `target`, the one with the plain name first."""
+    """Return the targets that differ only by platform, the one with the plain name first."""
     plain = plain_name(target)
     same = [row for row in targets if plain_name(row) == plain and row.family == target.family]
     return tuple(sorted(same, key=lambda row: (row.name != plain, PLATFORMS.index(row.platform))))
@@ -282,7 +282,7 @@ def make_image(
     report: Callable[[BuildResult], None],
     progress: Progress,
 ) -> PushResult | None:
-    """Build and test the image of a lock, call `report`, and push the image if it passed and `push` is set."""
+    """Build and test the image of a lock, call `report`, and with `push` push the image if it passed."""
     check_build(options)
     built = build_image(project, define_target(project, target), options, progress)
     report(built)
@@ -326,7 +326,7 @@ def _annotate_inputs(
 
 
 def explain_no_candidate(project: Project, place: StoreRepository) -> str:
-    """Return the reason why `find_candidate` found none. Without the key, pushes of other stores are ignored."""
+    """Return why `find_candidate` found none. Without the key, pushes of other stores are ignored."""
     reason = f"{place} has no image of what the lock gives"
     if read_nonce_store_key(project.environ):
         return reason

@@ -131,7 +131,7 @@ def read_verification_policy(access: Access, now: datetime) -> VerificationPolic
 def find_in(
     access: Access, place: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
 ) -> VerdictSet:
-    """Return `find_verdicts` with the revocations in the local store, even if a registry does not list them."""
+    """Return `find_verdicts` with the revocations of the local store, which a registry may not list."""
     return find_verdicts(place, subject, court, (local_place(access, ANY),))
 
 
@@ -380,7 +380,7 @@ def nonce_store(access: Access, folder: Path | None = None) -> NonceStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedReport:
-    """A report and its verdict. `signed` is None if it was not signed, and `why` is the reason in one line."""
+    """A report and its verdict. `signed` is None without a signature, and `why` is the reason."""
 
     signed: SignedVerdict | None
     why: str

@@ -1,7 +1,7 @@
 """Convert a wheel to tar entries, without installing it.
 
-pypa/installer decides the path of each file (schemes, scripts, RECORD). Here its source inflates with isal in
-a fixed order, and its destination writes tar entries instead of files.
+pypa/installer decides the path of each file (schemes, scripts, RECORD). The source in this file inflates
+with isal in a fixed order, and the destination writes tar entries instead of files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHORT_TEXT = 1 << 20  # the same for files that become objects many times their 
 class PackageMismatchError(BuildError):
     """A package in the cache differs from its lock.
 
-    `name` is the wheel's file, or a linked conda package's record in conda-meta.
+    `name` is the file name of a wheel, or of a linked conda package's record in conda-meta.
     """
 
     name: str
@@ -69,7 +69,7 @@ class InstallPrefix:
         return f"{self.prefix}/lib/python{self.python}/site-packages"
 
     def folder(self, scheme: str, distribution: str) -> str:
-        """Return the scheme's directory inside the image, as sysconfig and pip have it."""
+        """Return the scheme's directory inside the image, as in sysconfig and pip."""
         include = f"include/site/python{self.python}" if self.venv else f"include/python{self.python}"
         folders = {
             "purelib": self.site_packages,
@@ -96,14 +96,14 @@ class BytecodeCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedWheelReader:
-    """A wheel's open file with the right hash, and a callback for the bytes read from it."""
+    """A wheel's open file with a verified hash, and a callback for the number of bytes read."""
 
     file: IO[bytes]
     report: Callable[[int], None]
 
 
 class WheelMember:
-    """One file of a wheel as a stream of inflated chunks, its CRC checked at the end."""
+    """One file of a wheel as a stream of inflated chunks. Its CRC is checked at the end."""
 
     def __init__(
         self, archive: VerifiedWheelReader, info: zipfile.ZipInfo, record: tuple[str, str, str]
@@ -164,7 +164,7 @@ class WheelMember:
         return head[:count]
 
     def bytes(self, limit: int = TEXT) -> bytes:
-        """Return the whole file. Raises BuildError for one that is larger than any program or text."""
+        """Return the complete file. Raises BuildError if it is larger than `limit` bytes."""
         if self.size > limit:
             raise BuildError(
                 "wheel-too-large",
@@ -174,7 +174,7 @@ class WheelMember:
 
 
 class WheelSource(WheelFile):
-    """A wheel read in sorted order; rejects entries that a wheel may not have."""
+    """A wheel that is read in sorted order. Rejects entries that are not allowed in a wheel."""
 
     def __init__(self, archive: zipfile.ZipFile, raw: VerifiedWheelReader) -> None:
         super().__init__(archive)
@@ -274,11 +274,11 @@ class _InvalidWheelError(ValueError):
 
 _PROGRAM = re.compile(r"[^\s#;=][^=]*=")
 _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
-"""A module and a callable in installer's form: `re` letters exclude the marks that join them."""
+"""`MODULE:CALLABLE` in installer's form. The letters of `re` exclude combining marks."""
 
 
 class LayerDestination(WheelDestination):
-    """The destination that writes files of pypa/installer as tar entries below `place`."""
+    """Writes the files of pypa/installer as tar entries below `place`."""
 
     def __init__(self, segment: TarSegment, place: InstallPrefix, distribution: str) -> None:
         self.segment, self.place, self.distribution = segment, place, distribution
@@ -330,7 +330,7 @@ class LayerDestination(WheelDestination):
         return f"{folder}/{path}" if path else folder
 
     def _started(self, script: WheelMember) -> bytes | WheelMember:
-        """Return a Python script with the environment's own interpreter; programs stay as they are."""
+        """Return a Python script with the environment's own interpreter; other programs unchanged."""
         if script.head(len(PYTHON_SCRIPT)) != PYTHON_SCRIPT:
             return script
         with fix_shebang(BytesIO(script.bytes()), f"{self.place.prefix}/bin/python") as fixed:
@@ -368,10 +368,10 @@ def lay_wheel(
 ) -> tuple[InstalledFile, ...]:
     """Write all files of `wheel` below `place` into `segment`, its .pyc files last.
 
-    Directories called `tests` get no byte code: jobs do not import them, and they are a fifth of it. `report`
-    gets the number of bytes read. Return the files without .pyc. Raises PackageMismatchError for a file
-    without this `sha256`, and BuildError, naming the wheel, for invalid entries: paths outside, paths that
-    cannot be unpacked, links, setuid files.
+    Directories named `tests` get no byte code, which would be a fifth of it: jobs do not import them.
+    `report` is called with the number of bytes read. Return the files without .pyc. Raises
+    PackageMismatchError for a file without this `sha256`, and BuildError with the wheel's name for invalid
+    entries: paths outside, paths that cannot be unpacked, links, setuid files.
     """
     with _naming_wheel(wheel), open_verified(wheel, sha256) as raw, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is skipped, as by pip
@@ -391,7 +391,7 @@ def lay_wheel(
 
 @contextmanager
 def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
-    """Open the file once its bytes are the locked ones: later reads are of the same file."""
+    """Open the file and verify its bytes. Later reads use the same open file."""
     try:
         file = wheel.open("rb")
     except FileNotFoundError as error:  # another build found it changed and fetches it again
@@ -404,7 +404,7 @@ def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
 
 
 def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
-    """Unpack a locked wheel's packages to `folder`/site, its programs to `folder`/bin; return their bytes.
+    """Unpack a locked wheel's packages to `folder`/site, its programs to `folder`/bin. Return their bytes.
 
     Raises as `lay_wheel`, and BuildError for more bytes than `most`.
     """
@@ -429,7 +429,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
 
 
 def check_wheel(wheel: Path, sha256: str) -> None:
-    """Raise as `lay_wheel`, and BuildError for a file that differs from the wheel's RECORD."""
+    """Check a wheel. Raises as `lay_wheel`, and BuildError for a file that differs from the wheel's RECORD."""
     with _naming_wheel(wheel):
         for member, _ in _members(wheel, sha256):
             name, (_, recorded, _) = member.info.filename, member.record
@@ -472,7 +472,7 @@ def _naming_wheel(wheel: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's error in one line; some have it after an object, some have none."""
+    """Return a library's error in one line. Some have the text after an object, some have no text."""
     if isinstance(error, InvalidRecordEntry):
         return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error

@@ -1,7 +1,7 @@
-"""One image of the layout as one file for other tools. The same image gives the same bytes.
+"""Write one image of the layout as one file for other tools. The same image gives the same bytes.
 
-`oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar: the same blobs, so every digest
-stays. `docker-archive` has its own writer below.
+`oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar. It has the same blobs, so
+digests stay. `docker-archive` has its own writer below.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 
 def layer_tar(layout: Layout, layer: OciLayer) -> Iterator[bytes]:
-    """Yield the layer's tar. A truncated blob may end early, which its diff id shows; corrupt: StoreError."""
+    """Yield the layer's tar. Raises StoreError for a corrupt blob; a truncated one may end early."""
     path = layout.blob_path(layer.descriptor.digest)
     try:
         yield from plain_layer(layer.descriptor.media_type, file_chunks(path))
@@ -168,10 +168,10 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageImport:
-    """The options of an import of a saved image.
+    """The options to import a saved image.
 
-    `codec` compresses new layers; `known` maps diff ids to layers of the store, whose bytes are skipped;
-    `report` is called with the number of plain bytes during the import.
+    `codec` compresses new layers. `known` maps diff ids to layers of the store, whose bytes are skipped.
+    `report` is called with the number of plain bytes.
     """
 
     codec: LayerCodec
@@ -188,10 +188,10 @@ class ImportedImage:
 
 
 def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> ImportedImage:
-    """Import the output of `docker save` (also docker 25's, which is an image layout too), in one pass.
+    """Import the output of `docker save`, in one pass.
 
     Layers may be compressed and in any order; each is checked against the config. Raises StoreError for a
-    stream that ends early or is not an image. No tag names the result.
+    truncated stream or one without an image. The result has no tag.
     """
     small: dict[str, bytes] = {}
     links: dict[str, str] = {}
@@ -382,7 +382,7 @@ def _oci(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
 
 
 def _closure(layout: Layout, image: Image) -> tuple[Descriptor, list[Descriptor]]:
-    """Return the image's descriptor and all below it, by digest."""
+    """Return the descriptors of the image and of all its parts, by digest."""
     size = _size(layout, image.digest)
     data = json.loads(layout.read(Descriptor(media_type="", digest=image.digest, size=size)))
     kind = data.get("mediaType", INDEX_TYPE if "manifests" in data else MANIFEST_TYPE)
@@ -409,7 +409,7 @@ def _size(layout: Layout, digest: str) -> int:
 
 
 def check_output(out: Path) -> None:
-    """Raise UsageError unless `out` can be replaced: a name in /dev, even a link there, must not be."""
+    """Raise UsageError if `out` must not be replaced, such as a name in /dev or a link there."""
     if out.absolute().is_relative_to("/dev") or out.absolute().is_relative_to("/proc"):
         raise UsageError(
             "output-not-file",

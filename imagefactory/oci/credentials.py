@@ -1,4 +1,4 @@
-"""Credentials for registries, from the files of docker and podman: imagefactory stores none.
+"""Credentials for registries, read from the files of docker and podman. imagefactory stores none.
 
 docker's config.json (`auths`, `credHelpers`, `credsStore`) and podman's auth.json. A helper is a program
 `docker-credential-NAME`, queried over its stdin (docker/docker-credential-helpers, README). No credential is
@@ -26,7 +26,7 @@ _TOKEN_USER = "<token>"  # noqa: S105  # a helper's user name for an identity to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A user with a password, or an identity token (then `user` is empty). `origin` is its file or helper."""
+    """A user with a password, or an identity token with an empty `user`. `origin` is its file or helper."""
 
     user: str
     secret: str = field(repr=False)
@@ -120,7 +120,7 @@ def _names(host: str) -> tuple[str, ...]:
 
 
 def _key(name: str) -> str:
-    """Return a host's key: docker's `https://HOST/v1/` is `HOST`; podman's `HOST/path` is only that path."""
+    """Return a host's key: `HOST` for docker's `https://HOST/v1/`; podman's `HOST/path` stays."""
     scheme, _, rest = name.rpartition("://")
     return rest.partition("/")[0] if scheme else name
 

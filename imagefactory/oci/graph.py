@@ -63,9 +63,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestGraph:
-    """A root and all its parts: manifests in the order they must be put, blobs each once.
+    """A root and all its parts: manifests in the order to put them, and each blob once.
 
-    `root` is one of `manifests`; referrers, if they were read, come after it.
+    `root` is one of `manifests`. Referrers, if read, come after the root.
     """
 
     root: Manifest
@@ -87,10 +87,10 @@ class LocalArtifact:
 
 
 def read_graph(place: StoreRepository, reference: str, *, referrers: bool = False) -> ManifestGraph:
-    """Return the root of a tag or digest and all below it.
+    """Return the root of a tag or digest, and all its parts.
 
-    With `referrers`, also the artifacts whose subject is any manifest of the graph, and theirs.
-    Raises RegistryError for a missing or invalid manifest, and for one that nests deeper than images do.
+    With `referrers`, also the artifacts whose subject is any manifest of the graph, and their own referrers.
+    Raises RegistryError for a missing or invalid manifest, and for manifests nested too deep.
     """
     reader = _GraphReader(place)
     root = reader.read(reference, depth=0)
@@ -112,7 +112,7 @@ class _GraphReader:
         self.blobs: dict[str, Descriptor] = {}
 
     def read(self, reference: str, *, depth: int) -> Manifest:
-        """Read children first: `manifests` is in the order in which they can be put."""
+        """Add a manifest after its children, so that `manifests` is in the order to put them."""
         if reference in self.manifests:
             return self.manifests[reference]
         if depth > MOST_DEPTH or len(self.manifests) >= MOST_MANIFESTS:
@@ -148,7 +148,7 @@ def read_manifest(place: StoreRepository, reference: str) -> Manifest:
 
 
 def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descriptor, ...]]:
-    """Return the manifests and the blobs that a manifest names. Raises RegistryError for a malformed one."""
+    """Return the manifests and the blobs in a manifest. Raises RegistryError for a malformed one."""
     media_type, digest = manifest.descriptor.media_type, manifest.descriptor.digest
     children: list[Descriptor] = []
     blobs: list[Descriptor] = []
@@ -215,17 +215,17 @@ def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformRoot:
-    """The root to pull for one platform; `whole` is true if it is the requested index itself."""
+    """The root to pull for one platform. `whole` is true for the requested index itself."""
 
     digest: str
     whole: bool
 
 
 def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
-    """Return the root that a pull for `platform` (`linux/amd64`) brings of a manifest or index.
+    """Return the root to pull for `platform` (`linux/amd64`) from a manifest or index.
 
-    Without a platform: the only image, or of several the one for linux/amd64. An index with images for only
-    this platform is pulled whole, attestations included, so its digest stays. Of other indexes only the
+    Without a platform: the only image, or the one for linux/amd64 of several. An index with images for only
+    this platform is pulled as it is, attestations included, so its digest stays. Of other indexes only the
     platform's manifest is pulled. Raises RegistryError if there is none.
     """
     digest = manifest.descriptor.digest
@@ -253,17 +253,17 @@ def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
 
 
 def lacks_platform(index: Manifest, digest: str) -> bool:
-    """Return whether an index names an image without its platform."""
+    """Return whether the index has no platform for the image with this digest."""
     return not any(
         row["digest"] == digest and "platform" in row for row in json.loads(index.data)["manifests"]
     )
 
 
 def check_unambiguous(manifest: Manifest) -> None:
-    """Raise RegistryError for an index from which two tools may choose different images for one platform.
+    """Raise RegistryError if two tools may choose different images of an index for one platform.
 
-    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on images
-    without a platform, and on images that claim to be attestations: BuildKit's have the platform
+    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on
+    images without a platform, and on images that claim to be attestations: BuildKit's have the platform
     unknown/unknown. So each platform may appear once, whatever its variant.
     """
     if manifest.descriptor.media_type not in INDEX_TYPES:
@@ -358,13 +358,13 @@ def artifact_of(
 
 
 WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPTY_BLOB,))
-"""The target of a withdrawn tag in a registry that cannot remove tags: no engine runs it."""
+"""The artifact for a withdrawn tag in a registry that cannot remove tags. No engine runs it."""
 
 
 def withdraw_tag(place: StoreRepository, tag: str) -> bool:
-    """Remove a tag. Return False if the registry cannot, as Docker's before 3.0: it then names WITHDRAWN.
+    """Remove a tag. Return False if the registry cannot: the tag then points to WITHDRAWN.
 
-    Raises RegistryError if neither is possible.
+    Docker's registry before 3.0 cannot remove tags. Raises RegistryError if neither is possible.
     """
     try:
         place.store.untag(place.repository, tag)
@@ -406,7 +406,7 @@ def put_bytes(place: StoreRepository, descriptor: Descriptor, data: bytes) -> in
 
 
 def put_manifest(place: StoreRepository, manifest: Manifest, tag: str = "") -> None:
-    """Put a manifest. Raises RegistryError if the store, by the tag if there is one, does not confirm it."""
+    """Put a manifest. Raises RegistryError unless the store confirms it, by its tag if there is one."""
     media_type = manifest.descriptor.media_type
     stored = place.store.put_manifest(place.repository, manifest.data, media_type, tag)
     if stored.digest != manifest.descriptor.digest:

@@ -83,11 +83,11 @@ _CHUNK = 1 << 20
 _NOT_COLLECTED = {
     "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "ledger", "lost+found"
 }  # fmt: skip
-"""May exist before the store, as a collection removes nothing of it: keys, a ledger of CI, a disk."""
+"""Paths that may exist before the store, because a collection removes nothing in them."""
 
 
 class BlobWriter:
-    """A blob being written to the layout: hashed while written, visible only once committed."""
+    """A blob that is written to the layout. It is hashed meanwhile, and visible only when committed."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -147,7 +147,7 @@ class Layout:
         self.path = path
         self.tmp = path / "tmp"
         self.scratch = path / "run"
-        """Directories of runs, each locked by its process; others remove it when that has ended."""
+        """Directories of runs, each locked by its process. Later processes remove those without a process."""
         self._blobs = path / "blobs" / "sha256"
 
     # --- blobs
@@ -163,7 +163,7 @@ class Layout:
         return self._blobs / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
-        """Return whether the blob exists in its size."""
+        """Return whether the blob exists with the right size."""
         try:
             return self.blob_path(descriptor.digest).stat().st_size == descriptor.size
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class Layout:
         return digest == descriptor.digest
 
     def damaged(self, digest: str) -> StoreError:
-        """Return the error for a blob that does not match its manifest; one that changed is removed."""
+        """Return the error for a blob that does not match its manifest. A changed blob is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
             return StoreError(
                 "store-corrupt",
@@ -245,27 +245,27 @@ class Layout:
     # --- referrers
 
     def refer(self, subject: str, descriptor: Descriptor, manifest: Mapping[str, Any]) -> None:
-        """Record that the manifest of `descriptor` names `subject` as its subject."""
+        """Record that the manifest of `descriptor` has `subject` as its subject."""
         path = self._referrers(subject) / f"{self.blob_path(descriptor.digest).name}.json"
         with explain_full_disk(self.path):
             self.write_file(path, referrer_record(descriptor, manifest))
 
     def unrefer(self, subject: str, digest: str) -> None:
-        """Remove the record of a referrer of `subject`: without a tag, a collection then removes it."""
+        """Remove the record of a referrer of `subject`. A collection then removes an untagged manifest."""
         with explain_full_disk(self.path):
             remove_inside(self.path, self._referrers(subject) / f"{self.blob_path(digest).name}.json")
 
     def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
-        """Return the manifests here that name `subject`, each with its artifact type."""
+        """Return the stored manifests with the subject `subject`, each with its artifact type."""
         rows = map(self.referrer, self.referring(subject))
         return tuple(row for row in rows if row is not None)
 
     def referring(self, subject: str) -> list[Path]:
-        """Return the records of the manifests that name `subject`."""
+        """Return the record files of the manifests with the subject `subject`."""
         return entries_of(self._referrers(subject))
 
     def subjects(self) -> tuple[str, ...]:
-        """Return the digests that some manifest here names as its subject, sorted."""
+        """Return the digests that are the subject of a stored manifest, sorted."""
         return tuple(f"sha256:{entry.name}" for entry in entries_of(self.path / "referrers"))
 
     def referrer(self, path: Path) -> tuple[Descriptor, str] | None:
@@ -331,7 +331,7 @@ class Layout:
             self.write_file(self.path / "index.json", canonical_json(index))
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Write a file next to its place and rename it: a reader sees the old bytes or the new ones."""
+        """Write a file next to its place and rename it, so that a reader sees the old or the new bytes."""
         handle, beside = create_in(self.tmp, "file-")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -353,10 +353,10 @@ class Layout:
         return None if descriptor is None else self.load(name, descriptor)
 
     def load(self, name: str, descriptor: Descriptor) -> Image:
-        """Return the image of an index or an image manifest, whose blobs all exist in their sizes.
+        """Return the image of an index or an image manifest, whose blobs all exist with the right size.
 
-        Of an index with several images, that of linux/amd64. Raises StoreError for a missing or corrupt
-        blob, for an index without such an image, and for an artifact.
+        For an index with several images, the image for linux/amd64. Raises StoreError for a missing or
+        corrupt blob, for an index without such an image, and for an artifact.
         """
         try:
             return self._load(name, descriptor)
@@ -448,14 +448,14 @@ class Layout:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Lock `name` for one process; others wait. The kernel frees it if a process dies."""
+        """Lock `name` for one process, while others wait. The kernel releases the lock if a process dies."""
         with open_lock(self.path / "locks" / name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
-        """Lock the store for a build or a run: a collection waits until it ends."""
+        """Lock the store for a build or a run. A collection waits until it ends."""
         self.make()
         with shared_use(self.path / "locks" / "store", progress):
             yield
@@ -472,8 +472,8 @@ class Layout:
     def founded(self) -> bool:
         """Return whether the store exists. An empty directory is not a store yet.
 
-        Earlier releases wrote _NOT_COLLECTED first. Raises StoreError for a directory with other files: a
-        collection would remove them.
+        Earlier releases wrote _NOT_COLLECTED first. Raises StoreError for a directory with other files,
+        which a collection would remove.
         """
         version = self.path / "oci-layout"
         if version.exists():
@@ -503,7 +503,7 @@ class Layout:
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
-        """Lock the store for a collection: builds wait, and it waits for them."""
+        """Lock the store for a collection, which waits for builds. New builds wait for the collection."""
         self.refuse_links()
         with is_unused(self.path / "locks" / "store", progress):
             yield
@@ -514,7 +514,7 @@ class Layout:
 
 
 class LayoutStore:
-    """`layout` as a Store, for several threads and processes. Raises StoreError.
+    """`layout` as a Store, for several threads and processes. Methods raise StoreError.
 
     All repositories share one pool of blobs: the tag `2.3-cu121` of the repository `pytorch` is the layout's
     `pytorch:2.3-cu121`. Callers that write hold the layout's `in_use`, so that no collection removes blobs
@@ -612,7 +612,7 @@ class LayoutStore:
         return descriptor
 
     def _check(self, value: Mapping[str, Any], media_type: str) -> None:
-        """Raise StoreError if the manifest names blobs that are not here, or has another type."""
+        """Raise StoreError if blobs of the manifest are missing, or the manifest has another type."""
         if media_type_of(value) != media_type:
             raise StoreError(
                 "store-manifest-invalid",

@@ -52,9 +52,9 @@ class ReachableDigests:
         self.damaged: list[tuple[str, StoreError]] = []
 
     def reach_tags(self) -> None:
-        """Add all that tags need; of an incomplete image all that it names.
+        """Add all parts of tagged images; for an incomplete image all existing parts.
 
-        Raises StoreError for a manifest that cannot be read, as its parts are unknown.
+        Raises StoreError for an unreadable manifest, as its parts are unknown.
         """
         for name, descriptor in self.layout.tags().items():
             hint = f"build or pull {name} again, or remove it: imagefactory image remove {name}"
@@ -70,7 +70,7 @@ class ReachableDigests:
                 )
 
     def reach_whole(self, digest: str) -> None:
-        """Add a manifest without a tag; nothing if it is missing or incomplete."""
+        """Add a manifest without a tag, unless it is missing or incomplete."""
         own = self._copy()
         try:
             manifest = self.layout.manifest(digest)
@@ -90,9 +90,10 @@ class ReachableDigests:
         self.diff_ids |= other.diff_ids
 
     def reach(self, root: Descriptor) -> None:
-        """Add all that `root` needs, and complete referrers.
+        """Add all parts of `root`, and complete referrers.
 
-        An image does not need a damaged referrer (a .sif whose file is lost): it is removed and rebuilt.
+        An image does not need a damaged referrer, such as a .sif without its file: it is removed and
+        rebuilt.
         """
         records = self._reach_below(root)
         while records:
@@ -106,9 +107,9 @@ class ReachableDigests:
             records += more
 
     def _reach_below(self, root: Descriptor) -> list[Path]:
-        """Add all that `root` itself needs; return the records of referrers of its manifests.
+        """Add all parts of `root`; return the records of referrers of its manifests.
 
-        For an index only the existing manifests: other platforms may never have been pulled.
+        For an index only the existing manifests are added: other platforms may never have been pulled.
         """
         layout, waiting, records = self.layout, [root], []
         while waiting:
@@ -166,7 +167,7 @@ _WORKERS = 4  # hashing releases the interpreter's lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFault:
-    """A fault of `place`, a path below the store or a tag. `mended`: it is repaired."""
+    """A fault of `place`, a path below the store or a tag. `mended` is true after a repair."""
 
     place: str
     error: StoreError
@@ -175,7 +176,7 @@ class StoreFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCheck:
-    """The number of checked items (`bytes` are those of the blobs), and the faults."""
+    """The numbers of checked items (`bytes` in blobs), and the faults."""
 
     blobs: int
     bytes: int
@@ -185,10 +186,10 @@ class StoreCheck:
 
 
 def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
-    """Check every byte of every blob and unpacked layer, every record, and what each tag names.
+    """Check every byte of every blob and unpacked layer, every record, and the parts of each tag.
 
-    With `mend`, wait until the store is unused, repair what can be derived and delete the rest: builds and
-    pulls make it again. No tag is removed. Raises StoreError for a directory that is not a store.
+    With `mend`, wait until the store is unused, repair derivable files and delete other damaged ones: builds
+    and pulls write them again. No tag is removed. Raises StoreError for a directory that is not a store.
     """
     if not layout.founded():
         return StoreCheck(blobs=0, bytes=0, records=0, tags=0, faults=())
@@ -320,7 +321,7 @@ def _check_tags(
 
 
 _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
-"""Records whose names begin with the hex of their digest."""
+"""Directories of records whose names begin with the hex of their digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,10 +350,10 @@ def collect(
     *,
     dry_run: bool = False,
 ) -> CollectResult:
-    """Remove what no tag of `layout` needs. It waits for running builds, and they wait for it.
+    """Remove all parts of `layout` that no tag needs. Waits for running builds, and new builds wait.
 
-    `keep` returns digests of manifests that stay without a tag, if they are complete. Raises StoreError for a
-    directory that is not a store.
+    `keep` returns digests of manifests that stay without a tag, if they are complete. Raises StoreError for
+    a directory that is not a store.
     """
     if not layout.founded():
         return CollectResult(blobs=0, unpacked=0, records=0, bytes=0)

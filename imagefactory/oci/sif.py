@@ -1,9 +1,9 @@
 """A .sif file in the store: an OCI artifact, so every transfer of images can also transfer it.
 
-The manifest has the form that `apptainer pull oras://` accepts (tested: by tag and by digest, with and
-without a subject): one layer, the file itself. Converted from an image, it has that image's platform manifest
-as its subject and needs no tag: `image prune` keeps it as long as the image. Built by apptainer from a
-definition it has no subject and the tag `<family>:<tag>.sif`.
+The manifest has the form that `apptainer pull oras://` accepts (tested by tag and by digest, with and
+without a subject): one layer, the file itself. A .sif converted from an image has that image's platform
+manifest as its subject and needs no tag: `image prune` keeps it as long as the image. A .sif built by
+apptainer from a definition has no subject, and the tag `<family>:<tag>.sif`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from imagefactory.oci.store import REBUILD
 from imagefactory.progress import Progress
 
 SIF_TYPE = "application/vnd.sylabs.sif.layer.v1.sif"
-"""Media type of the file, and the artifact's type: apptainer itself pushes and pulls this type."""
+"""Media type of the file and of the artifact. Apptainer itself pushes and pulls this type."""
 SIF_CONFIG_TYPE = "application/vnd.sylabs.sif.config.v1+json"
 SIF_CONFIG = b"{}"
 COMPRESSION = "imagefactory.sif.compression"
@@ -56,7 +56,7 @@ class SifOrigin:
 
 
 def sif_name(target: str, digest: str) -> str:
-    """Return `<target>-<12 hex of the file's sha256>.sif`, as caches compare only names."""
+    """Return `<target>-<12 hex of the file's sha256>.sif`. Caches compare only names."""
     return f"{target}-{digest.removeprefix('sha256:')[:12]}.sif"
 
 
@@ -96,8 +96,8 @@ def store_sif(
 ) -> SifArtifact:
     """Move the file at `path` (on the store's file system) into the store, with its manifest.
 
-    `digest` is the file's, if known; `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller holds
-    the layout's `in_use`.
+    `digest` is the file's, if known. `tag` is a complete reference (`pytorch:2.3-cu121.sif`). The caller
+    holds the layout's `in_use`.
     """
     with explain_full_disk(layout.path):
         with path.open("rb") as handle:
@@ -147,8 +147,8 @@ def load_sif(layout: Layout, digest: str) -> SifArtifact:
 def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
     """Copy the file to `output`, under another name first, and check its sha256.
 
-    A copy and not a link: a change of the copy (`apptainer sign`) must not reach the store. Raises StoreError
-    for a corrupt file of the store, UsageError if `output` cannot be written.
+    It is not a link, because a change of the copy (`apptainer sign`) must not reach the store. Raises
+    StoreError for a corrupt file of the store, UsageError if `output` cannot be written.
     """
     check_output(output)
     sha256 = hashlib.sha256()
@@ -177,9 +177,9 @@ def find_sif(layout: Layout, tag: str) -> SifArtifact | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSif:
-    """A .sif that the store keeps with the image whose platform manifest is `subject`, without a tag.
+    """A .sif that the store keeps with the image of the platform manifest `subject`, without a tag.
 
-    `digest` is of its own manifest; `found` is the .sif, or why it cannot be used.
+    `digest` is that of its own manifest. `found` is the .sif, or the error of an unusable one.
     """
 
     name: str
@@ -189,7 +189,7 @@ class StoredSif:
 
 
 def stored_sifs(layout: Layout, manifest: str) -> tuple[StoredSif, ...]:
-    """Return the .sif files made from the image of this platform manifest, by name, damaged ones too."""
+    """Return the .sif files converted from the image of this platform manifest, by name, damaged ones too."""
     referrers = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
     return tuple(
         sorted((_stored_sif(layout, manifest, each) for each in referrers), key=lambda sif: sif.name)
@@ -212,7 +212,7 @@ def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif
 
 
 def sifs_of(layout: Layout, manifest: str) -> tuple[SifArtifact, ...]:
-    """Return the .sif files made from the image of this platform manifest, by name, without damaged ones."""
+    """Return the undamaged .sif files converted from the image of this platform manifest, by name."""
     return tuple(
         sif.artifact for sif in stored_sifs(layout, manifest) if isinstance(sif.artifact, SifArtifact)
     )
@@ -235,7 +235,7 @@ _PROCESSORS = {"amd64": b"02\0", "arm64": b"04\0"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifPartition:
-    """The place of the system's squashfs in the file, in bytes."""
+    """The offset and size in bytes of the system's squashfs in the file."""
 
     offset: int
     size: int
@@ -274,7 +274,7 @@ def parse_descriptors(data: bytes) -> SifPartition:
 
 
 def read_partition(path: Path) -> SifPartition:
-    """Return the place of the system in the .sif at `path`. Raises UsageError."""
+    """Return the system's partition of the .sif at `path`. Raises UsageError."""
     try:
         with path.open("rb") as file:
             offset, total = parse_sif(file.read(_HEADER.size))
@@ -296,9 +296,9 @@ def read_partition(path: Path) -> SifPartition:
 
 
 def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int) -> bytes:
-    """Return the bytes before the system's partition of a .sif like `sif`, for a partition of `size` bytes.
+    """Return the bytes before the system's partition of `size` bytes, for a .sif like `sif`.
 
-    The partition is the last part of `sif`. The other parts go through `change`; all times are `moment`
+    The partition is the last part of `sif`. The other parts go through `change`. All times are `moment`
     (seconds since 1970), and the id is nil, as in apptainer's reproducible files. Raises ValueError for
     another layout.
     """
@@ -327,7 +327,7 @@ def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int)
 
 
 def for_processor(head: bytes, processor: str) -> bytes:
-    """Return the bytes before a system's partition, for `processor` (OCI's name); unchanged for others.
+    """Return the bytes before a system's partition for `processor` (OCI's name), unchanged for others.
 
     Apptainer rejects a file for another processor than the machine's.
     """

@@ -1,11 +1,11 @@
-"""The protocol of stores of images, and the names of what is in them: references, places and mirrors.
+"""The protocol of stores of images, and the names in them: references, places and mirrors.
 
-There are two stores: an image layout on disk (layout.py) and a registry (registry/client.py). One suite of
-contract tests runs over both. Images, .sif files and verdicts are all manifests and blobs, so transfer.py
-moves anything from any store to any other.
+There are two stores: an image layout on disk (layout.py) and a registry (registry/client.py). The same
+contract tests cover both. Images, .sif files and verdicts are all manifests and blobs, so transfer.py copies
+anything from any store to any other.
 
-Digests are `sha256:<64 hex>`, sizes bytes. A repository is a path such as `pytorch` or `site/pytorch`;
-a store on disk keeps one pool of blobs for all repositories.
+Digests are `sha256:<64 hex>`, sizes are in bytes. A repository is a path such as `pytorch` or
+`site/pytorch`. A store on disk has one pool of blobs for all repositories.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+
 _WITH_PORT = re.compile(r"(.+:[0-9]{1,5}):(.*)", re.DOTALL)
 
 Source = Callable[[int], Iterator[bytes]]
-"""The bytes of a blob from an offset on. Called again with another offset when a transfer resumes."""
+"""A function that yields the bytes of a blob from an offset on. A resumed transfer calls it again."""
 Mirrors = tuple[tuple[str, str], ...]
 """Pairs of `host[/prefix]` of references and the `host[:port][/path]` to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReference:
-    """`host/repository:tag@digest`; `registry` is empty for the store on disk.
+    """A reference `host/repository:tag@digest`. `registry` is empty for the store on disk.
 
-    At least one of `tag` and `digest` is set. If there is a digest, it decides.
+    At least one of `tag` and `digest` is set. The digest has precedence.
     """
 
     registry: str
@@ -50,7 +50,7 @@ class ImageReference:
 
     @property
     def tag_or_digest(self) -> str:
-        """Return the digest, else the tag."""
+        """The digest, else the tag."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ def split_tagged(text: str) -> tuple[str, str]:
 
 
 def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReference:
-    """Return where to fetch `reference`: the mirror of the longest prefix of its name, else itself.
+    """Return the reference on the mirror with the longest matching prefix, else `reference`.
 
     Only the address changes: bytes are still checked against the digest. Docker Hub's images match under one
     name, `docker.io/library/debian`. Raises UsageError for a mirror without an image name.
@@ -205,23 +205,23 @@ class Store(Protocol):
         """A host or a directory, for messages."""
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
-        """Return whether `repository` has this blob in its size."""
+        """Return whether `repository` has this blob with the right size."""
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
         """Yield the blob's bytes from `offset` on.
 
-        Ends only after exactly `descriptor.size - offset` bytes, which from offset 0 have the digest; raises
-        otherwise, also in the middle.
+        Yields exactly `descriptor.size - offset` bytes, which from offset 0 are checked against the digest.
+        Otherwise raises an error, also in the middle.
         """
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
-        """Put a blob from `source`; return the bytes that were sent (0 if the store had it).
+        """Put a blob from `source`. Return the bytes that were sent, 0 if the store had the blob.
 
-        The blob is whole and has its digest when this returns; a partial one is never visible.
+        When this returns, the blob is complete and has its digest. A partial blob is never visible.
         """
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """Add a blob of the repository `origin` to `repository`; return whether the store could."""
+        """Add a blob of the repository `origin` to `repository`. Return whether the store could."""
 
     def manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
         """Return the manifest of a tag or digest, checked against its digest, or None."""
@@ -239,4 +239,4 @@ class Store(Protocol):
         """Remove a tag; no error if there is none."""
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """Return the manifests whose subject is `digest`, all or those of one artifact type."""
+        """Return the manifests with the subject `digest`, all or those with one artifact type."""

@@ -1,12 +1,12 @@
-"""A layer's tar, read forward: the one walk that every reader of layers uses.
+"""A layer's tar, read once without seeking: every reader of layers uses this code.
 
-POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. Only a chunk, a header,
-and the names of the layer are in memory. The walk reports the place of each entry in the layer, by the rules
-of docker, podman and skopeo (moby's pkg/archive/diff.go, Go's archive/tar):
+Supports POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. Only a chunk, a
+header, and the names of the layer are in memory. The path of each entry in the layer follows the rules of
+docker, podman and skopeo (moby's pkg/archive/diff.go, Go's archive/tar):
 
-- `/a`, `./a` and `x/../a` are `a`; a name that leaves the root is rejected.
-- A directory that the layer itself made a link is followed inside the layer, never on this machine.
-- A later entry of a name wins; what it replaces is reported first, as REMOVED.
+- `/a`, `./a` and `x/../a` are `a`; a name outside of the root is rejected.
+- A link of the layer to a directory is followed inside the layer, never on this machine.
+- The last entry with a name wins; the replaced one is reported first, as REMOVED.
 - Device nodes and FIFOs are skipped, and counted in `TarStream.skipped`.
 """
 
@@ -38,7 +38,7 @@ _HEADER_EXTENDED = (
 
 
 class CappedInfo(tarfile.TarInfo):
-    """A tar entry with limits: tarfile reads a long name, a pax header and the map of a sparse file whole.
+    """A tar entry with limits. tarfile reads long names, pax headers and maps of sparse files into memory.
 
     A gigabyte of them compresses into a few kilobytes.
     """
@@ -79,7 +79,7 @@ Parts = tuple[str, ...]
 
 
 class EntryError(CorruptDataError):
-    """A complete archive with an entry that no layer may have."""
+    """A complete archive with an entry that is not allowed in a layer."""
 
 
 def layer_error(title: str, error: Exception) -> StoreError:
@@ -99,10 +99,10 @@ def layer_error(title: str, error: Exception) -> StoreError:
 
 @dataclass(slots=True)
 class TarEntry:
-    """An entry at `parts` in the layer, () its root; `name` is its name in the archive.
+    """An entry at `parts` in the layer, () for its root. `name` is its name in the archive.
 
-    `target` is the file of a hard link, `linkname` the text of a symbolic link. A whiteout's last part keeps
-    its prefix. `remaining` bytes are not yet read, and need not be.
+    `target` is the file of a hard link, `linkname` the text of a symbolic link. The last part of a whiteout
+    has its prefix. `remaining` bytes are not read yet, and may be left unread.
     """
 
     parts: Parts
@@ -123,7 +123,7 @@ class TarEntry:
         return "/".join(self.parts)
 
     def piece(self, most: int) -> bytes | memoryview:
-        """Return one to `most` of the remaining bytes, uncopied; none at the end."""
+        """Return one to `most` of the remaining bytes, without a copy; no bytes at the end."""
         if not self.remaining:
             return b""
         piece = self.source.piece(min(most, self.remaining))
@@ -145,9 +145,10 @@ class TarEntry:
 
 
 def entries(stream: TarStream) -> Iterator[TarEntry]:
-    """Yield the entries of a tar at their places. The next entry skips the rest of the file before it.
+    """Yield the entries of a tar with their paths. The next entry skips the rest of the previous file.
 
-    Raises CorruptDataError for an incomplete archive, EntryError for an entry that no layer may have.
+    Raises CorruptDataError for an incomplete archive, EntryError for an entry that is not allowed in a
+    layer.
     """
     layer = _LayerNames()
     space, holes = NAMES_LIMIT, SPARSE_LIMIT
@@ -199,14 +200,14 @@ _LayerDirectory: TypeAlias = "dict[str, _LayerDirectory | _LayerSymlink | _Other
 
 
 class _LayerNames:
-    """The names of a layer so far, by which links are followed without a file system."""
+    """The names of a layer so far, to follow links without a file system."""
 
     def __init__(self) -> None:
         self._root: _LayerDirectory = {}
         self._followed = self._replaced = 0
 
     def place(self, entry: TarEntry) -> Iterator[TarEntry]:
-        """Yield the entry at its place, after what it removes; nothing for an entry that a layer drops."""
+        """Yield the removed entries, then the entry with its path; nothing for an entry that layers ignore."""
         try:
             parts = entry_parts(entry.name)
         except ValueError as error:
@@ -281,7 +282,7 @@ class _LayerNames:
         return True
 
     def _folder(self, parts: Parts, name: str, *, make: bool = True) -> tuple[Parts, _LayerDirectory]:
-        """Return the place of the directory `parts` and its entries, following links inside the layer."""
+        """Return the path and the entries of the directory `parts`, following links inside the layer."""
         todo = list(reversed(parts))
         above: list[str] = []
         folders = [self._root]
@@ -321,7 +322,7 @@ class _LayerNames:
 
 
 def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
-    """Return an entry that another one implies."""
+    """Return an entry for a path that another entry implies."""
     none = TarStream(iter(()))
     return TarEntry(parts, kind, entry.name, "", 0, 0o755, entry.uid, entry.gid, entry.mtime, none)
 
@@ -337,7 +338,7 @@ def _owner(header: _TarHeader, number: int) -> int:
 
 @dataclass(slots=True)
 class _TarHeader:
-    """An entry in the archive's form. `size` are its bytes there, `sparse` the map of its regions."""
+    """A header as in the archive. `size` are its stored bytes, `sparse` the map of its regions."""
 
     name: str
     kind: str
@@ -406,7 +407,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
 def _parse_header(block: bytes) -> tuple[str, bytes, int]:
     """Return name, type and size of a header (POSIX ustar and older). Raises ValueError.
 
-    tarfile reads six times as many fields, which takes most of a scan of small files.
+    tarfile reads six times as many fields, which would be most of the time to scan small files.
     """
     checksum = _number(block[148:156])
     if checksum != 256 + sum(block[:148]) + sum(block[156:]):
@@ -565,7 +566,7 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 class TarStream:
-    """Chunks, read in the portions of a tar. Large ones are not copied."""
+    """Chunks of a stream, read in the sizes that a tar needs. Large chunks are not copied."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -576,7 +577,7 @@ class TarStream:
         """Names of the device nodes and FIFOs that were skipped."""
 
     def piece(self, most: int) -> bytes | memoryview:
-        """Return one to `most` bytes; a whole chunk uncopied. Raises CorruptDataError at the end."""
+        """Return one to `most` bytes, a complete chunk without a copy. Raises CorruptDataError at the end."""
         if not self._chunk and not self._next():
             raise CorruptDataError(f"it ends at byte {self.position}, in the middle of a file")
         piece, self._chunk = self._chunk[:most], self._chunk[most:]

@@ -377,7 +377,7 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
         raise NothingSelectedError(
             "target-unknown",
             f"{show(base)} is a base, not a target",
-            hint="use a target on this base: its build also builds the base",
+            hint="use a target on this base; to lock the base, run imagefactory lock base:NAME",
         )
     chosen = choose_names(names, _known_targets(targets))
     return tuple(target for target in targets if target.name in chosen)

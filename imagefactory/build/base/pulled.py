@@ -1,7 +1,7 @@
-"""A base from a registry, by digest: pulled into the store once and tested.
+"""A base from a registry, by digest: pulled into the store once, and checked.
 
-The recipe declares the image's Python and C library, because locking pulls nothing. They are checked against
-the image itself before anything is built on it.
+The recipe declares the image's Python and C library, because locking pulls nothing. They are checked in the
+image itself before anything is built on it.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class BasePullRequest:
         return ()
 
     def stored(self, layout: Layout) -> BuiltBase | None:
-        """Return the base as `find` left it in the store, None if it must be pulled."""
+        """Return the base as `find` stored it, None if it must be pulled."""
         recorded = _get_pulled(layout, _key(self.base), self.base)
         return _as_base(layout, self.base, recorded[1]) if recorded else None
 
     def find(self, layout: Layout, progress: Progress) -> BuiltBase:
         """Return the base in the store, pulled if needed, unpacked and tagged `base:<name>`.
 
-        The caller holds `in_use`. Raises RegistryError if it cannot be pulled, BuildError with the place in
-        the recipe if it is not an image for this platform or differs from the recipe's facts.
+        The caller holds `in_use`. Raises RegistryError if the pull fails, BuildError with the recipe's
+        location if the image is for another platform or differs from the recipe.
         """
         base, unpacked = self.base, UnpackedLayers(layout.path / "unpacked")
         key = _key(base)
@@ -139,7 +139,7 @@ def parse_created(value: object) -> int:
 
 
 def _key(base: BaseSpec) -> str:
-    """Return the key of the record of a tested base: all its values in the recipe."""
+    """Return the key of the record of a checked base: all its values in the recipe."""
     digest = base.image.partition("@")[2]
     parts = ["pulled", 1, digest, base.platform, base.python, base.glibc, base.python_path]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
@@ -157,7 +157,7 @@ def _get_pulled(layout: Layout, key: str, base: BaseSpec) -> tuple[Descriptor, I
 
 
 def _pull(layout: Layout, request: BasePullRequest, progress: Progress) -> Descriptor:
-    """Pull the platform's manifest and its blobs. Return an index with only it, as images are stored."""
+    """Pull the platform's manifest and its blobs. Return an index with only that manifest."""
     base = request.base
     original = parse_reference(base.image)
     source = resolve_mirror(original, request.mirrors)
@@ -251,7 +251,7 @@ def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
 
 
 def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
-    """Start the image's Python. Raises BuildError for differences from the recipe."""
+    """Start the image's Python, and compare its answers with the recipe. Raises BuildError if they differ."""
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
     if platform != base.platform:

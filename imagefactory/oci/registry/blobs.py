@@ -1,7 +1,8 @@
-"""Blobs and manifests of a registry: read and written, checked by digest, resumed after connection errors.
+"""Read and write blobs and manifests of a registry, checked by digest and resumed after errors.
 
-Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; docker-registry 2.8 where it differs
-(it sends `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a request).
+Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; docker-registry 2.8 where it
+differs (it sends `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a
+request).
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class RegistryReader:
 
 
 class _BlobReader:
-    """One blob of a registry; `next` returns the following bytes, b"" at the end."""
+    """One blob of a registry. `next` returns the following bytes, b"" at the end."""
 
     def __init__(self, session: RegistrySession, repository: str, descriptor: Descriptor) -> None:
         self.session, self.repository, self.descriptor = session, repository, descriptor
@@ -217,7 +218,7 @@ class RegistryWriter(RegistryReader):
             return upload.sent
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """Mount a blob as Store does. Return False also for a registry that denies or does not support it."""
+        """Mount a blob as Store does. Return False also if the registry rejects or does not support it."""
         check_digest(descriptor.digest)
         query = urlencode({"mount": descriptor.digest, "from": self.session.path(origin)})
         request = RegistryRequest(
@@ -242,10 +243,10 @@ class RegistryWriter(RegistryReader):
             return self.session.retry(attempt)
 
     def check_push(self, repository: str) -> None:
-        """Raise RegistryError if this account may not send blobs there: cancel an upload that never began.
+        """Raise RegistryError if this account may not push, by cancelling an upload that never began.
 
-        A registry checks the account first. If its response is unclear, an upload is begun and cancelled, of
-        which docker-registry 2.8 stores an empty file for a week.
+        A registry checks the account first. If its response is unclear, an upload is begun and cancelled.
+        docker-registry 2.8 then keeps an empty file for a week.
         """
         scope = self.session.scope(repository, "pull,push")
         uploads = self.session.url(repository, "blobs/uploads/")
@@ -277,7 +278,7 @@ class RegistryWriter(RegistryReader):
                 pass
 
     def put(self, repository: str, data: bytes, media_type: str, tag: str = "") -> tuple[Descriptor, bool]:
-        """Put a manifest; return the digest of its tag afterwards, and whether it is listed as referrer."""
+        """Put a manifest. Return the digest of its tag afterwards, and whether it is listed as referrer."""
         name = check_tag_or_digest(tag or digest_of(data))
         upload = _ManifestUpload(self, repository, data, media_type, tag)
         with self.session.reporting(repository, f"putting manifest {name}"):
@@ -317,7 +318,7 @@ class _BlobBody:
 
 
 class _BlobUpload:
-    """The upload of one blob: call `attempt` until it returns. The registry has confirmed `offset` bytes."""
+    """The upload of one blob. Call `attempt` until it returns. The registry has confirmed `offset` bytes."""
 
     def __init__(
         self, writer: RegistryWriter, repository: str, descriptor: Descriptor, source: Source
@@ -333,7 +334,7 @@ class _BlobUpload:
         self.doubted = self.whole = False
 
     def attempt(self) -> None:
-        """Begin or resume. Raises TransientError if it is to be called again."""
+        """Begin or resume the upload. Raises TransientError if it must be called again."""
         if self.closing:  # the end of the upload was requested, and no response came
             if self._arrived():
                 return
@@ -376,7 +377,7 @@ class _BlobUpload:
             raise RejectedError("the registry returned no address for the upload")
 
     def _resume(self) -> None:
-        """Query how much arrived. In case of doubt the upload begins again."""
+        """Query how many bytes arrived, and continue there. If unclear, the upload begins again."""
         try:
             arrived = self._query_arrived()
         except RejectedError:
@@ -396,7 +397,7 @@ class _BlobUpload:
         return 0 if end is None or end < 1 or end >= self.descriptor.size else end + 1
 
     def _cut_smaller(self) -> bool:
-        """Send pieces from now on that every registry accepts. Return False if they are no larger already."""
+        """Send smaller pieces from now on. Return False if the pieces are already small."""
         smaller = not self.closing and (not self.piece or self.piece > _PIECE)
         self.piece = min(self.piece or _PIECE, _PIECE)
         return smaller
@@ -431,9 +432,9 @@ class _BlobUpload:
         self.offset = end if reported in (None, end - 1) else self._check_arrived(end)
 
     def _check_arrived(self, end: int) -> int:
-        """Return how much arrived if the response to a request of all bytes does not report `end`.
+        """Return the bytes that arrived, if the response to a request of all bytes does not report `end`.
 
-        ECR's responses do not count, and it has no page that does: then the digest at the end decides.
+        ECR's responses are ignored, as no request reports the bytes: the digest at the end decides.
         """
         self.doubted = True
         try:
@@ -475,7 +476,7 @@ class _BlobUpload:
 
 
 class _ManifestUpload:
-    """The upload of one manifest: call `attempt` until it returns. `listed`: it is listed as a referrer."""
+    """The upload of one manifest. Call `attempt` until it returns. `listed` is true for a listed referrer."""
 
     def __init__(
         self, writer: RegistryWriter, repository: str, data: bytes, media_type: str, tag: str
@@ -526,6 +527,6 @@ def _digest_header(response: Response) -> str:
 
 
 def _range_end(headers: Mapping[str, str]) -> int | None:
-    """Return the last byte that an upload has, by its Range header (`0-1023`)."""
+    """Return the last byte of an upload, from its Range header (`0-1023`)."""
     match = re.fullmatch(r"(?:bytes[= ])?0-(\d{1,18})", headers.get("Range", "").strip())
     return int(match[1]) if match else None

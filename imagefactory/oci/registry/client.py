@@ -94,12 +94,12 @@ class RegistryClient(RegistryWriter):
     # --- manifests and tags
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """Put a manifest as Store does; it is read back by digest and by tag.
+        """Put a manifest as Store does. It is read back by digest and by tag.
 
-        With a `tag`, return the descriptor of the manifest that the tag names after ours was put. It may be
-        of another writer, and the caller decides what it means. If the registry has no referrers API, a
-        manifest with a `subject` is entered in the tag `sha256-<hex>`; writers who do that at the same moment
-        can lose entries (distribution-spec, "Referrers Tag Schema").
+        With a `tag`, return the descriptor of the manifest that the tag points to afterwards. Another writer
+        may have moved the tag, and the caller decides what to do. If the registry has no referrers API, a
+        manifest with a `subject` is entered in the tag `sha256-<hex>`. Writers who do that at the same
+        moment can lose entries (distribution-spec, "Referrers Tag Schema").
         """
         check_tag_or_digest(tag or digest_of(data))
         try:
@@ -161,7 +161,7 @@ class RegistryClient(RegistryWriter):
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
         """Return the referrers as Store does: by the referrers API, else from the tag `sha256-<hex>`.
 
-        Anyone who may push writes rows: an invalid row is dropped, and hides no other.
+        Anyone who may push writes rows, so an invalid row is dropped and hides no other.
         """
         check_digest(digest)
 
@@ -235,7 +235,7 @@ class RegistryClient(RegistryWriter):
         return [row for row in rows if _descriptor(row) is not None]
 
     def _present(self, repository: str, digests: Sequence[str]) -> dict[str, str]:
-        """Return the artifact type of each of these manifests that exists; the tag may list others."""
+        """Return the artifact types of those manifests that exist. The tag may list others."""
         reading, types = ListReader(self.options.clock), dict[str, str]()
         with self.session.reporting(repository, "querying the manifests in its list of referrers"):
             unique = dict.fromkeys(digests)

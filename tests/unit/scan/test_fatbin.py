@@ -364,13 +364,19 @@ TWO = module("sm_80", "sm_90")
         (bent(TWO, "<Q", 8, 2**64 - 1), "a fat binary ends at 0x100000000000000cb"),
         (TWO[:-1], "a fat binary ends at 0x15c, past the end of the file"),
         (bent(TWO, "<Q", 8, 80), "the header of an entry in a fat binary is truncated"),
-        (bent(TWO, "<I", 16 + 4, 2**32 - 1), "an entry has 4294967295 + 8 bytes, more than the remaining 144"),
+        (
+            bent(TWO, "<I", 16 + 4, 2**32 - 1),
+            "an entry has 4294967295 + 8 bytes, more than the remaining 144",
+        ),
         (bent(TWO, "<I", 16 + 4, 0), "an entry has 0 + 8 bytes"),
         (bent(TWO, "<Q", 16 + 8, 2**64 - 1), "an entry has 64 + 18446744073709551615 bytes"),
         (bent(TWO, "<H", 16 + 2, 0x0102), "an entry has version 0x0102, expected 0x0101"),
         (bent(TWO, "<I", 16 + 28, 0), "an entry has the invalid architecture 0 "),
         (bent(TWO, "<I", 16 + 28, 2**32 - 1), "an entry has the invalid architecture 4294967295"),
-        (bent(module("compute_80/8.1"), "<H", 16 + 26, 999), "an entry has the invalid architecture 80 or PTX version 999.1"),
+        (
+            bent(module("compute_80/8.1"), "<H", 16 + 26, 999),
+            "an entry has the invalid architecture 80 or PTX version 999.1",
+        ),
         (bent(container(concatenation("sm_80")), "<I", 80, 2**32 - 1), "the table of a concatenation"),
         (bent(container(concatenation("sm_80")), "<I", 80, 0), "the table of a concatenation"),
         (bent(container(concatenation("sm_80")), "<I", 36, 2**32 - 1), "the table of a concatenation"),
@@ -765,7 +771,7 @@ def test_a_file_that_is_cut_is_said(filed: Scan) -> None:
     linked = bytearray(elf_file((*DATA, b"x" * 4000)))
     struct.pack_into("<H", linked, 16, 1)
     assert filed(bytes(linked)) is None
-    assert "cut off" in filed(bytes(linked[:3000])).damage
+    assert "truncated" in filed(bytes(linked[:3000])).damage
 
 
 def test_targets_of_amd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -774,7 +780,7 @@ def test_targets_of_amd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     one = bundle(*(f"hipv4-amdgcn-amd-amdhsa--gfx{number:x}" for number in range(0x900, 0x908)))
     assert scan_bytes(one * 2, "x").damage == ""
     found = scan_bytes(one * 3, "x")
-    assert found.damage == f"at {2 * len(one):#x}: more than 20 entries"
+    assert found.damage == f"at {2 * len(one):#x}: the file has more than 20 entries"
     assert [each.count for each in found.modules] == [2]
 
 
