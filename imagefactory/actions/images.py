@@ -290,7 +290,7 @@ def _read_candidate(
 
 
 def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
-    """Return whether this store pushed the image, or a valid MAC by IMAGEFACTORY_LEDGER_KEY proves its push."""
+    """Return whether this store pushed the image, or IMAGEFACTORY_LEDGER_KEY has signed its push record."""
     if isinstance(place.store, LayoutStore):
         return True
     if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):

@@ -140,7 +140,7 @@ def parse_line(line: str) -> BuildEvent:
 
 
 def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
-    """Return `line` as a terminal finally shows it: without colors, overwritten parts and control characters."""
+    """Return `line` as a terminal finally shows it, without colors and control characters."""
     text = _ESCAPES.sub("", line.rstrip("\r\n")).rpartition("\r")[2]
     text = "".join(c if c.isprintable() else " " for c in text).rstrip()
     return text if len(text) <= longest else text[:longest] + " ..."

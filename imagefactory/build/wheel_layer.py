@@ -429,7 +429,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
 
 
 def check_wheel(wheel: Path, sha256: str) -> None:
-    """Check a wheel. Raises as `lay_wheel`, and BuildError for a file that differs from the wheel's RECORD."""
+    """Check a wheel. Raises as `lay_wheel`, and BuildError for a file that differs from RECORD."""
     with _naming_wheel(wheel):
         for member, _ in _members(wheel, sha256):
             name, (_, recorded, _) = member.info.filename, member.record

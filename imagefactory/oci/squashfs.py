@@ -135,7 +135,7 @@ class _MetadataTable:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return the position of the next byte: the start of its block, and the offset in the unpacked block."""
+        """Return the position of the next byte: the start of its block, and the offset in that block."""
         return len(self.packed), len(self._open)
 
     def put(self, data: bytes) -> None:

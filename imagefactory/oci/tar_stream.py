@@ -207,7 +207,7 @@ class _LayerNames:
         self._followed = self._replaced = 0
 
     def place(self, entry: TarEntry) -> Iterator[TarEntry]:
-        """Yield the removed entries, then the entry with its path; nothing for an entry that layers ignore."""
+        """Yield the removed entries, then the entry with its path; nothing for an ignored entry."""
         try:
             parts = entry_parts(entry.name)
         except ValueError as error:

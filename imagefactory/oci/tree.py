@@ -214,7 +214,7 @@ class LayerTree:
             ) from error
 
     def _clear(self, parent: int, name: str) -> bool:
-        """Remove an earlier entry with this name, as the last entry wins. Return whether it was a whiteout."""
+        """Remove an earlier entry with this name: the last one wins. Return whether it was a whiteout."""
         try:
             state = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:

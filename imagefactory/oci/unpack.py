@@ -274,7 +274,7 @@ def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str
 
 
 def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
-    """Call `look` with each open directory and its path, which ends in `/`. It returns the entries to visit."""
+    """Call `look` with each open directory and its path ending in `/`. It returns the entries to visit."""
     opened: list[int] = []
     waiting = [(0, "", str(root))]
     try:

@@ -181,7 +181,7 @@ class BaseRequest:
             return self._finish(layout, fetched.lock, layer, below, progress)
 
     def _known_layer(self, layout: Layout, below: BuiltBase | None) -> tuple[BaseLock, OciLayer] | None:
-        """Return a layer of the store and its lock: the committed lock, or one of newer packages used before."""
+        """Return a stored layer and its lock: the committed lock, or one of newer packages used before."""
         if self.below and not below:
             return None
         for lock in (self.lock, *([] if self.locked else _read_memory(layout, self.lock))):

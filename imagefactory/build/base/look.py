@@ -75,7 +75,7 @@ UTC_ZONE = _ZONE * 2 + b"\nUTC0\n"
 
 
 def fixed_files(base: BaseSpec) -> dict[str, bytes]:
-    """Return the files that are the same in all bases: path without a leading slash -> content (mode 0644)."""
+    """Return the files that are the same in all bases: path without leading slash -> content (mode 0644)."""
     return {
         "etc/apt/sources.list": SOURCES_LIST.format(suite=base.suite).encode(),
         "etc/dpkg/dpkg.cfg.d/imagefactory": DPKG_EXCLUDES.encode(),

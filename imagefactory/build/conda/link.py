@@ -37,7 +37,7 @@ from imagefactory.trees import read_file, remove_tree
 
 
 class CondaPackage:
-    """The metadata of a package. `info` are its files by name, `commands` the programs of its entry points."""
+    """The metadata of a package: `info` its files by name, `commands` its programs (entry points)."""
 
     def __init__(self, archive: Path, info: dict[str, bytes], paths: list[str]) -> None:
         self.archive, self.info, self.index = archive, info, info["info/index.json"]

@@ -1,4 +1,4 @@
-"""Wheels in the project itself: their locked values, and whether they have changed."""
+"""Wheels in the project itself: their locked values, and whether the files have changed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST = 1 << 24  # bytes of METADATA
 def local_wheels(lock: Lock, root: Path) -> tuple[LockedWheel, ...]:
     """Return the wheels of `lock.origins` below `root`, as they are now.
 
-    Raises LockError for one that is missing, not a wheel, differs from its name, or does not fit the lock's
+    Raises LockError for a wheel that is missing, invalid, differs from its name, or does not fit the lock's
     Python and platform.
     """
     return tuple(_read(lock, root, path) for path in from_files(lock.origins).values())
 
 
 def changed_wheel(lock: Lock, root: Path) -> str:
-    """Return how a wheel below `root` differs from the lock, empty if none does."""
+    """Return how a wheel below `root` differs from the lock, empty if none differs."""
     paths = from_files(lock.origins)
     for wheel in lock.wheels:
         if path := paths.get(wheel.name):

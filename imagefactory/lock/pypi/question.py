@@ -1,4 +1,4 @@
-"""The request to uv: which wheels, on which parent, and which of them may move."""
+"""The request to uv: the wheels to solve, their parent, and the wheels that may change."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from imagefactory.model import Lock, LockedWheel, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelRequest:
-    """The wheels to solve for the Python and platform of `lock`, which has none yet.
+    """The wheels to solve for the Python and platform of `lock`, which has no packages yet.
 
-    The versions and files of `previous` are preferred, except those named in `update`; with `update_all` only
-    files are. `fixed` are in the solution as they are. `given` are pins (`numpy==1.26.4+given`) of packages
-    from elsewhere: uv finds them as wheels in the directory `stubs`, and they are not in the solution.
-    Neither are the names in `exclude`. `sources` are directories and repositories of the recipe without a
-    wheel; in `sdists` uv finds wheels that replace packages to build.
+    The versions and files of `previous` are preferred, except those in `update`; with `update_all` only
+    files are. `fixed` are in the solution unchanged. `given` are pins (`numpy==1.26.4+given`) of packages
+    from the parent or conda: uv finds them as wheels in the directory `stubs`, and they are not in the
+    solution. Neither are the names in `exclude`. `sources` are directories and repositories of the recipe
+    without a wheel. In `sdists` uv finds wheels that replace packages to build.
     """
 
     lock: Lock
@@ -43,7 +43,7 @@ class WheelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedVersions:
-    """uv's solution: `lines` as `name==version`.
+    """uv's solution. `lines` are `name==version`.
 
     `lacking` are requested extras (package, extra) that the package does not have. `via` are the packages
     that require each one.
@@ -61,14 +61,14 @@ class PinnedVersions:
 
 
 class QuestionSolver(Protocol):
-    """A solver of a request."""
+    """A solver of requests."""
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
         """Return a solution. Raises LockError."""
 
 
 class WheelSolver(QuestionSolver, Protocol):
-    """uv, and the files of its index. Each method raises LockError."""
+    """uv, with the files of its index. Each method raises LockError."""
 
     @property
     def root(self) -> Path:
@@ -101,7 +101,7 @@ def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
 
 
 def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:
-    """Return the origins of a target's wheels; those of the parent's wheels are the parent's."""
+    """Return the origins of a target's wheels. Wheels of the parent keep the parent's origins."""
     if under is None:
         return target.origins
     below = {wheel.name for wheel in under.wheels}
@@ -110,7 +110,7 @@ def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...
 
 
 def check_exclude(request: LockRequest) -> tuple[str, ...]:
-    """Return the names to exclude. Raises LockError for one that the parent has."""
+    """Return the names to exclude. Raises LockError for a package of the parent."""
     target, under = request.target, request.under
     for wheel in under.wheels if under else ():
         if wheel.name in target.exclude:
@@ -123,7 +123,7 @@ def check_exclude(request: LockRequest) -> tuple[str, ...]:
 
 
 def check_update_names(request: LockRequest) -> tuple[str, ...]:
-    """Return the normalized names to update. Raises LockError for one that the target's lock cannot move."""
+    """Return the normalized names to update. Raises LockError for a name that cannot change."""
     target, under = request.target, request.under
     names = [wheel.name for wheel in request.previous.wheels] if request.previous else []
     below = {wheel.name for wheel in under.wheels} if under else frozenset()

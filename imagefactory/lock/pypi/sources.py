@@ -1,4 +1,4 @@
-"""The source of a package by an untrusted author: copied, and read for its metadata."""
+"""Copy the source of a package by an untrusted author, and read its metadata."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xf
 class SourceProject:
     """The metadata of a source, read without running it.
 
-    `requires` are its build requirements (PEP 518). `name` and `version` are empty if it names none.
-    `dependencies` are its Requires-Dist, None if only a build knows them. `code` are the languages that
-    need a compiler (a key of CODE), `imports` the packages that its setup.py imports. `version_variable`
-    sets the version for a build that would query git, empty for any other.
+    `requires` are its build requirements (PEP 518). `name` and `version` are empty if unknown.
+    `dependencies` are its Requires-Dist, None if only a build knows them. `code` are the languages that need
+    a compiler (a key of CODE), `imports` the packages that its setup.py imports. `version_variable` sets the
+    version for a build that would query git, empty for any other.
     """
 
     requires: tuple[str, ...]
@@ -139,7 +139,7 @@ class _SourceMetadata:
 def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _SourceMetadata:
     """Return the core metadata from PKG-INFO, pyproject.toml, egg-info, setup.cfg, in this order.
 
-    PKG-INFO is final from version 2.2 on, for each field that is not Dynamic; older ones of setuptools lack
+    PKG-INFO is final from version 2.2 on, for each field that is not Dynamic. Older ones of setuptools lack
     Requires-Dist, which is in egg-info/requires.txt.
     """
     project = document.get("project", {})
@@ -185,7 +185,7 @@ def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_marker(requirement: str, condition: str) -> str:
-    """Return a requirement under one more marker."""
+    """Return a requirement with one more marker."""
     plain, _, marker = requirement.partition(";")
     return (
         f"{plain.strip()}; ({marker.strip()}) and {condition}"
@@ -307,7 +307,7 @@ def _is_metadata_file(path: str) -> bool:
 
 
 class _BoundedReader:
-    """A file that is read forwards, up to a number of bytes."""
+    """A file that is read without seeking, up to a number of bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._most, self._left = file, most, most
@@ -321,11 +321,11 @@ class _BoundedReader:
 
 
 def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
-    """Copy a package's directory to the new directory `target`; return a sha256 of all files.
+    """Copy a package's directory to the new directory `target`. Return a sha256 of all files.
 
-    A link inside stays a link. `most` limits the bytes of all files, as they are read: holes count. `skipped`
-    are names at the top that are not copied. Raises UsageError for a link that leads out, for special files,
-    and above the limit.
+    A link inside stays a link. `most` limits the bytes of all files as they are read, including holes.
+    `skipped` are names at the top that are not copied. Raises UsageError for a link to outside the
+    directory, for special files, and above the limit.
     """
     rows, links, remaining = [], dict[str, str](), most
     try:
@@ -383,7 +383,7 @@ def _copy_file(folder: Path, path: str, target: Path, most: int) -> tuple[str, i
 
 
 def leads_out(path: str, links: Mapping[str, str]) -> bool:
-    """Return whether the link `path` leads out of the directory, also through another one of `links`.
+    """Return whether the link `path` leads outside the directory, also through another one of `links`.
 
     Names that are not links count as directories, as Linux resolves them.
     """

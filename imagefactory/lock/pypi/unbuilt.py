@@ -1,6 +1,6 @@
-"""Packages of a solution without a wheel, the requirements of building them, and undeclared dependencies.
+"""Find packages of a solution without a wheel, their build requirements, and undeclared dependencies.
 
-uv solves only with wheels. If it finds none of a package, its source distribution is fetched and read,
+uv solves only with wheels. If it finds none for a package, the source distribution is fetched and read,
 never run. A stub wheel with only that metadata replaces it, and uv solves again.
 """
 
@@ -58,7 +58,7 @@ _ROUNDS = 10  # each one adds a need, and a need can bring packages that need mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionNeed:
-    """A need of the release `by` (`torch 2.2.2`): `wants`, with `add` even if nothing else requires it."""
+    """A requirement `wants` of the release `by` (`torch 2.2.2`); `add` if nothing else requires it."""
 
     by: str
     wants: Requirement
@@ -74,7 +74,7 @@ class CompanionNeed:
 
 
 class NoCompanionError(UnsolvableError):
-    """A companion has no release for a framework version; `need` bounds the framework to others."""
+    """A companion has no release for a framework version. `need` limits the framework to others."""
 
     def __init__(
         self, code: str, message: str, *, hint: str, conflict: tuple[str, ...], need: CompanionNeed
@@ -84,9 +84,9 @@ class NoCompanionError(UnsolvableError):
 
 
 def companion_needs(versions: Mapping[str, str], python: str) -> tuple[CompanionNeed, ...]:
-    """Return the known needs of releases (name -> version) on one another, for a Python (`3.11`).
+    """Return the known requirements between releases (name -> version), for a Python (`3.11`).
 
-    Raises NoCompanionError for a companion that has no release for the version of its framework.
+    Raises NoCompanionError for a companion without a release for the version of its framework.
     """
     result = [
         CompanionNeed(
@@ -114,9 +114,9 @@ def companion_needs(versions: Mapping[str, str], python: str) -> tuple[Companion
 
 
 def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelRequest:
-    """Return the request with needs as constraints, and as requirements if they are to be added.
+    """Return the request with `needs` as constraints, and as requirements if they must be added.
 
-    Packages of the parent or of conda are not bounded.
+    Packages of the parent or of conda are not constrained.
     """
     brought = _parent_versions(question)
     named = {package_of(text) for text in question.requirements}
@@ -142,8 +142,8 @@ def solve_companions(
 ) -> tuple[WheelRequest, PinnedVersions, tuple[CompanionNeed, ...]]:
     """Solve a request, with an older framework if a companion has no release for a newer one.
 
-    Return the request with that bound, its solution, and the needs that were applied. Raises
-    NoCompanionError if that has no solution, and the solver's errors.
+    Return the request with that bound, its solution, and the applied needs. Raises NoCompanionError if there
+    is no solution, and the solver's errors.
     """
     brought, applied, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
@@ -168,10 +168,10 @@ def solve_companions(
 def solve_with_companions(
     solver: QuestionSolver, question: WheelRequest, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a request so that all known needs are met. Return the request with them, and its solution.
+    """Solve a request so that all known needs are met. Return the final request and its solution.
 
-    The solver knows what packages declare. A solution that misses a known need is solved again with that
-    need, which is reported. Raises UnsolvableError, naming the needs, if these leave no solution, and the
+    The solver knows only declared requirements. If a solution misses a known need, it is solved again with
+    that need, which is reported. Raises UnsolvableError with the needs if they leave no solution, and the
     solver's errors.
     """
     brought = _parent_versions(question)
@@ -227,7 +227,7 @@ def _public(version: str) -> str:
 
 
 def _is_other_build(version: str) -> bool:
-    """Return whether a version (`2.5.1+cpu`, `+rocm6.2`) is of a build that is not for CUDA."""
+    """Return whether a version (`2.5.1+cpu`, `+rocm6.2`) is a build that is not for CUDA."""
     local = version.partition("+")[2]
     return bool(local) and not local.startswith("cu")
 
@@ -293,9 +293,9 @@ def _contradicted(
 
 
 ROUNDS = 100
-"""The most solutions to try; each but the last finds one more release without a wheel."""
+"""The most attempts. Each but the last finds one more release without a wheel."""
 UNKNOWN_VERSION = "0"
-"""The version of a source whose version only a build knows; nothing else may require it by a version."""
+"""The version of a source whose version only a build knows. No package can require a version of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ class SourcePackage:
 
     @property
     def code(self) -> frozenset[str]:
-        """The languages of the compilers that it needs."""
+        """The languages that need a compiler."""
         known = source_build(self.name)
         return known.code if known else self.project.code if self.project else frozenset()
 
@@ -325,10 +325,10 @@ class SourcePackage:
 def require_wheels(
     solver: WheelSolver, question: WheelRequest, target: Target, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a request so that all known needs are met, as `solve_with_companions`.
+    """Solve a request as `solve_with_companions` does, so that all packages have wheels.
 
-    Raises UnbuiltError with all packages of the solution that have no wheel, and LockError if others have
-    libraries of two CUDA majors, or another CUDA than the target: building would be useless then.
+    Raises UnbuiltError with all packages of the solution that have no wheel. Raises LockError if others have
+    libraries of two CUDA majors, or another CUDA than the target, because building would then be useless.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _SourceSearch(solver, question, Path(folder))
@@ -351,7 +351,7 @@ def require_wheels(
 
 @dataclass(slots=True)
 class _SourceSearch:
-    """The rounds of one growing request. `folder` has a stub for each release in `stubs`."""
+    """Solves a growing request in rounds. `folder` has a stub for each release in `stubs`."""
 
     solver: WheelSolver
     question: WheelRequest
@@ -397,7 +397,7 @@ class _SourceSearch:
         return (*self.away, *(package for key, package in sorted(self.stubs.items()) if key in chosen))
 
     def _own(self, entry: str) -> SourcePackage | None:
-        """Add a stub for a directory of the recipe; a repository, which is not fetched, is only recorded."""
+        """Add a stub for a directory of the recipe. A repository, which is not fetched, is only recorded."""
         project = read_own(self.solver.root, entry) if entry.startswith(".") else None
         if project is None or not project.name:
             self.away.append(SourcePackage(name="", version="", source=entry, project=project))
@@ -407,7 +407,7 @@ class _SourceSearch:
     def _add(self, name: str, account: str) -> bool:
         """Add a stub of the newest release within the bounds of the recipe and of uv's output.
 
-        Return whether there is one.
+        Return whether such a release exists.
         """
         lock = self.question.lock
         known = dict(sdists_of(name, self.solver.project(name, lock), lock))
@@ -440,7 +440,7 @@ class _SourceSearch:
 def read_own(root: Path, entry: str) -> SourceProject:
     """Return the metadata of a directory below `root`.
 
-    Raises UsageError for one that is missing or leads out.
+    Raises UsageError if the directory is missing or is a link to outside.
     """
     folder = root / entry
     if not folder.is_dir():
@@ -487,7 +487,7 @@ def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tup
 
 
 def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[SpecifierSet]:
-    """Return the bounds of a package to test, the narrowest first: all of uv's output, then each."""
+    """Return the bounds of a package to test, the narrowest first: all of uv's output, then each one."""
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", account).split())
     words = r"(?:depends on|require|requires)(?: one of:)?"
     package = re.escape(name).replace(r"\-", "[-_.]")
@@ -528,7 +528,7 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
 
 @contextmanager
 def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequest]:
-    """Yield `question` without the pins `absent` in its solution: empty wheels replace them."""
+    """Yield `question` with empty wheels in place of the pins `absent`."""
     if not absent:
         yield question
         return
@@ -540,13 +540,13 @@ def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequ
 
 
 def has_nvcc(target: Target) -> bool:
-    """Return whether the index has CUDA's compiler for a target: its wheels are complete from CUDA 13 on."""
+    """Return whether the index has CUDA's compiler for a target. Its wheels are complete since CUDA 13."""
     major = target.cuda.partition(".")[0]
     return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
 def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
-    """Return the requirements of building a package, in words, and whether this machine can meet all."""
+    """Return the build requirements of a package as texts, and whether this machine can meet all."""
     code, needs, possible = package.code, list[str](), True
     if package.project is None:
         return ["to be fetched"], True
@@ -574,7 +574,7 @@ def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
 def list_unbuilt(
     unbuilt: Sequence[SourcePackage], pins: tuple[str, ...], question: WheelRequest, target: Target
 ) -> UnbuiltError:
-    """Return the error that names all packages of a solution that have no wheel."""
+    """Return the error with all packages of a solution that have no wheel."""
     named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
     rows, lines, impossible = list[dict[str, object]](), list[str](), list[str]()
     for package in unbuilt:
