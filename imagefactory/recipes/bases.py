@@ -88,13 +88,13 @@ def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[Bas
 
 
 def _described(base: BaseSpec, other: BaseSpec) -> tuple[str, ...]:
-    """Return what must be equal: all but the tag of a digest, and a Python that one of them omits."""
+    """Return the values that must be equal: all but the image's tag, and a Python that one of them omits."""
     python = (base.python, base.python_path) if base.python and other.python else ()
     return base.public, base.glibc, *python
 
 
 def without_tag(image: str) -> str:
-    """Return a reference for all tools: some reject a tag with a digest."""
+    """Return a reference without a tag, as some tools reject a tag with a digest."""
     place, at, digest = image.partition("@")
     host, slash, path = place.partition("/")
     return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
@@ -114,7 +114,7 @@ class BaseName:
     where: SourceLocation | None = None
 
     def own(self, python: str) -> BaseSpec | None:
-        """Return the base that the recipe describes itself, or None."""
+        """Return the base that the recipe itself describes, None for a name."""
         if not self.image or self.where is None:
             return None
         return BaseSpec(

@@ -1,4 +1,4 @@
-"""The allowed form of each value in a recipe. Recipes are untrusted: each value must fully match a rule."""
+"""The allowed form of each value in a recipe. Recipes are untrusted, so each value must match a rule."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ SPEC = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaSpec:
-    """A parsed match spec; str() returns its one spelling.
+    """A parsed match spec. str() returns its normal form.
 
-    `channel` is an address, empty for any channel; `version` the sorted bounds joined by commas, `*` or
-    empty for any; `build` a build string in which `*` matches anything, empty for any.
+    `channel` is an address, empty for any channel. `version` has the sorted bounds joined by commas, `*` or
+    empty for any. `build` is a build string in which `*` matches anything, empty for any.
     """
 
     name: str
@@ -78,7 +78,7 @@ class CondaSpec:
 
 
 def parse_spec(text: str) -> CondaSpec:
-    """Return the match spec of `text`. Raises ValueError for forms that recipes may not use."""
+    """Return the match spec of `text`. Raises ValueError for an unsupported form."""
     match = re.fullmatch(SPEC, text, re.ASCII)
     if match is None:
         raise ValueError(f"{text!a} is not a supported match spec")
@@ -93,12 +93,12 @@ def parse_spec(text: str) -> CondaSpec:
 
 
 def channel_address(channel: str) -> str:
-    """Return a channel's full address without a slash at its end; a bare name is below CHANNEL_ROOT."""
+    """Return a channel's full address without a slash at its end. A name is a channel in CHANNEL_ROOT."""
     return (channel if "://" in channel else f"{CHANNEL_ROOT}/{channel}").rstrip("/")
 
 
 def channel_name(address: str) -> str:
-    """Return the shortest form of a channel's address: its name below CHANNEL_ROOT."""
+    """Return the shortest form of a channel's address: its name if in CHANNEL_ROOT."""
     return address.removeprefix(f"{CHANNEL_ROOT}/")
 
 
@@ -346,7 +346,7 @@ REQUIREMENT_RULES = {"pypi": ("package", "constraint"), "conda": ("match spec", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementContext:
-    """The context to check requirements in. `on` names the parent target, empty for none."""
+    """The context for checks of requirements. `on` is the parent target, empty for none."""
 
     kind: str
     framework: str
@@ -355,14 +355,14 @@ class RequirementContext:
 
 
 def normal_requirement(requirement: str, kind: str) -> str:
-    """Return a valid requirement in the one form of its source."""
+    """Return a valid requirement in the normal form of its source."""
     if kind == "conda":
         return str(parse_spec(requirement))
     return _normal_pypi(requirement) if kind == "pypi" else requirement
 
 
 def _normal_pypi(requirement: str) -> str:
-    """Return a normalized name with sorted bounds and no spaces; wheels' paths and sources stay."""
+    """Return a normalized name with sorted bounds and no spaces. Paths and sources are unchanged."""
     if requirement.startswith((".", "git+")):
         return requirement
     name = _NAME_END.split(requirement, maxsplit=1)[0]
@@ -374,13 +374,13 @@ def _normal_pypi(requirement: str) -> str:
 
 
 def default_checks(framework: str) -> tuple[str, ...]:
-    """Return the checks of an image if its recipe names none: all that know its framework."""
+    """Return the checks of an image without `checks` in its recipe: all for its framework."""
     known = SMOKE_CHECKS if framework in table.FRAMEWORKS else table.OTHER_CHECKS
     return tuple(check for check in known if check not in table.ASKED_CHECKS)
 
 
 def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | None:
-    """Return the problem with requiring a check of this framework and what to write, or None."""
+    """Return the problem with a required check for this framework and the fix, or None."""
     allowed = default_checks(framework)
     if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
         return None
@@ -389,7 +389,7 @@ def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | Non
 
 
 def requirement_problem(text: str, key: str, source: RequirementContext) -> tuple[str, str, str] | None:
-    """Return the problem and what to write, or None; texts that violate their rule are reported elsewhere.
+    """Return the problem and the fix, or None. Texts that violate their rule are reported elsewhere.
 
     The framework's own requirement comes from the row's version, and Python's from `python`.
     """
@@ -425,7 +425,7 @@ def requirement_problem(text: str, key: str, source: RequirementContext) -> tupl
 
 
 def rule_hint(text: str, rule: str) -> str:
-    """Return what to write in place of a text that RULES[rule] rejects."""
+    """Return the fix for a text that RULES[rule] rejects."""
     if rule == "channel":
         if text in ("defaults", "nodefaults", "local"):
             return f"'{text}' is a placeholder: write the channel's own name, such as \"conda-forge\""
@@ -477,7 +477,7 @@ MAX_PROBLEMS = 50
 
 
 class NodeReader:
-    """A reader of typed values that collects problems. An invalid value reads as empty."""
+    """Reads typed values and collects problems. An invalid value reads as empty."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -498,7 +498,7 @@ class NodeReader:
     def mapping(
         self, node: YamlNode, known: Sequence[str], required: Mapping[str, str]
     ) -> dict[str, YamlNode]:
-        """Return key -> value; reports unknown, repeated and missing keys."""
+        """Return key -> value. Reports unknown, repeated and missing keys."""
         if node.kind != "map":
             write = f"write {next(iter(required.values()), f'{known[0]}: and its value')}"
             what = f"expected keys and values, found {node.called}"
@@ -518,7 +518,7 @@ class NodeReader:
         return values
 
     def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
-        """Yield name, key node, value node of a map; repeated names are reported and yielded once."""
+        """Yield name, key node, value node of a map. Repeated names are reported and yielded once."""
         if node is None:
             return
         if node.kind != "map":
@@ -551,7 +551,7 @@ class NodeReader:
         return node.items
 
     def text(self, node: YamlNode | None, key: str, rule: str) -> str:
-        """Return a text that RULES[rule] allows; empty if the key is missing, which is reported elsewhere."""
+        """Return a text that RULES[rule] allows, empty for a missing key, which is reported elsewhere."""
         if node is None:
             return ""
         allowed = RULES[rule]
@@ -575,7 +575,7 @@ class NodeReader:
         return ""
 
     def image(self, node: YamlNode | None, key: str) -> str:
-        """Return a reference to an image by digest; reports Docker's short names and floating tags."""
+        """Return a reference to an image by digest. Reports Docker's short names and bare tags."""
         if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
             return self.text(node, key, "image")
         full, quoted = _written_out(node.text), show(node.text, limit=160)
@@ -592,7 +592,7 @@ class NodeReader:
         return ""
 
     def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
-        """Return the distinct texts of a list, each allowed by RULES[rule]; `empty` allows an empty list."""
+        """Return the distinct texts of a list, each allowed by RULES[rule]. `empty` allows an empty list."""
         if node is None:
             return ()
         if node.kind != "list" or not (node.items or empty):
@@ -610,7 +610,8 @@ class NodeReader:
 def _written_out(text: str) -> str:
     """Return the full reference of `text`, as a recipe must write it; empty for an invalid one.
 
-    Docker reads a name without a host as one of docker.io, there without a directory as one of library.
+    Docker reads a name without a host as one of docker.io, and one of docker.io without a directory as one
+    of library.
     """
     place, _, digest = text.partition("@")
     host, slash, rest = place.partition("/")
@@ -634,7 +635,7 @@ def within(bounds: str, version: str) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return a list item that YAML reads as text; no rule allows a quote or a backslash."""
+    """Return a list item that YAML reads as text. No rule allows a quote or a backslash."""
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
     return text if plain and text not in words else f'"{text}"'

@@ -1,4 +1,4 @@
-"""YAML text -> a plain tree in which every value keeps its place.
+"""Parse YAML text to a tree in which every value keeps its location.
 
 The text is limited in size and checked for invisible characters before it is parsed. The tree is built from
 the parser's events, with limits on depth and number of values. No objects are created. Tags, anchors,
@@ -25,7 +25,7 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlLimits:
-    """Limits of one type of file: its `size` in bytes, its number of values, their depth."""
+    """Limits for one type of file: its `size` in bytes, its number of values, their depth."""
 
     size: int = MAX_BYTES
     nodes: int = MAX_NODES
@@ -42,7 +42,7 @@ _REJECTED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 @dataclass(slots=True)
 class YamlNode:
-    """A value and its place. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
+    """A value and its location. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
 
     `made` is YAML's type of an unquoted text ("a number"), empty if it stays text.
     """
@@ -65,7 +65,7 @@ class YamlNode:
 
     @property
     def called(self) -> str:
-        """The name of this value in errors."""
+        """The name of this type of value in errors."""
         if self.kind == "text":
             return self.made or "text"
         return {"list": "a list", "map": "keys and values"}[self.kind]
@@ -74,7 +74,7 @@ class YamlNode:
 def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
     """Return the tree of a YAML text, built from the parser's events within fixed limits.
 
-    Raises RecipeError with the first problem: the rest of the text cannot be trusted.
+    Raises RecipeError with the first problem, because the rest of the text cannot be trusted.
     """
     _check_characters(text, file, limits)
     try:
@@ -199,7 +199,7 @@ def too_large(file: str, limits: YamlLimits = RECIPE) -> RecipeError:
 
 
 def recipe_problem(where: SourceLocation, code: str, what: str, write: str) -> RecipeError:
-    """Return an error with one problem: its place, code, message and fix."""
+    """Return an error with one problem: its location, code, message and fix."""
     return RecipeError([Diagnostic(code, str(where), what, write)])
 
 

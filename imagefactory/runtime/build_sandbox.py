@@ -19,13 +19,13 @@ from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
 from imagefactory.runtime.unshare import SANDBOX, explain, read_caller
 
 TREE, INPUT = "tree", "input"
-"""Directories of a build: the first is /tmp inside, the second /input, read-only."""
+"""Directories of a build. Inside, the first is /tmp, and the second is /input, read-only."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdMaps:
-    """The lines for a user namespace's uid_map and gid_map. `delegated`: newuidmap has to write them."""
+    """The lines for a user namespace's uid_map and gid_map. If `delegated`, newuidmap must write them."""
 
     uid_map: str
     gid_map: str
@@ -33,7 +33,7 @@ class IdMaps:
 
 
 def prepare_directory(folder: Path) -> None:
-    """Create the directories of a build, whose ids belong to no user and cannot reach this user's files."""
+    """Create the directories of a build, for ids that belong to no user and cannot reach this user's files."""
     folder.chmod(0o700)
     for name, mode in ((TREE, 0o1777), (INPUT, 0o755)):
         (folder / name).mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ class BuildProcess:
         self._status = os.fdopen(status_out, "rb")
 
     def wait(self) -> int:
-        """Return the exit code. Raises ToolError if the sandbox could not be made, BuildError at a limit."""
+        """Return the exit code. Raises ToolError if the sandbox could not be created, BuildError at a limit."""
         with self._status as file:
             text = file.read()
         code = self.process.wait()
@@ -105,7 +105,7 @@ class BuildProcess:
         return code
 
     def kill(self) -> None:
-        """End the build with everything in it."""
+        """End the build with all its processes."""
         self.process.kill()
         self.process.wait()
         self._status.close()

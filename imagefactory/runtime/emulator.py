@@ -1,7 +1,7 @@
 """Run programs for another processor with qemu's user emulation.
 
 From Linux 6.7 on, each user namespace has its own table of interpreters (binfmt_misc). So a sandbox can use
-qemu without a change of the machine. On older kernels the machine must have it registered.
+qemu without a change of the machine. On older kernels qemu must be registered on the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = "qemu-user-static"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulator:
-    """qemu for a `machine`. `own`: a sandbox registers it for itself, else the whole machine has it.
+    """qemu for a `machine`. With `own` a sandbox registers it only for itself.
 
     `files` is binfmt_misc's pattern of its files.
     """
@@ -37,7 +37,7 @@ class Emulator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationFacts:
-    """This machine's processor and kernel (`6.18.2-amd64`); by machine the installed and registered qemu."""
+    """This machine's processor and kernel (`6.18.2-amd64`), and the installed and registered qemu by machine."""
 
     machine: str
     kernel: str
@@ -70,7 +70,7 @@ def _read_registered(folder: Path) -> Iterable[tuple[str, str]]:
 def parse_registered(text: str, machine: str) -> str:
     """Return the program of an entry of binfmt_misc for files of `machine`, empty for another entry.
 
-    Also empty for a disabled entry, and one without F, whose program would have to be inside the image.
+    Also empty for a disabled entry, and for one without F, whose program would have to be in the image.
     """
     lines = dict(line.partition(" ")[::2] for line in text.splitlines())
     fits = lines.get("magic", "").lower() == magic(machine).hex()
@@ -137,7 +137,7 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
 
 
 def check_not_emulated(name: str, processor: str) -> None:
-    """Raises ToolError for an image of another processor, whose run would verify nothing."""
+    """Raise ToolError for an image of another processor, whose run would verify nothing."""
     here, machine = platform.machine(), machine_of(processor)
     if machine not in ("", here):
         raise ToolError(

@@ -1,4 +1,4 @@
-"""The members of an untrusted zip: its list, checked before reading, and their uncompressed bytes."""
+"""The members of an untrusted zip: its list, which is checked first, and their uncompressed bytes."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def check_members(file: IO[bytes], archive: zipfile.ZipFile) -> None:
 
 
 def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Return the start of the compressed bytes. Raises ValueError for a header that differs from the list's.
+    """Return the start of the compressed bytes. Raises ValueError if the header differs from the list.
 
-    Programs that read such a zip forward unpack other files than those that use its list. A truncated header
-    raises struct.error.
+    Programs that read such a zip without its list unpack other files than those that use the list. A
+    truncated header raises struct.error.
     """
     if member.header_offset < 0:  # relative to the list: more is missing before it than exists
         raise ValueError(f"{member.filename[:80]!r} has an invalid offset")
@@ -115,7 +115,7 @@ def check_list(file: IO[bytes]) -> None:
 
 
 def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield the member's plain bytes, exactly as many as stated. Raises CorruptDataError."""
+    """Yield the member's plain bytes, exactly as many as in the list. Raises CorruptDataError."""
     rest = member.file_size
     for piece in _inflated(_packed_bytes(path, member), member.compress_type):
         rest -= len(piece)

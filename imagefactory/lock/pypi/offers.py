@@ -82,7 +82,7 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[IndexWhe
 
 
 def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, IndexWheel] | None:
-    """Return the wheel that an installer would use: by the most specific tag, then the highest build (PEP 427)."""
+    """Return the wheel that an installer would use: the most specific tag, then the highest build number."""
     rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
     ranked: list[tuple[int, tuple[int, str], str, LockedWheel, IndexWheel]] = []
     for offer in offers:
