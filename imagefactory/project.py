@@ -27,20 +27,20 @@ class Project(Access):
     bases: tuple[BaseSpec, ...]
     targets: tuple[Target, ...]
     faults: tuple[Diagnostic, ...] = ()
-    """Problems of recipes whose targets are therefore not in `targets`."""
+    """Problems of recipes, whose targets are not in `targets`."""
 
     def target(self, name: str) -> Target | None:
         return next((target for target in self.targets if target.name == name), None)
 
     def target_below(self, target: Target) -> Target | None:
-        """Return the target's parent."""
+        """Return the target's parent, None without one."""
         return self.target(target.on)
 
     def base_of(self, target: Target) -> BaseSpec:
         return next(base for base in self.bases if base.name == target.base)
 
     def base_below(self, base: BaseSpec) -> BaseSpec | None:
-        """Return the base's parent."""
+        """Return the base's parent, None without one."""
         return next((parent for parent in self.bases if parent.name == base.on), None)
 
     @property
@@ -115,7 +115,7 @@ def load_lenient(
 
 
 def _check_no_outside_links(root: Path) -> None:
-    """Raise UsageError for links that leave the project: a clone may have them, and commands follow them."""
+    """Raise UsageError for links to outside the project, which a clone may have and commands would follow."""
     top = root.resolve()
     for folder in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
         entries = folder.iterdir() if folder.is_dir() else ()

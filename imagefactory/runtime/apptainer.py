@@ -145,7 +145,7 @@ class ApptainerRunner:
         return f"apptainer {self.command.require(building=False)}"
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
-        """Run as `Runner.run`. Raises ToolError for `gpus` on a machine without a GPU, which apptainer ignores."""
+        """Run as `Runner.run`. Raises ToolError for `gpus` without a GPU, which apptainer would ignore."""
         check_spec(spec)
         planned_mounts(spec)
         devices = find_gpus() if spec.gpus else None
@@ -270,7 +270,7 @@ def _collect(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End apptainer and all its child processes, which could otherwise outlive an ordinary user's apptainer."""
+    """End apptainer and all its child processes, which could otherwise outlive apptainer."""
     if process.poll() is None:
         for pid in (process.pid, *descendants(process.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):

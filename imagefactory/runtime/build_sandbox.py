@@ -33,7 +33,7 @@ class IdMaps:
 
 
 def prepare_directory(folder: Path) -> None:
-    """Create the directories of a build, for ids that belong to no user and cannot reach this user's files."""
+    """Create the directories of a build, for ids that belong to no user and cannot reach its files."""
     folder.chmod(0o700)
     for name, mode in ((TREE, 0o1777), (INPUT, 0o755)):
         (folder / name).mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ class BuildProcess:
         self._status = os.fdopen(status_out, "rb")
 
     def wait(self) -> int:
-        """Return the exit code. Raises ToolError if the sandbox could not be created, BuildError at a limit."""
+        """Return the exit code. Raises ToolError if there is no sandbox, BuildError at a limit."""
         with self._status as file:
             text = file.read()
         code = self.process.wait()

@@ -48,9 +48,7 @@ OWNER = "imagefactory.owner"
 """The label of our containers with their owner, to recognize the containers of a killed runner."""
 MOST_PROCESSES = 32768
 SHARED_MEMORY = "50%"
-"""The size of /dev/shm, in percent of the machine's memory, as for any tmpfs. Docker's own 64 MB stop data
-loaders.
-"""
+"""The size of /dev/shm, in percent of the memory. Docker's own 64 MB stop data loaders."""
 KILLED = 128 + signal.SIGKILL
 GRACE_SECONDS = 10
 """Seconds for a command to end by itself when its runner is ended, as in `docker stop`."""
@@ -80,7 +78,7 @@ def _start_time(pid: int) -> str:
 
 
 def is_alive(owner: str, boot: str) -> bool:
-    """Return whether a container's owner still runs. Unknown owners and those on other machines count as alive."""
+    """Return whether a container's owner still runs. Unknown owners and other machines count as alive."""
     match = re.fullmatch(r"([0-9a-f-]{36})/(\d+)/(\d+)", owner)
     return not match or match[1] != boot or _start_time(int(match[2])) == match[3]
 

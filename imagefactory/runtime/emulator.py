@@ -37,7 +37,7 @@ class Emulator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationFacts:
-    """This machine's processor and kernel (`6.18.2-amd64`), and the installed and registered qemu by machine."""
+    """This machine's processor and kernel (`6.18.2-amd64`), and its installed and registered qemu."""
 
     machine: str
     kernel: str

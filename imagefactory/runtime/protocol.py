@@ -142,7 +142,7 @@ def reject_sif(image: SifArtifact, runner: str) -> ToolError:
 
 
 class BoundedOutput:
-    """Two streams, each up to OUTPUT_LIMIT bytes. The rest is read and dropped, so that the command continues."""
+    """Two streams, each up to OUTPUT_LIMIT bytes. The rest is read and dropped, so the command goes on."""
 
     def __init__(self) -> None:
         self._data = {"stdout": bytearray(), "stderr": bytearray()}

@@ -443,7 +443,7 @@ class SandboxProcess:
         return output.text("stdout"), output.text("stderr")
 
     def wait(self) -> dict[str, Any]:
-        """Return the end: returncode, timed_out, over (a limit), seconds, lost (the reason for lost bytes)."""
+        """Return the end: returncode, timed_out, over (a limit), seconds, lost (why bytes were lost)."""
         event = self._event()
         self.process.wait()
         self.end()

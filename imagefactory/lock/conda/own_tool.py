@@ -47,7 +47,7 @@ class CondaTool:
     environ: Mapping[str, str] = field(repr=False)
 
     def name(self) -> str:
-        """The solver's name, `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError if it does not start."""
+        """The solver's name, `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError if it cannot start."""
         try:
             by = version("conda-lock")
         except PackageNotFoundError as error:

@@ -69,7 +69,7 @@ def read_rest(fd: int) -> bytes:
 
 
 def fill_stdio() -> None:
-    """Open closed descriptors. Otherwise later files get their numbers, and the command would get those files."""
+    """Open closed descriptors. Otherwise later files would get their numbers and reach the command."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)

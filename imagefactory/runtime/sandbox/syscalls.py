@@ -79,7 +79,7 @@ def unshare(flags: int) -> None:
 
 
 def enter_user_namespace(map_ids: Callable[[int], int]) -> None:
-    """Enter a user namespace. A child outside sets its ids with `map_ids(pid)`, which returns 0 for success."""
+    """Enter a user namespace. A child outside sets its ids: `map_ids(pid)` returns 0 for success."""
     target, (ready, go) = os.getpid(), os.pipe()
     mapper = os.fork()
     if mapper == 0:
@@ -278,8 +278,9 @@ Instruction = tuple[int, int, int, int]
 
 
 def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
-    """Return the BPF filter: rows of (code, jump if true, jump if false, constant). `modes` denies setuid
-    files.
+    """Return the BPF filter as rows of four numbers. `modes` denies setuid files.
+
+    The numbers are code, jump if true, jump if false, constant.
     """
     calls = ARCHITECTURES[machine]
 
@@ -324,7 +325,7 @@ def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
 
 
 def allow_any(values: tuple[int, ...], between: int) -> list[Instruction]:
-    """Return a jump for each of `values` over the rejection after them, and over `between` more instructions."""
+    """Return a jump for each of `values`, over the rejection and `between` more instructions."""
     return [(JUMP_EQUAL, len(values) - place + between, 0, value) for place, value in enumerate(values)]
 
 

@@ -360,7 +360,7 @@ def test_a_target_of_which_nothing_is_known_is_to_be_built(call: Call) -> None:
     said = call("pytorch-conda-2.3-cu121")
     assert (said.code, said.error_codes) == (errors.EXIT_BUILD, ("gpu-code-unknown",))
     assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
-    assert "imagefactory compat pytorch-conda-2.3-cu121" in said.err
+    assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
     assert "scan packages" not in said.err
 
 
