@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypedDict
 
 DISTRIBUTION = "gpu-imagefactory"
 """This program's name in the package index, where `imagefactory` is another project."""
@@ -32,19 +33,19 @@ EXIT_LIMIT = 137
 EXIT_CODES = {
     EXIT_OK: "success",
     EXIT_BUG: "a bug in imagefactory",
-    EXIT_USAGE: "invalid recipe or arguments",
-    EXIT_NOTHING_SELECTED: "nothing selected",
-    EXIT_STALE: "outdated file (--check)",
-    EXIT_LOCK: "lock error",
-    EXIT_TOOL: "missing or unusable tool",
-    EXIT_BUILD: "build error",
-    EXIT_REGISTRY: "registry error",
+    EXIT_USAGE: "invalid arguments, settings or recipe",
+    EXIT_NOTHING_SELECTED: "nothing matches",
+    EXIT_STALE: "a file is outdated (--check)",
+    EXIT_LOCK: "a lock is missing, invalid or has no solution",
+    EXIT_TOOL: "a tool is missing or not permitted",
+    EXIT_BUILD: "a build failed",
+    EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
-    EXIT_AUDIT: "a rejected license or vulnerability (image audit)",
+    EXIT_AUDIT: "a license or vulnerability was found (image audit)",
     EXIT_INTERRUPTED: "interrupted",
-    EXIT_LIMIT: "stopped at a limit of `run`",
+    EXIT_LIMIT: "the command reached a limit of `run`",
 }
-"""The exit codes, as described in `--help` and the documentation."""
+"""The exit codes, as described in `help exit-codes` and the documentation."""
 
 
 # USER:PASSWORD@ with or without a scheme, USER@ only after one. NAME:TAG@sha256:... is not a login.
@@ -192,25 +193,52 @@ class UnreachableError(LockError):
     """An index or channel that does not answer, so the existence of a solution is unknown."""
 
 
-class OutdatedError(UnsolvableError):
-    """Packages of the recipe would be locked at far older releases than their newest ones.
+class OutdatedPackageRow(TypedDict):
+    """A package that is locked at an older release than the newest."""
 
-    `behind` are rows for JSON: name, locked, newest, reason, accept.
-    """
+    name: str
+    locked: str
+    newest: str
+    reason: str
+    accept: str
+    """The bound that accepts the old release in the recipe."""
+    named: bool
+    """Whether the recipe names the package; then the lock is rejected."""
+    build: str
+    """The requirement that has no wheel and could be built; empty for none."""
+
+
+class OutdatedError(UnsolvableError):
+    """Packages that the recipe names would be locked far older than their newest releases."""
 
     def __init__(
-        self, code: str, message: str, *, behind: tuple[dict[str, object], ...], hint: str, tree: str
+        self, code: str, message: str, *, outdated: tuple[OutdatedPackageRow, ...], hint: str, tree: str
     ) -> None:
         super().__init__(code, message, hint=hint, tree=tree)
-        self.behind = behind
+        self.outdated = outdated
+
+
+class UnbuiltPackageRow(TypedDict):
+    """A package that has no wheel yet."""
+
+    name: str
+    version: str
+    source: str
+    """A file of the index, or the entry of the recipe."""
+    needs: list[str]
+    """The tools that build it: compilers, CUDA."""
+    possible: bool
+    """Whether imagefactory can build it."""
+    requires: list[str]
+    """Names of packages."""
+    named: bool
+    """Whether the recipe names the package."""
 
 
 class UnbuiltError(LockError):
     """Packages without a wheel, which must be built from source first.
 
-    `packages` are rows for JSON: name, version, source (a file of the index, or the recipe's entry), needs,
-    requires (names of packages), and named (whether the recipe names the package). `pins` (`name==version`)
-    are the other packages of the solution.
+    `pins` (`name==version`) are the other packages of the solution.
     """
 
     def __init__(
@@ -218,7 +246,7 @@ class UnbuiltError(LockError):
         code: str,
         message: str,
         *,
-        packages: tuple[dict[str, object], ...],
+        packages: tuple[UnbuiltPackageRow, ...],
         hint: str = "",
         pins: tuple[str, ...] = (),
     ) -> None:

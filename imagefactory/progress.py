@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import threading
@@ -35,6 +36,34 @@ def silence_progress() -> None:
     """
     _SILENT.set()
     _SPEAKING.acquire(timeout=1.0)
+
+
+_UNITS = re.compile(
+    r"(\s*)((?:`[^`\n]*`"
+    r"|(?:imagefactory|sudo|uv|\S+ -m pip)(?: [^\s,;()]+)+?(?=$|[,;()]| (?:to|and|or|then)\b)|\S)+)"
+)
+"""Parts of a line that stay whole, after their blanks: words, text in backticks, commands."""
+
+
+def wrap_message(text: str, width: int, indent: int = 2) -> str:
+    """Return lines of at most `width`. Words, paths and commands stay whole; `next:` lines do too.
+
+    Continuation lines are indented by `indent` more than their line.
+    """
+    return "\n".join(part for line in text.split("\n") for part in _wrap_line(line, width, indent))
+
+
+def _wrap_line(line: str, width: int, indent: int) -> list[str]:
+    if len(line) <= width or line.startswith("next: "):
+        return [line]
+    margin = " " * (len(line) - len(line.lstrip()) + indent)
+    lines = [""]
+    for blanks, unit in _UNITS.findall(line):
+        if not lines[-1] or len(lines[-1]) + len(blanks) + len(unit) <= width:
+            lines[-1] += blanks + unit
+        else:
+            lines.append(margin + unit)
+    return lines
 
 
 class ProgressTask(Protocol):
@@ -143,10 +172,13 @@ class LineProgress:
         self.put(text)
 
     def put(self, line: str) -> None:
+        text = printable(line)
+        if self.stream.isatty():
+            text = wrap_message(text, os.get_terminal_size(self.stream.fileno()).columns or len(text))
         # The reader is gone, or the log is on a full disk: the work continues.
         with _SPEAKING, contextlib.suppress(OSError):
             if not _SILENT.is_set():
-                self.stream.write(printable(line) + "\n")
+                self.stream.write(f"{text}\n")
                 self.stream.flush()
 
     def tell(self, task: _LineTask, now: float) -> None:
@@ -276,7 +308,7 @@ class TerminalProgress:
                     bars.stop()
 
     def note(self, text: str) -> None:
-        self.console.print(printable(text), markup=False)
+        self.console.print(wrap_message(printable(text), self.console.width), markup=False, soft_wrap=True)
 
 
 def _escaped(text: str) -> str:

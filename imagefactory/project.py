@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagefactory.access import Access
@@ -12,7 +12,8 @@ from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.model import BaseSpec, Target
 from imagefactory.progress import QUIET
 from imagefactory.recipes.bases import BASES_FILE
-from imagefactory.recipes.expand import expand_lenient
+from imagefactory.recipes.expand import expand_lenient, select, select_single
+from imagefactory.recipes.names import families_of
 from imagefactory.recipes.read import read_bases, read_each
 from imagefactory.settings.load import Settings
 
@@ -26,8 +27,44 @@ class Project(Access):
 
     bases: tuple[BaseSpec, ...]
     targets: tuple[Target, ...]
-    faults: tuple[Diagnostic, ...] = ()
-    """Problems of recipes, whose targets are not in `targets`."""
+    invalid: Mapping[str, tuple[Diagnostic, ...]] = field(default_factory=dict)
+    """The problems of invalid recipes by family. Their targets are not in `targets`."""
+
+    @property
+    def faults(self) -> tuple[Diagnostic, ...]:
+        """The problems of all invalid recipes."""
+        return tuple(problem for problems in self.invalid.values() for problem in problems)
+
+    def select(self, names: Sequence[str]) -> tuple[Target, ...]:
+        """Return the targets that `names` select, all if it is empty. A note lists the other invalid recipes.
+
+        Raises RecipeError if an invalid recipe may have such a target, else as `recipes.expand.select`.
+        """
+        if problems := self.problems_of(names):
+            raise RecipeError(problems)
+        return select(self.targets, names)
+
+    def select_single(self, name: str) -> Target:
+        """Return the one target that `name` selects. Raises UsageError for several, else as `select`."""
+        self.select((name,))
+        return select_single(self.targets, name)
+
+    def problems_of(self, names: Sequence[str]) -> tuple[Diagnostic, ...]:
+        """Return the problems of the invalid recipes whose targets `names` may select, of all without names.
+
+        A note lists the other invalid recipes.
+        """
+        known = {target.name: target.family for target in self.targets}
+        families = families_of(names, known, self.invalid) if names else frozenset(self.invalid)
+        self.note_invalid(family for family in self.invalid if family not in families)
+        return tuple(
+            problem for family in self.invalid if family in families for problem in self.invalid[family]
+        )
+
+    def note_invalid(self, families: Iterable[str]) -> None:
+        """Print a note that the recipes of these families are skipped, if there are any."""
+        if skipped := tuple(families):
+            self.tell(f"note: {invalid_note(skipped)}")
 
     def target(self, name: str) -> Target | None:
         return next((target for target in self.targets if target.name == name), None)
@@ -52,6 +89,12 @@ class Project(Access):
 
     def definition_folder(self, target: Target) -> Path:
         return self.settings.root_path / "definitions" / target.name
+
+
+def invalid_note(families: Sequence[str]) -> str:
+    verb = "recipe is" if len(families) == 1 else "recipes are"
+    names = ", ".join(families)
+    return f"{len(families)} other {verb} invalid ({names}): `imagefactory list` shows the problems"
 
 
 def is_project(settings: Settings) -> bool:
@@ -95,7 +138,7 @@ def load_project(
 ) -> Project:
     """Return all recipes and bases of the root. Raises RecipeError with all problems of all files."""
     project = load_lenient(settings, environ, tell)
-    if project.faults:
+    if project.invalid:
         raise RecipeError(project.faults)
     return project
 
@@ -108,9 +151,9 @@ def load_lenient(
     if not settings.shipped:
         _check_no_outside_links(settings.root_path)
     recipes, faults = read_each(folder)
-    bases, targets, faults_of_all = expand_lenient(recipes, read_bases(folder), faults)
+    bases, targets, invalid = expand_lenient(recipes, read_bases(folder), faults)
     return Project(
-        settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=faults_of_all
+        settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, invalid=invalid
     )
 
 

@@ -36,6 +36,7 @@ from imagefactory.actions.verify import CollectOptions, format_signed, parse_sig
 from imagefactory.errors import (
     CheckFailedError,
     ImagefactoryError,
+    RecipeError,
     RegistryError,
     StatementError,
     ToolError,
@@ -213,6 +214,8 @@ def collect_sweep(
 
 def _target_of(project: Project, node: SweepNode) -> Target:
     target = project.target(node.target)
+    if target is None and (problems := project.problems_of((node.target,))):
+        raise RecipeError(problems)
     if target is None:
         raise UsageError(
             "target-not-in-project",

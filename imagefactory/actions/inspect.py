@@ -48,7 +48,6 @@ from imagefactory.oci.sif import is_sif, sifs_of
 from imagefactory.oci.store import ImageReference, parse_reference, resolve_mirror
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.project import Project
-from imagefactory.recipes.expand import select_single
 from imagefactory.scan.files import find_in, scan_directory, scan_path
 from imagefactory.scan.findings import format_contents
 from imagefactory.scan.layers import (
@@ -104,7 +103,7 @@ def inspect_place(
     artifact = find_stored(access, name)
     if artifact is None:
         project = recipes()
-        target = select_single(project.targets, name)
+        target = project.select_single(name)
         artifact = stored_image(project, target) or stored_sif(project, target)
         if artifact is None:
             return _inspect_lock(project, target, progress)

@@ -26,8 +26,7 @@ from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
 from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
-from imagefactory.project import Project, is_project, load_project
-from imagefactory.recipes.expand import select_single
+from imagefactory.project import Project, invalid_note, is_project, load_lenient
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import SettingValue, listed
 from imagefactory.settings.files import FILE_NAME
@@ -153,15 +152,16 @@ def read_catalog(
     near = place and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
     if not is_project(settings) or near:
         return reader.read(place or settings.registry.value, HURRIED if hurried else None)
-    project, registry = load_project(settings, environ), settings.registry.value
-    targets = (select_single(project.targets, name),) if name else project.targets
+    project, registry = load_lenient(settings, environ), settings.registry.value
+    targets = (project.select_single(name),) if name else project.targets
     cached = _cached(settings, registry) if registry else None
     request = CatalogRequest(
         targets=targets, now=now, named=bool(name), hurried=cached is not None and cached.path.exists()
     )
     try:
         catalogue = build_catalog(project, request, QuietProgress()).catalogue
-        return replace(catalogue, source=CatalogSource.MADE)
+        notes = (invalid_note(tuple(project.invalid)),) if project.invalid else ()
+        return replace(catalogue, source=CatalogSource.MADE, notes=(*catalogue.notes, *notes))
     except RegistryError as error:
         if cached is None:
             raise

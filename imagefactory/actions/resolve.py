@@ -30,7 +30,6 @@ from imagefactory.oci.sif import TARGET
 from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference, resolve_mirror
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.recipes.expand import select_single
 from imagefactory.serialize import printable_value
 from imagefactory.verify.report import VerifiedImage
 
@@ -86,7 +85,7 @@ def check_name(project: Project, name: str, *, gpu: bool = True) -> None:
         if at:
             check_digest(digest)
         if ":" not in plain:
-            target = select_single(project.targets, plain)
+            target = project.select_single(plain)
             if gpu:
                 check_not_cpu(target)
 
@@ -101,7 +100,7 @@ def _find(
         return _from_registry(project, target_reference(project, name, registry)[1], progress)
     artifact = find_stored(project, name)
     if artifact is None:
-        target = select_single(project.targets, name)
+        target = project.select_single(name)
         artifact = stored_image(project, target) or stored_sif(project, target)
         if artifact is None:
             raise not_built_error(target, ", or name an image in a registry: HOST/NAME@sha256:...")

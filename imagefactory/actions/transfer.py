@@ -79,7 +79,6 @@ from imagefactory.oci.transfer import (
 )
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.recipes.expand import select_single
 from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
 
 
@@ -381,7 +380,7 @@ def target_reference(project: Project, text: str, registry: str = "") -> tuple[T
     """Return the registry reference of `TARGET[:TAG][@sha256:...]`, by default with the target's tag."""
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
-    target = select_single(project.targets, name)
+    target = project.select_single(name)
     host, path = registry_place(project, registry)
     if not colon and not at:
         tag = plain_tag(target)

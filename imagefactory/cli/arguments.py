@@ -1,19 +1,22 @@
-"""Durations as options, and groups of commands."""
+"""Durations as options, commands whose help has sections, and groups of commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from importlib import import_module
+from typing import ParamSpec
 
 import click
 
 from imagefactory.cli.output import CommandContext
 from imagefactory.errors import UsageError
 from imagefactory.plugins import has_extra
+
+P = ParamSpec("P")
 
 _TIME = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -27,8 +30,75 @@ class DurationType(click.ParamType[timedelta]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         match = _TIME.fullmatch(str(value))
         if match is None or not int(match[1]):
-            self.fail(f"'{str(value)[:40]}' is no time: write 30m, 24h or 2d", param, ctx)
+            self.fail(f"'{str(value)[:40]}' is not a duration: write 30m, 24h or 2d", param, ctx)
         return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+
+
+# --- Help
+
+
+COMMON = ("Common options", {"--json", "--quiet", "--help"})
+MANY_OPTIONS = 8
+"""A command with more options shows them in sections."""
+_SECTIONS: dict[click.Parameter, str] = {}
+
+
+def section(title: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Return a decorator that gives the options below it, up to the next section, a title in the help."""
+
+    def decorate(command: Callable[P, None]) -> Callable[P, None]:
+        for parameter in getattr(command, "__click_params__", ()):
+            _SECTIONS.setdefault(parameter, title)
+        return command
+
+    return decorate
+
+
+def section_of(option: click.Parameter) -> str:
+    """Return the title above an option in the help of its command."""
+    title, names = COMMON
+    return title if names & {*option.opts} else _SECTIONS.get(option, "Options")
+
+
+_WHOLE = {ord("-"): "\ue000", ord(" "): "\ue001"}  # private characters, which nothing splits
+_BROKEN = {ord(new): chr(old) for old, new in _WHOLE.items()}
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Help that breaks lines neither at hyphens nor in backticks."""
+
+    def _join(self, text: str) -> str:
+        return re.sub(r"`[^`]*`|\S+-\S*", lambda match: match[0].translate(_WHOLE), text)
+
+    def write_text(self, text: str) -> None:
+        super().write_text(self._join(text))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(name, self._join(text)) for name, text in rows], col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().translate(_BROKEN)
+
+
+class HelpContext(click.Context):
+    formatter_class = HelpFormatter
+
+
+class Command(click.Command):
+    """A command whose help shows many options in sections, and those of all commands last."""
+
+    context_class = HelpContext
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
+                sections.setdefault(section_of(option), []).append(record)
+        if sum(map(len, sections.values())) <= MANY_OPTIONS:
+            sections = {"Options": [record for records in sections.values() for record in records]}
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 # --- Groups of commands, whose modules are imported when a command runs or shows its help
@@ -52,6 +122,8 @@ CUTOFF = 0.8
 
 class CommandGroup(click.Group):
     """A group of commands whose help has sections and whole lines."""
+
+    context_class = HelpContext
 
     _loaded: MutableMapping[str, click.Command]
     _sections: dict[str, str]  # by command
@@ -185,5 +257,5 @@ def _quiet_option() -> click.Option:
         is_flag=True,
         expose_value=False,
         callback=hush,
-        help="Say results and errors alone: no progress, no notes, no next step.",
+        help="Print only results and errors.",
     )

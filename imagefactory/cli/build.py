@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     artifact_json,
@@ -43,22 +44,24 @@ if TYPE_CHECKING:
     from imagefactory.project import Project
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=True)
+@section("Build")
 @click.option(
     "--engine",
     type=click.Choice(tuple(ENGINES)),
-    help="What builds the image; assemble needs no daemon and no root.  [default: the setting `engine`]",
+    help="Build with this engine. assemble needs no daemon and no root.  [default: the setting `engine`]",
 )
 @runner_option
 @click.option(
     "--strict-base",
     "locked",
     is_flag=True,
-    help="Stop if a locked package of the base is gone from the mirror.",
+    help="Stop if the mirror no longer has a locked package of the base.",
 )
 @click.option("--no-test", "no_smoke", is_flag=True, help="Skip the smoke test.")
-@click.option("--push", "pushes", is_flag=True, help="Push each image whose smoke test passed.")
+@section("Push")
+@click.option("--push", "pushes", is_flag=True, help="Push each image that passed its smoke test.")
 @registry_option
 @json_option
 @click.pass_obj
@@ -73,16 +76,20 @@ def build(
     place: str,
     as_json: bool,
 ) -> None:
-    """Build images into the store, and test each one on the CPU.
+    """Build images into the store and test each on the CPU.
 
-    Run it again after an interruption: finished steps are kept.
+    \b
+    imagefactory build pytorch-2.3-cu121
+    imagefactory build 'pytorch-*' --push
+
+    After an interruption, run it again: finished steps are not repeated.
     """
     from imagefactory.access import registry_place
     from imagefactory.actions.build import BuildOptions
     from imagefactory.actions.transfer import PushOptions, check_push, make_image
     from imagefactory.views.images import format_built, format_pushed
 
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     if pushes and no_smoke:
         raise UsageError("option-conflict", "--push requires the smoke test", hint="remove --no-test")
     if place and not pushes:
@@ -101,7 +108,7 @@ def build(
     )
     chosen = choose_targets(factory, names)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
 
         def tell(built: BuildResult) -> None:
             results.append(_built_json(built, factory))
@@ -119,7 +126,7 @@ def build(
                     print_result(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)
         if as_json:
-            print_json("build", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.build/1", "results": results, "errors": failures.as_json()})
     if push is None and factory.settings.registry.value and not no_smoke:
         print_next_command("push", *(target.name for target in chosen))
     elif on_gpus := [target.name for target in chosen if target.gpu]:
@@ -156,9 +163,9 @@ def _or_qemu(built: BuildResult) -> str:
 # --- imagefactory lock
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
-@click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
+@section("What changes")
 @click.option(
     "--upgrade-package",
     "-P",
@@ -168,23 +175,30 @@ def _or_qemu(built: BuildResult) -> str:
     help="Upgrade this package (repeatable).",
 )
 @click.option("--upgrade", "-U", "update_all", is_flag=True, help="Upgrade all packages.")
+@only_with(
+    "wheels",
+    click.option(
+        "--build", is_flag=True, help="Build packages that have no wheel, and add them to the recipe."
+    ),
+)
 @click.option(
     "--layers",
     "deep",
     is_flag=True,
-    help="Build, and lock the layers too; with --check, make each anew and compare.",
+    help="Also build the images and lock their layers. With --check, build them again and compare.",
 )
-@only_with(
-    "wheels",
-    click.option("--build", is_flag=True, help="Build packages without a wheel, and add them to the recipe."),
-)
-@click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
+@section("Checks and output")
+@click.option("--check", is_flag=True, help="Change nothing; exit 4 if a lock is missing or outdated.")
+@click.option("--explain", is_flag=True, help="If there is no solution, print the solver's full explanation.")
+@click.option("--note", metavar="TEXT", help="Store this line in the lock of a conda target ('' removes it).")
 @click.option(
     "--render",
     type=click.Choice(["explicit", "env"]),
-    help="Print a conda target's lock as a file for conda alone: the very packages, or an environment.yml.",
+    help=(
+        "Print the lock of a conda target for conda: explicit has its exact packages, env is an "
+        "environment.yml."
+    ),
 )
-@click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
 @json_option
 @click.pass_obj
 def lock(
@@ -202,9 +216,15 @@ def lock(
     as_json: bool,
     build: bool = False,
 ) -> None:
-    """Lock targets and bases. Default: all of both.
+    """Lock the packages of targets and bases.
 
-    An unchanged recipe is not solved again. Other locks change only as much as necessary.
+    \b
+    imagefactory lock pytorch-2.3-cu121
+    imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy
+    imagefactory lock --check
+    imagefactory lock                       all targets and bases
+
+    A lock whose recipe did not change is not solved again. Other locks change as little as possible.
     """
     from imagefactory.actions.definition import layers_state
     from imagefactory.actions.lock import LockOptions, lock_base, parents_first
@@ -246,7 +266,7 @@ def lock(
         require_own_project(call.settings, "lock")
     if render:
         return _render(call, names, render)
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     chosen = choose_targets(factory, of_targets) if of_targets or not names else ()
     bases = _select_bases(factory, names, () if update else chosen)
     if check:
@@ -267,7 +287,7 @@ def lock(
     if deep:
         from imagefactory.actions.lock import lock_target_layers
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for base in bases:
             with failures.of(f"base:{base.name}"):
                 changed = lock_base(factory, base, progress, update=update_all)
@@ -290,7 +310,7 @@ def lock(
                     {
                         "target": target.name,
                         "changed": relock.before != relock.after,
-                        "behind": [asdict(package) for package in relock.behind],
+                        "outdated": [package.as_json() for package in relock.behind],
                         "left_out": lacking,
                         "built": wheels,
                         **({"layers_changed": relayered} if deep else {}),
@@ -310,7 +330,7 @@ def lock(
                 unless=as_json,
             )
         if as_json:
-            print_json("locks", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.locks/1", "results": results, "errors": failures.as_json()})
     if changed_names:
         print_next_command("render", *sorted(changed_names)) if names else print_next_command("render")
     elif len(chosen) == 1:
@@ -411,7 +431,7 @@ def _check(
 
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         if not names:
             with failures.of("lockfiles"):
                 check_no_orphans(factory)
@@ -432,7 +452,14 @@ def _check(
                 check_target_layers(factory, target, call.progress)
                 print_result(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
         if as_json:
-            print_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.locks/1",
+                    "locks": states,
+                    "layers": layers,
+                    "errors": failures.as_json(),
+                }
+            )
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
             print_result(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
@@ -469,22 +496,27 @@ def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Tar
 # --- imagefactory render
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @click.option("--check", is_flag=True, help="Write nothing; exit 4 if a committed file differs.")
 @json_option
 @click.pass_obj
 def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Write Dockerfile, apptainer.def and lock to definitions/.
+    """Write Dockerfiles and definition files to definitions/.
 
-    Without TARGET, targets without a solution are skipped.
+    \b
+    imagefactory render pytorch-2.3-cu121
+    imagefactory render --check
+
+    Each target has a directory with Dockerfile, apptainer.def and its lock. Without TARGET, targets that
+    have no solution are skipped.
     """
     from imagefactory.actions.definition import write_definition
     from imagefactory.actions.locked import lock_state
     from imagefactory.project import require_own_project
 
     require_own_project(call.settings, "render")
-    factory = call.sound_factory
+    factory = call.factory
     chosen = choose_targets(factory, names)
     if not names:
         passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
@@ -493,7 +525,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
             call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for target in chosen:
             with failures.of(target.name):
                 changes = write_definition(factory, target, check=check)
@@ -505,7 +537,14 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
             with failures.of("definitions"):
                 check_no_orphans(factory)
         if as_json:
-            print_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.definitions/1",
+                    "written": written,
+                    "stale": stale,
+                    "errors": failures.as_json(),
+                }
+            )
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     choose_targets,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.trust.verdict import VerificationResult
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @registry_option
 @click.option(
@@ -41,20 +42,20 @@ if TYPE_CHECKING:
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write it into a file, packed where its name ends in .gz, and push nothing.",
+    help="Write it to this file (compressed if the name ends in .gz), and push nothing.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@click.option("--dry-run", is_flag=True, help="Print what the catalog would contain. Needs no key.")
 @click.option(
     "--rollback",
     is_flag=False,
     flag_value="previous",
     metavar="[DIGEST]",
-    help="Put back the previous catalog, or the one with this digest or tag.",
+    help="Restore the previous catalog, or the one with this digest or tag.",
 )
 @click.option(
     "--yes-everybody-must-join-again",
     is_flag=True,
-    help="Replace a catalog that another key signed: who joined before must join again.",
+    help="Replace a catalog that another key signed. All users must then join again.",
 )
 @json_option
 @click.pass_obj
@@ -70,21 +71,19 @@ def publish_catalog(
     yes_everybody_must_join_again: bool,
     as_json: bool,
 ) -> None:
-    """Sign the catalog of available images and their verdicts.
+    """Sign and publish the catalog of images and verdicts.
 
     \b
-    imagefactory site publish                          to <registry>/catalogue:current
-    imagefactory site publish --output catalogue.json  a file, for a directory that everyone reads
+    imagefactory site publish --dry-run
+    imagefactory site publish                 to the registry
+    imagefactory site publish -o FILE         to a file that everyone reads
 
-    The catalog has the image of each target, its predictions and its verdicts. Anyone who trusts its key can
-    use `imagefactory search` and `imagefactory job write` anywhere. To share it, write an invitation
-    (`imagefactory site invite`), or the site's settings in /etc/xdg/imagefactory/imagefactory.toml.
+    The catalog has the image of each target, its predictions and its verdicts. Users join it with an
+    invitation (`imagefactory site invite`), and then use `imagefactory search` and `imagefactory job write`
+    anywhere. It is valid for 30 days: publish it after each promotion and every night.
 
-    It is valid for 30 days. Publish it again after each promotion, and every night. A family whose recipe has
-    errors keeps its entries of the last catalog.
-
-    --rollback signs an earlier catalog of the registry again, with the current time. Its verdicts are
-    verified again, and revoked ones stay revoked. A second --rollback restores the replaced catalog.
+    --rollback signs an earlier catalog again. Revoked verdicts stay revoked. A second --rollback restores
+    the replaced catalog.
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (
@@ -101,7 +100,7 @@ def publish_catalog(
     from imagefactory.trust.policy import read_trust
     from imagefactory.views.verdicts import format_ages
 
-    factory, now = call.sound_factory, datetime.now(UTC)
+    factory, now = call.factory, datetime.now(UTC)
     if rollback is not None and names:
         raise UsageError(
             "option-conflict",
@@ -114,7 +113,7 @@ def publish_catalog(
         before = read_current(output or current_place(factory, place), trust, now)
     if key and not yes_everybody_must_join_again:
         check_signer(before, key, trust, now)
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         targets = choose_targets(factory, names)
         request = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
         back: RollbackPlan | None = None
@@ -151,7 +150,9 @@ def publish_catalog(
         if as_json:
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
-            return print_json("catalogue", {**_as_json(draft, proven, written), **more})
+            return print_json(
+                {"format": "imagefactory.catalogue/1", **_as_json(draft, proven, written), **more}
+            )
         for image in draft.catalogue.images:
             print_result(f"{image.target}  {image.reference or image.subject.index}")
             print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     confirm,
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 FILE = "invitation.toml"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help=f"Write it into this file.  [default: {FILE}]",
+    help="Write it to this file.  [default: invitation.toml]",
 )
-@click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalog.")
+@click.option("--push", is_flag=True, help="Also push it to the registry, next to the catalog.")
 @click.option(
     "--catalog",
     "catalogue",
@@ -52,12 +53,12 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
     """Write an invitation to this site.
 
     \b
-    imagefactory site invite                     invitation.toml, to give away
-    imagefactory site invite --push              and for `imagefactory site join HOST/PATH`
+    imagefactory site invite              write invitation.toml
+    imagefactory site invite --push       for `imagefactory site join HOST/PATH`
 
-    The invitation has the address of the catalog, the site's rules for submit files, and the keys that are
-    trusted here. It has no secrets. Publish the key's fingerprint in another place, such as a page of your
-    center: users must compare it.
+    The invitation has the address of the catalog, the rules of the site, and the keys that are trusted
+    here. It has no secrets. Publish the key's fingerprint in another place, such as a web page: users must
+    compare it.
     """
     from imagefactory.actions.join import invitation_of
     from imagefactory.fs import replace_text
@@ -82,7 +83,15 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
         raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
     if as_json:
         keys = [{"name": grant.key.name, "keyid": grant.key.keyid} for grant in invitation.keys]
-        return print_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
+        return print_json(
+            {
+                "format": "imagefactory.invite/1",
+                "file": str(path),
+                "pushed": place,
+                **invitation.settings,
+                "keys": keys,
+            }
+        )
     print_result(f"wrote {path}")
     if place:
         print_result(f"pushed {place}")
@@ -113,7 +122,7 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     return written
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("where", metavar="ADDRESS|FILE")
 @click.option(
     "--name",
@@ -121,22 +130,19 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     metavar="CENTER",
     help="What to call the center.  [default: what the invitation says, or its site]",
 )
-@click.option("--yes", is_flag=True, help="For scripts: ask nothing. A key that changed is refused then.")
+@click.option("--yes", is_flag=True, help="Do not ask (for scripts). A key that changed is then rejected.")
 @json_option
 @click.pass_obj
 def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) -> None:
-    """Accept a site's invitation: its images and its keys.
+    """Accept an invitation: trust a center's images and keys.
 
     \b
     imagefactory site join registry.example.org/gpu
     imagefactory site join invitation.toml
 
-    It shows the fingerprint of the site's key, asks you to confirm it, and writes your settings
-    (~/.config/imagefactory/imagefactory.toml). Other settings there do not change. Joining again changes
-    nothing.
-
-    Each further center has its own file (centers/CENTER.toml). Its images are named CENTER/TARGET; TARGET is
-    enough if only one center has it. The keys of a center are trusted only for its own images.
+    It shows the fingerprint of the center's key, asks you to confirm it, and writes your settings
+    (~/.config/imagefactory/imagefactory.toml). You can join several centers. Write CENTER/TARGET if two of
+    them have the same target.
     """
     from imagefactory.actions.join import find_joining, read_invitation
 
@@ -159,7 +165,9 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             **invitation.settings,
             "keys": keys,
         }
-        return print_json("join", {**value, "catalogue_works": not note.startswith("note")})
+        return print_json(
+            {"format": "imagefactory.join/1", **value, "catalogue_works": not note.startswith("note")}
+        )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
     )
@@ -250,13 +258,16 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
     return f"its catalog of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @click.pass_obj
 def site_list(call: CommandContext, as_json: bool) -> None:
     """List the centers that you joined, and their keys.
 
-    Each catalog is read. A center that does not answer is listed with the reason.
+    \b
+    imagefactory site list
+
+    A center whose catalog cannot be read is listed with the reason.
     """
     from imagefactory.actions.centers import list_centers
     from imagefactory.project import is_project
@@ -270,7 +281,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
         )
     rows = list_centers(call.settings, os.environ, datetime.now(UTC))
     if as_json:
-        return print_json("sites", {"sites": rows})
+        return print_json({"format": "imagefactory.sites/1", "sites": rows})
     if not rows:
         return print_result("no center is joined: imagefactory site join ADDRESS|FILE")
     table = [
@@ -288,15 +299,19 @@ def site_list(call: CommandContext, as_json: bool) -> None:
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="CENTER")
-@click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask (for scripts).")
 @json_option
 @click.pass_obj
 def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> None:
     """Leave a center: its images and keys no longer count.
 
-    For the first center, this removes its settings and all trusted keys from your imagefactory.toml.
+    \b
+    imagefactory site remove lab
+
+    For the center that you joined first, this removes its settings and all trusted keys from your
+    imagefactory.toml.
     """
     from imagefactory.actions.join import remove_center
     from imagefactory.trust.policy import write_text
@@ -318,5 +333,7 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return print_json("site-removed", {"name": name, "file": str(path), "removed": gone})
+        return print_json(
+            {"format": "imagefactory.site-removed/1", "name": name, "file": str(path), "removed": gone}
+        )
     return print_result(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import json_option, print_json, print_next_command, print_result, terminal_width
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.verify.report import evidence_types
@@ -37,20 +38,21 @@ _command_option = click.option(
 _public_option = click.option("--public", metavar="FILE", help="The public key of --command: PEM or ssh's.")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name")
 @_command_option
 @_public_option
 @json_option
 def create(name: str, command: str | None, public: str | None, as_json: bool) -> None:
-    """Create a key: NAME.pem only for you, NAME.pub for everyone.
+    """Create a key that signs verdicts.
 
     \b
     imagefactory key create lab
-    imagefactory key create lab --command '/opt/site/sign lab' --public lab-token.pem
+    imagefactory key create lab --command '/opt/site/sign lab' --public lab.pem
 
-    With --command no key is created: NAME.command names the program that signs. The program reads the bytes
-    from stdin and prints the signature. It signs once now, to check it against the public key.
+    It writes NAME.pem, which only you can read, and NAME.pub for everyone. With --command it creates no
+    key: the program reads bytes from stdin and prints their signature. It signs once now, to check the
+    public key.
     """
     from imagefactory.trust.keys import FILE, PROGRAM, keys_directory
 
@@ -60,7 +62,9 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
     if as_json:
         private = None if command else str(signer)
         value = {"name": name, "keyid": key.keyid, "private": private, "public": str(folder / f"{name}.pub")}
-        return print_json("key", {**value, "command": str(signer) if command else None})
+        return print_json(
+            {"format": "imagefactory.key/1", **value, "command": str(signer) if command else None}
+        )
     print_result(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
     print_result(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
     print_result(f"key {key.keyid}")
@@ -83,11 +87,15 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
     return record_program(folder, name, command, read_public(public, folder), os.environ)
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List your own keys and those that this project trusts."""
+    """List your own keys and those that this project trusts.
+
+    \b
+    imagefactory key list
+    """
     from imagefactory.trust.keys import keys_directory, own_keys
     from imagefactory.trust.policy import list_keys, read_trust
     from imagefactory.views.text import format_table
@@ -95,11 +103,11 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     own = own_keys(keys_directory(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
     if as_json:
-        return print_json("keys", {"keys": rows})
+        return print_json({"format": "imagefactory.keys/1", "keys": rows})
     if not rows:
         print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
-    header = ("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")
+    header = ("NAME", "KEY", "STATUS", "VALID FROM", "VALID UNTIL", "EVIDENCE", "YOURS")
     table = [
         (
             str(row["name"]),
@@ -112,19 +120,19 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         )
         for row in rows
     ]
-    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
+    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "VALID FROM")))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("key", metavar="FILE|NAME")
-@click.option("--name", help="Its name here. Default: the file's.")
-@click.option("--since", type=_DAY, metavar="DATE", help="Trust it from this date. Default: today.")
-@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: a year later.")
+@click.option("--name", help="Call the key NAME here.  [default: the file's name]")
+@click.option("--since", type=_DAY, metavar="DATE", help="Trust it from this date.  [default: today]")
+@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date.  [default: a year later]")
 @click.option(
     "--evidence",
     type=click.Choice(evidence_types()),
     multiple=True,
-    help="How the GPU must have been seen. Default: in any way that the policy takes.",
+    help="Trust only verdicts from this source.  [default: those that the policy allows]",
 )
 @_user_option
 @json_option
@@ -143,10 +151,13 @@ def trust(
 ) -> None:
     """Trust the signatures of a key.
 
-    This writes the public key into imagefactory.toml.
+    \b
+    imagefactory key trust lab.pub
+    imagefactory key trust lab --until 2027-12-31
 
-    FILE is a .pub file from its owner, NAME a key that you created. The settings are those of the project.
-    With --user, or outside a project, they are your own, and apply to everything, such as signed catalogs.
+    FILE is a .pub file from its owner, NAME a key that you created. It is written to the imagefactory.toml
+    of the project. With --user, or outside a project, it is written to your own file and applies
+    everywhere.
     """
     from dataclasses import replace
 
@@ -168,16 +179,18 @@ def trust(
     _log(ctx, "trust", (public.name, public.keyid), where)
     if as_json:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
-        return print_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
+        return print_json(
+            {"format": "imagefactory.trust/1", **row, "from": begin.isoformat(), "until": end.isoformat()}
+        )
     print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     print_result("compare that key with its owner's")
     print_result(note) if note else None
     return print_next_command("key", "list")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name")
-@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: now.")
+@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date.  [default: now]")
 @click.option("--stolen", is_flag=True, help="Nothing that it ever signed counts any more.")
 @_user_option
 @json_option
@@ -187,7 +200,11 @@ def retire(
 ) -> None:
     """Stop trusting new signatures of a key.
 
-    Its earlier signatures stay valid until they expire. They are recorded in retired-keys/NAME.txt, because
+    \b
+    imagefactory key retire lab
+    imagefactory key retire lab --stolen
+
+    Its earlier signatures stay valid until they expire. They are listed in retired-keys/NAME.txt, because
     the owner of a key can sign any date. `key rotate` does the same and creates a new key.
     """
     from imagefactory.actions.promote import record_of, write_record
@@ -206,7 +223,7 @@ def retire(
         end = key.since
     elif not until or until.replace(tzinfo=UTC) <= now:
         settings = call.settings
-        record = record_of(call.factory, key, now, call.progress) if is_project(settings) else b""
+        record = record_of(call.strict_factory, key, now, call.progress) if is_project(settings) else b""
     changed = retire_key(text, name, end, where, record)
     if record:
         file = write_record(path.parent, key.name, record)
@@ -215,7 +232,14 @@ def retire(
     count = len(record.splitlines())
     if as_json:
         value = {"name": key.name, "file": where, "until": end.isoformat()}
-        return print_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
+        return print_json(
+            {
+                "format": "imagefactory.trust/1",
+                **value,
+                "record": str(file) if file else None,
+                "recorded": count,
+            }
+        )
     print_result(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
     if stolen:
         print_result("nothing that it ever signed counts any more, its revocations neither: sign those again")
@@ -234,7 +258,7 @@ def retire(
     return print_next_command("key", "list")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--name", help="The new key's name.  [default: the old one's with a number]")
 @_command_option
 @_public_option
@@ -251,11 +275,14 @@ def rotate(
     user: bool,
     as_json: bool,
 ) -> None:
-    """Replace the signing key by a new one.
+    """Replace the signing key with a new one.
 
-    This records the signatures of the old key, which stay valid until they expire. It creates a key, retires
-    the old one, signs the catalog again and renews the invitation in the registry. Then it prints the steps
-    for other people. If a program signs, pass the new one: --command and --public.
+    \b
+    imagefactory key rotate
+
+    It creates a key, retires the old one, signs the catalog again and renews the invitation in the
+    registry. Signatures of the old key stay valid until they expire. Then it prints the steps for other
+    people.
     """
     from imagefactory.actions.promote import next_name, record_of, write_record
     from imagefactory.actions.publish import current_place, read_current
@@ -264,7 +291,7 @@ def rotate(
     from imagefactory.trust.policy import TrustGrant, add_key, named_key, read_text, read_trust, retire_key
 
     call, path, now = ctx.obj, _file(ctx, user=user), datetime.now(UTC).replace(microsecond=0)
-    factory = call.factory
+    factory = call.strict_factory
     if factory.settings.signing_key.value:
         raise UsageError(
             "signing-key-fixed",
@@ -312,7 +339,15 @@ def rotate(
     if as_json:
         value = {"name": new_name, "keyid": key.keyid, "from": now.isoformat(), "until": end.isoformat()}
         retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
-        print_json("rotate", {**value, "retired": retired, "files": [where, *files], "published": written})
+        print_json(
+            {
+                "format": "imagefactory.rotate/1",
+                **value,
+                "retired": retired,
+                "files": [where, *files],
+                "published": written,
+            }
+        )
     else:
         _print_rotation((old.name, new_name, key.keyid), count, [where, *files], written)
         print_result(note) if note else None
@@ -382,13 +417,16 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 @click.pass_context
 def log(ctx: click.Context, /, *, as_json: bool) -> None:
     """List who signed, promoted and published from this store.
 
-    The log file, whose path is in --json, has a JSON object in each line. Lines are only added.
+    \b
+    imagefactory key log
+
+    The log file has one JSON object in each line; --json prints its path. Lines are only added.
     """
     from imagefactory.trust.audit import NAME, read_audit
     from imagefactory.views.text import format_table
@@ -396,7 +434,9 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     store = ctx.obj.settings.store_path
     rows = list(read_audit(store))
     if as_json:
-        return print_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
+        return print_json(
+            {"format": "imagefactory.log/1", "file": str(store / "journal" / NAME), "acts": rows}
+        )
     if not rows:
         return print_result("nothing was signed, revoked, approved, promoted or published from this store")
     header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")

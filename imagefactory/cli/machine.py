@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
     print_json,
     print_next_command,
+    print_prose,
     print_result,
     restricted_lines,
     terminal_width,
@@ -24,6 +25,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_OK, EXIT_TOOL, UsageError
 
 if TYPE_CHECKING:
+    from imagefactory.doctor.facts import Health
     from imagefactory.settings.sources import RestrictedSetting
 
 
@@ -31,43 +33,71 @@ PURPOSES = ("build", "job", "verify", "site")
 SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
 
 
-@click.command()
+class FindingRow(TypedDict):
+    name: str
+    status: Health
+    detail: str
+    fix: str
+    """A command or a setting; empty if all is well."""
+    needed_for: str
+    """`build`, `run`, `push`, `gpu`, `comfort`, or an engine or runner that is not the configured one."""
+
+
+class DoctorDocument(TypedDict):
+    """What this machine has and lacks for a purpose."""
+
+    format: Literal["imagefactory.doctor/1"]
+    purpose: str
+    ready: bool
+    """Whether nothing that the purpose needs is missing or denied."""
+    findings: list[FindingRow]
+
+
+@click.command(cls=Command)
 @click.option(
     "--for",
     "purpose",
     type=click.Choice(PURPOSES),
     default=PURPOSES[0],
     show_default=True,
-    help="What you want to do: only what that needs is asked.",
+    help="What you want to do. Only what it needs is checked.",
 )
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
-    """Check this machine, and suggest fixes.
+    """Check this machine and suggest fixes.
 
     \b
-    imagefactory doctor                   for building images here
-    imagefactory doctor --for job         for jobs: catalog, trust, site, pool
-    imagefactory doctor --for verify      for verifying images, here or on the pool
-    imagefactory doctor --for site        for running a site: registry, keys, catalog, nightly runs
+    imagefactory doctor               to build images on this machine
+    imagefactory doctor --for job     to write and submit jobs
+    imagefactory doctor --for verify  to verify images, here or on a cluster
+    imagefactory doctor --for site    to run a site: registry, keys, catalog
 
-    Exit code 6 if a requirement is missing or denied.
+    Exit code 6 if something that you need is missing or not permitted.
     """
     from imagefactory.actions.doctor import examine_for
 
     findings, good = examine_for(purpose, ctx.obj.checked_settings, os.environ, datetime.now(UTC))
     if as_json:
-        rows = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
-        value: dict[str, object] = {"for": purpose, "good": good, "findings": rows}
-        print_json("doctor", {"can_build": good, **value} if purpose == "build" else value)
+        rows = [
+            FindingRow(
+                name=finding.name,
+                status=finding.state,
+                detail=finding.detail,
+                fix=finding.remedy,
+                needed_for=finding.needed_for,
+            )
+            for finding in findings
+        ]
+        print_json(DoctorDocument(format="imagefactory.doctor/1", purpose=purpose, ready=good, findings=rows))
     else:
         words = SITE_STATUSES if purpose == "site" else {}
         width = 10 if words else 8
         for finding in findings:
             word = words.get(finding.state.value, finding.state.value)
-            print_result(f"{word:{width}}  {finding.name}: {finding.detail}")
+            print_prose(f"{word:{width}}  {finding.name}: {finding.detail}", width + 2)
             if finding.remedy:
-                print_result(f"{'':{width}}  fix: {finding.remedy}")
+                print_prose(f"{'':{width}}  fix: {finding.remedy}")
     if good:
         print_next_command("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
@@ -76,22 +106,59 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 # --- imagefactory config
 
 
-@click.command()
-@click.option("--trust", is_flag=True, help="Trust this project, until its imagefactory.toml changes.")
-@click.option("--untrust", is_flag=True, help="Trust this project no more.")
+class SettingRow(TypedDict):
+    name: str
+    value: str
+    source: str
+    """The file, variable or default that sets it."""
+
+
+class RestrictedSettingRow(TypedDict):
+    """A setting that only a trusted project may set."""
+
+    name: str
+    value: str
+    line: int | None
+
+
+class ConfigDocument(TypedDict):
+    """Every setting, its value without secrets, and its source."""
+
+    format: Literal["imagefactory.config/1"]
+    settings: list[SettingRow]
+    untrusted: list[RestrictedSettingRow]
+    """The settings of this project that are ignored, because you do not trust it."""
+
+
+class ConfigTrustDocument(TypedDict):
+    """Whether you trust this project."""
+
+    format: Literal["imagefactory.config-trust/1"]
+    file: str
+    trusted: bool
+    digest: NotRequired[str]
+    """The digest of the trusted file."""
+    settings: NotRequired[list[RestrictedSettingRow]]
+    """What the trusted file sets."""
+    changed: NotRequired[bool]
+    """Whether the project was trusted until now."""
+
+
+@click.command(cls=Command)
+@click.option("--trust", is_flag=True, help="Trust this project until its imagefactory.toml changes.")
+@click.option("--untrust", is_flag=True, help="Stop trusting this project.")
 @json_option
 @click.pass_obj
 def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> None:
-    """Print every setting, its value and where it came from.
+    """Show every setting, its value and its source.
 
     \b
-    imagefactory config                  in the current project
-    imagefactory config --trust          accept all that its imagefactory.toml sets
+    imagefactory config                  the settings of this project
+    imagefactory config --trust          trust this project's imagefactory.toml
     imagefactory -C DIR config --trust   the same, for the project in DIR
 
-    Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR). An
-    untrusted project can set only a few of them. Programs, directories, servers and keys then come from your
-    own file, the site's file, or the environment.
+    To change a setting, write it into imagefactory.toml (site = "slurm") or set an environment variable
+    (IMAGEFACTORY_SITE=slurm). A project that you do not trust can set only a few settings.
     """
     from imagefactory.http import redact
     from imagefactory.settings.files import trust_command
@@ -101,13 +168,14 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
         return _change(call, trust=trust, untrust=untrust, as_json=as_json)
     loaded = call.checked_settings
     rows = [
-        {"name": name, "value": redact(setting.value), "origin": setting.origin}
+        SettingRow(name=name, value=redact(setting.value), source=setting.origin)
         for name, setting in loaded.rows()
     ]
     if as_json:
-        return print_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
-    table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
-    print_result(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+        untrusted = _restricted_json(loaded.untrusted)
+        return print_json(ConfigDocument(format="imagefactory.config/1", settings=rows, untrusted=untrusted))
+    table = [(row["name"], row["source"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
+    print_result(format_table(("NAME", "SOURCE", "VALUE"), table, terminal_width()))
     if loaded.untrusted:
         write_terminal(2, "not used, because you do not trust this project:")
         write_terminal(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
@@ -141,38 +209,54 @@ def _change(call: CommandContext, *, trust: bool, untrust: bool, as_json: bool) 
     if untrust:
         before = untrust_project(root, os.environ)
         if as_json:
-            return print_json("project-trust", {"file": str(file), "trusted": False, "before": before})
+            return print_json(
+                ConfigTrustDocument(
+                    format="imagefactory.config-trust/1", file=str(file), trusted=False, changed=before
+                )
+            )
         return print_result(f"{file} is not trusted" + ("" if before else ", and was not"))
     # What is shown and what is recorded are of the same bytes.
     rows = find_restricted(parse_document(content, file), content.decode())
     trust_project(root, content, os.environ)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(rows)}
-        return print_json("project-trust", value)
+        return print_json(
+            ConfigTrustDocument(
+                format="imagefactory.config-trust/1",
+                file=str(file),
+                trusted=True,
+                digest=digest,
+                settings=_restricted_json(rows),
+            )
+        )
     print_result(f"{file} is trusted until it changes")
     for line in restricted_lines(rows):
-        print_result(f"  {line}")
+        print_prose(f"  {line}")
     return None
 
 
-def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
+def _restricted_json(settings: Iterable[RestrictedSetting]) -> list[RestrictedSettingRow]:
     from imagefactory.settings.files import without_secrets
 
     return [
-        {"name": row.name, "value": without_secrets(row.value), "line": row.line or None} for row in settings
+        RestrictedSettingRow(name=row.name, value=without_secrets(row.value), line=row.line or None)
+        for row in settings
     ]
 
 
 # --- imagefactory completion
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script for a shell.
 
-    Write eval "$(imagefactory completion bash)" in ~/.bashrc."""
+    \b
+    eval "$(imagefactory completion bash)"
+
+    Write this line into ~/.bashrc. For zsh and fish, replace bash.
+    """
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Literal, NotRequired, ParamSpec, TypedDict
 
 import click
 
@@ -21,15 +22,17 @@ from imagefactory.errors import (
     ImagefactoryError,
     NothingSelectedError,
     OutdatedError,
+    OutdatedPackageRow,
     RecipeError,
     UnbuiltError,
+    UnbuiltPackageRow,
     UnsolvableError,
     UsageError,
     printable,
     without_logins,
 )
 from imagefactory.plugins import has_extra
-from imagefactory.progress import Progress, choose_progress, without_commands
+from imagefactory.progress import Progress, choose_progress, without_commands, wrap_message
 from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
@@ -93,9 +96,17 @@ class CommandContext:
 
     @property
     def factory(self) -> Project:
+        """The project with its valid recipes. `Project.select` reports the problems of the others."""
+        from imagefactory.project import load_lenient
+
+        return load_lenient(self._settings_with_note, os.environ, self._note_once())
+
+    @property
+    def strict_factory(self) -> Project:
+        """The project, for commands that delete or record what no recipe names. Raises RecipeError."""
         from imagefactory.project import load_project
 
-        return load_project(self._settings_with_note, os.environ, self.progress.note)
+        return load_project(self._settings_with_note, os.environ, self._note_once())
 
     @property
     def factory_if_any(self) -> Project | None:
@@ -111,21 +122,18 @@ class CommandContext:
         return self.factory
 
     @property
-    def sound_factory(self) -> Project:
-        """The project without recipes that have errors, for commands that continue with the others."""
-        from imagefactory.project import load_lenient
-
-        return load_lenient(self._settings_with_note, os.environ, self.progress.note)
-
-    @property
     def _settings_with_note(self) -> Settings:
         """The settings. A note reports that the recipes are those of imagefactory."""
         settings = self.settings
         if settings.shipped:
             self.progress.note(
-                f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}"
+                f"note: no imagefactory.toml here or above: using the recipes of imagefactory {__version__}"
             )
         return settings
+
+    def _note_once(self) -> Callable[[str], object]:
+        """Return a function that prints each note once."""
+        return functools.cache(self.progress.note)
 
     @property
     def progress(self) -> Progress:
@@ -138,11 +146,11 @@ def print_result(text: str, *, unless: bool = False) -> None:
         write_terminal(1, text)
 
 
-def print_json(kind: str, value: Mapping[str, object]) -> None:
-    """Print one JSON document to stdout. `format` names its type and version."""
+def print_json(document: Mapping[str, object]) -> None:
+    """Print one JSON document to stdout: a TypedDict whose `format` names its type and version."""
     from imagefactory.serialize import plain
 
-    print_json_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
+    print_json_document(json.dumps(document, indent=2, default=plain))
 
 
 def print_json_document(text: str) -> None:
@@ -174,15 +182,63 @@ def print_errors(error: ImagefactoryError, prefix: str = "") -> None:
         write_terminal(2, f"hint: {error.hint}")
 
 
-def error_json(error: ImagefactoryError) -> dict[str, object]:
-    """Return what every error has in JSON; a recipe's problems are `diagnostics`."""
-    row: dict[str, object] = {"code": error.code, "exit_code": error.exit_code}
-    row |= {"message": error.message, "hint": error.hint}
+class DiagnosticRow(TypedDict):
+    code: str
+    location: str
+    message: str
+    fix: str
+
+
+class ErrorRow(TypedDict):
+    target: NotRequired[str]
+    """The target or image, if the command continued with others; empty for an error of the recipes."""
+    code: str
+    exit_code: int
+    message: str
+    hint: str
+    diagnostics: NotRequired[list[DiagnosticRow]]
+    """The problems of a recipe."""
+    tree: NotRequired[str]
+    """The solver's explanation, if no versions fit together."""
+    outdated: NotRequired[list[OutdatedPackageRow]]
+    packages: NotRequired[list[UnbuiltPackageRow]]
+
+
+class ErrorDocument(TypedDict):
+    """The error that ended a command."""
+
+    format: Literal["imagefactory.error/1"]
+    errors: list[ErrorRow]
+
+
+def error_json(
+    error: ImagefactoryError, *, target: str | None = None, exit_code: int | None = None
+) -> ErrorRow:
+    """Return an error as JSON. `exit_code` replaces that of the error."""
+    row = ErrorRow(
+        code=error.code,
+        exit_code=error.exit_code if exit_code is None else exit_code,
+        message=error.message,
+        hint=error.hint,
+    )
+    if target is not None:
+        row["target"] = without_logins(target)
     if isinstance(error, RecipeError):
-        fields = ("code", "location", "message", "fix")
         row["diagnostics"] = [
-            {name: without_logins(getattr(item, name)) for name in fields} for item in error.diagnostics
+            DiagnosticRow(
+                code=item.code,
+                location=without_logins(item.location),
+                message=without_logins(item.message),
+                fix=without_logins(item.fix),
+            )
+            for item in error.diagnostics
         ]
+    if isinstance(error, UnsolvableError):
+        row["tree"] = error.tree
+    if isinstance(error, OutdatedError):
+        row["outdated"] = list(error.outdated)
+    if isinstance(error, UnbuiltError):
+        row["packages"] = list(error.packages)
     return row
 
 
@@ -218,14 +274,22 @@ def colorize(text: str, stream: int) -> str:
 
 
 def write_terminal(stream: int, text: str) -> None:
-    """Print a text for people, with no terminal control characters but the colors of `paint`.
+    """Print a text for people, with no terminal control characters but the colors of `colorize`.
 
     Texts quote untrusted input: file names, layers, registries, records. All output goes through here or
-    through progress.py.
+    through progress.py. Messages on stderr are wrapped to the terminal.
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
-    _echo(stream, colorize(printable(text), stream))
+    text = printable(text)
+    width = terminal_width(stream)
+    _echo(stream, colorize(wrap_message(text, width) if stream == 2 and width else text, stream))
+
+
+def print_prose(text: str, indent: int = 2) -> None:
+    """Print a result that is not a table: lines are wrapped to the terminal, with indented continuations."""
+    width = terminal_width()
+    print_result(wrap_message(text, width, indent) if width else text)
 
 
 def print_catalog_notes(notes: Iterable[str]) -> None:
@@ -251,9 +315,9 @@ def _echo(stream: int, text: str) -> None:
             raise
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal, None if stdout is not one: lines stay whole for `grep`."""
-    return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
+def terminal_width(stream: int = 1) -> int | None:
+    """Return the columns of the terminal, None if the stream is not one: lines stay whole for `grep`."""
+    return (os.get_terminal_size(stream).columns or None) if os.isatty(stream) else None
 
 
 def is_terminal() -> bool:
@@ -291,11 +355,11 @@ def only_with(
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
 
 
 def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return target names for shell completion, none if a recipe has errors."""
+    """Return target names for shell completion, none outside a project."""
     call = ctx.find_object(CommandContext) or CommandContext(None, "quiet")
     try:
         return [t.name for t in call.factory.targets if t.name.startswith(incomplete)]
@@ -423,25 +487,19 @@ class TargetFailures:
         print_errors(error, "" if self._current in error.message else f"{self._current}: ")
         return True
 
-    def as_json(self) -> list[dict[str, object]]:
+    def as_json(self) -> list[ErrorRow]:
         every = [("", self.recipes), *self.errors] if self.recipes else self.errors
-        return [
-            {"target": without_logins(name), **error_json(e)}
-            | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
-            | ({"behind": e.behind} if isinstance(e, OutdatedError) else {})
-            | ({"packages": e.packages} if isinstance(e, UnbuiltError) else {})
-            for name, e in every
-        ]
+        return [error_json(error, target=name) for name, error in every]
 
 
 class exit_with_first_failure:
     """Exit with the code of the earliest failed stage after all targets ran.
 
-    Recipes of `factory` with errors are reported first, and are the earliest stage.
+    Invalid recipes of `factory` that `names` may select are reported first, and are the earliest stage.
     """
 
-    def __init__(self, factory: Project | None = None) -> None:
-        faults = factory.faults if factory else ()
+    def __init__(self, factory: Project | None = None, names: Sequence[str] = ()) -> None:
+        faults = factory.problems_of(names) if factory else ()
         self.failures = TargetFailures(RecipeError(faults) if faults else None)
 
     def __enter__(self) -> TargetFailures:
@@ -485,16 +543,17 @@ def driver_of(text: str) -> str:
 
 
 def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ...]:
-    """Return the selected targets. Raises RecipeError if a recipe with errors may define a missing name."""
+    """Return the selected targets of valid recipes, for commands that report the invalid ones at the end.
+
+    Raises RecipeError if a missing name may be of an invalid recipe.
+    """
     from imagefactory.recipes.expand import select
 
     try:
         return select(factory.targets, names)
     except NothingSelectedError as error:
-        if factory.faults:
-            raise RecipeError(
-                factory.faults, hint=f"{error.message} in the recipes without problems"
-            ) from error
+        if problems := factory.problems_of(names):
+            raise RecipeError(problems) from error
         raise
 
 
@@ -512,10 +571,14 @@ def explain(error: OSError | EOFError) -> ImagefactoryError:
 runner_option = click.option(
     "--runner",
     type=click.Choice(tuple(RUNNERS)),
-    help="What starts the image.  [default: the setting `runner`, else what fits the engine]",
+    help="Start the image with this.  [default: the setting `runner`, else what fits the engine]",
 )
 
 
 registry_option = click.option(
-    "--registry", "place", default="", metavar="HOST[/PATH]", help="Default: the setting `registry`."
+    "--registry",
+    "place",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Use this registry.  [default: the setting `registry`]",
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     choose_targets,
@@ -36,15 +37,18 @@ if TYPE_CHECKING:
     from imagefactory.recipes.edit import RecipeDraft
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @targets_argument(required=False)
 @json_option
 @click.pass_obj
 def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: which are locked, built, pushed and verified.
+    """List targets: which are locked, built, pushed and verified.
 
-    Outside a project, it lists the images of the catalog that you joined, and the GPUs where each is
-    verified.
+    \b
+    imagefactory list
+    imagefactory list 'pytorch-*'
+
+    Outside a project it lists the images of the catalog that you joined.
     """
     from imagefactory.actions.locked import lock_state
     from imagefactory.project import uses_catalog
@@ -54,7 +58,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
 
     if uses_catalog(call.settings):
         return _list_catalogued(call, names, as_json=as_json)
-    factory = call.sound_factory
+    factory = call.factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(omitted_companions, chosen)):
         call.progress.note(line)
@@ -64,7 +68,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
         from imagefactory.actions.images import find_marks
 
         marks = find_marks(factory, chosen, datetime.now(UTC))
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         if as_json:
             listed = [
                 {
@@ -75,7 +79,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
                 }
                 for t in chosen
             ]
-            print_json("targets", {"targets": listed, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.targets/1", "targets": listed, "errors": failures.as_json()})
             return None
         print_result(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
     return (
@@ -92,7 +96,7 @@ def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: b
     shelves = read_center_images(call.settings, os.environ, names, datetime.now(UTC))
     print_catalog_notes(shelves[0].notes)
     if as_json:
-        return print_json("images", center_images_json(shelves))
+        return print_json({"format": "imagefactory.images/1", **center_images_json(shelves)})
     return print_result(format_center_images(shelves, terminal_width()))
 
 
@@ -103,18 +107,21 @@ def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
     print_catalog_notes(shelf.notes)
     if as_json:
-        return print_json("images", center_images_json((shelf,)))
+        return print_json({"format": "imagefactory.images/1", **center_images_json((shelf,))})
     return print_result(format_offer(shelf, terminal_width()))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @json_option
 @click.pass_obj
 def show(call: CommandContext, name: str, as_json: bool) -> None:
     """Show a target: its requirements, its lock and its image.
 
-    Outside a project, it shows an image of the catalog that you joined, with its status on each GPU.
+    \b
+    imagefactory show pytorch-2.3-cu121
+
+    Outside a project it shows an image of the catalog that you joined, with its status on each GPU.
     """
     from imagefactory.actions.definition import promised_image
     from imagefactory.actions.images import stored_image
@@ -123,13 +130,12 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     from imagefactory.model import Outcome
     from imagefactory.project import uses_catalog
     from imagefactory.recipes.edit import omitted_companions
-    from imagefactory.recipes.expand import select_single
     from imagefactory.views.images import TargetState, format_target
 
     if uses_catalog(call.settings):
         return _show_catalogued(call, name, as_json=as_json)
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
     state = lock_state(factory, target)
     why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
@@ -155,27 +161,25 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
         "lock": state,
         "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
         "note": lock.note if lock else "",
-        "behind": [asdict(package) for package in behind],
+        "outdated": [package.as_json() for package in behind],
         "left_out": lacking,
         "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
         "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
     }
-    return print_json("target", value)
+    return print_json({"format": "imagefactory.target/1", **value})
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("family")
-@click.option("--framework", default="", metavar="NAME", help="The framework's package, e.g. torch.")
-@click.option(
-    "--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.  [default: pypi]"
-)
+@click.option("--framework", default="", metavar="NAME", help="The package of the framework, such as torch.")
+@click.option("--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.")
 @click.option(
     "--extends",
     default="",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked. A bundled family is copied first.",
+    help="Add packages to TARGET, whose packages stay as locked. A bundled family is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
@@ -191,13 +195,18 @@ def new(
 ) -> None:
     """Write a new recipe to start from.
 
-    It becomes recipes/FAMILY.yaml. `imagefactory recipe import` writes one from a file that you have."""
+    \b
+    imagefactory recipe new mylab --framework torch
+    imagefactory recipe new mylab --extends pytorch-2.3-cu121
+
+    It writes recipes/FAMILY.yaml. To start from a requirements.txt or another file, use `imagefactory
+    recipe import`.
+    """
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
-    from imagefactory.recipes.expand import select_single
-    from imagefactory.recipes.read import read_bases, read_recipes
+    from imagefactory.recipes.read import read_bases, read_each
 
-    path = new_recipe_path(call, family, dry_run=dry_run)
+    path = new_recipe_path(call, family, "recipe new", dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
         reject_conflict(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
@@ -207,7 +216,7 @@ def new(
         copy_family(call, extends, dry_run=dry_run)
     if extends:
         check_name(family, "family")
-        draft = scaffold_on(family, select_single(call.factory.targets, extends))
+        draft = scaffold_on(family, call.factory.select_single(extends))
     else:
         draft = scaffold(family, read_bases(folder), framework=framework, source=source or "pypi")
     for line in draft.notes:
@@ -215,21 +224,21 @@ def new(
     if dry_run and not as_json:
         print_result(draft.text.rstrip("\n"))
     if extends:
-        others = [recipe for recipe in read_recipes(folder) if recipe.family != family]
+        others = [recipe for recipe in read_each(folder)[0] if recipe.family != family]
         check_draft(draft.text, family, others, all_bases(read_bases(folder), others))
     value = recipe_json(family, "" if dry_run else str(path), draft)
     if dry_run:
-        return print_json("recipe", {**value, "errors": []}) if as_json else None
+        return print_json({"format": "imagefactory.recipe/1", **value, "errors": []}) if as_json else None
     write_recipe(path, value, as_json=as_json)
     return print_next_command("lock", family)
 
 
-def new_recipe_path(call: CommandContext, family: str, *, dry_run: bool) -> Path:
+def new_recipe_path(call: CommandContext, family: str, command: str, *, dry_run: bool) -> Path:
     """Return the file of a new recipe. Raises UsageError if it exists, or if this is not a project."""
     from imagefactory.project import recipes_directory, require_own_project
 
     if not dry_run:
-        require_own_project(call.settings, "recipe new")
+        require_own_project(call.settings, command)
     path = recipes_directory(call.settings) / f"{family}.yaml"
     if path.exists() and not dry_run:
         raise _recipe_exists(path)
@@ -264,7 +273,7 @@ def write_recipe(path: Path, value: dict[str, object], *, as_json: bool) -> None
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return print_json("recipe", {**value, "errors": []})
+        return print_json({"format": "imagefactory.recipe/1", **value, "errors": []})
     return print_result(f"wrote {path}: check it before you lock it")
 
 
@@ -274,10 +283,9 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
     Raises UsageError if nothing may be written.
     """
     from imagefactory.actions.new_project import create_project, find_shipped
-    from imagefactory.recipes.expand import select_single
 
     try:
-        select_single(call.factory.targets, on)
+        call.factory.select_single(on)
         return
     except NothingSelectedError:
         shipped = find_shipped(on, call.settings, os.environ)
@@ -300,10 +308,12 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
 # --- imagefactory recipe add-version
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("family")
 @click.argument("version")
-@click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
+@click.option(
+    "--cuda", default="", metavar="VERSION", help="The CUDA version, if the version supports more than one."
+)
 @click.option("--dry-run", is_flag=True, help="Print the row instead of writing it.")
 @json_option
 @click.pass_obj
@@ -312,8 +322,11 @@ def add_version(
 ) -> None:
     """Add a version to a family's recipe, lock it and render it.
 
-    CUDA, extras, companions and capabilities come from the framework tables, and the bounds from the nearest
-    row.
+    \b
+    imagefactory recipe add-version pytorch 2.9
+
+    CUDA version, extras and capabilities come from the framework tables, and the version limits from the
+    nearest row of the recipe.
     """
     from imagefactory.actions.new_project import make_addition, plan_addition
     from imagefactory.project import require_own_project
@@ -325,7 +338,7 @@ def add_version(
             check_name(value, rule)
     if not dry_run:
         require_own_project(call.settings, "recipe add-version")
-    factory = call.sound_factory
+    factory = call.factory
     added = plan_addition(factory, family, version, cuda)
     for line in added.addition.notes:
         call.progress.note(f"note: {line}")
@@ -339,7 +352,7 @@ def add_version(
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
         document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.notes)}
-        print_json("added", {**document, "targets": names})
+        print_json({"format": "imagefactory.added/1", **document, "targets": names})
     for name in names:
         print_next_command("build", name)
 
@@ -347,17 +360,17 @@ def add_version(
 # --- imagefactory init
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=None)
 @click.option(
     "--with",
     "families",
     default="",
     metavar="FAMILY,...",
-    help="Take along these families of those that come with imagefactory: recipes and locks.",
+    help="Copy the recipes and locks of these bundled families.",
 )
-@click.option("--github", is_flag=True, help="Write the nightly build for GitHub Actions, with a README.")
-@click.option("--gitlab", is_flag=True, help="Write the nightly build for GitLab CI, with a README.")
+@click.option("--github", is_flag=True, help="Write a nightly build for GitHub Actions, with a README.")
+@click.option("--gitlab", is_flag=True, help="Write a nightly build for GitLab CI, with a README.")
 @json_option
 @click.pass_obj
 def init(
@@ -365,12 +378,12 @@ def init(
 ) -> None:
     """Create a project in DIR (default: here).
 
-    Existing files are never overwritten.
-
     \b
-    imagefactory init lab                        an empty one: settings, and bases with their locks
-    imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
-    imagefactory init lab --github               with its nightly build in GitHub Actions
+    imagefactory init lab                      an empty project with locked bases
+    imagefactory init lab --with pytorch,jax   add these families and their locks
+    imagefactory init lab --github             add a nightly build for GitHub
+
+    Existing files are never overwritten.
     """
     from imagefactory.actions.new_project import create_project, nightly_files
 
@@ -395,7 +408,7 @@ def init(
     where = str(root.absolute())
     if as_json:
         value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
-        return print_json("init", value)
+        return print_json({"format": "imagefactory.init/1", **value})
     what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
     print_result(f"{where}: {what}")
     print_result(f"  families  {', '.join(tree.families) or 'none yet'}")

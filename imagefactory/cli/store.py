@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
     TargetFailures,
     artifact_json,
     exit_with_first_failure,
@@ -51,19 +53,19 @@ _registry_option = click.option(
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
 @_registry_option
 @json_option
 @click.pass_obj
 def image_list(call: CommandContext, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
-    """List images and .sif files of the store, or of a registry.
+    """List the images of the store or of a registry.
 
     \b
     imagefactory image list
     imagefactory image list pytorch-2.3-cu121 --registry
 
-    TARGET applies to a registry: the tags of the repository of each.
+    With --registry, TARGET selects the repositories. .sif files of the store are listed too.
     """
     from imagefactory.oci.layout import Layout
 
@@ -87,7 +89,7 @@ class _Contents:
 
     images: list[Image]
     sifs: list[tuple[str, SifArtifact]]
-    errors: list[dict[str, object]]
+    errors: list[ErrorRow]
     unusable: list[tuple[str, str]]
 
 
@@ -131,7 +133,7 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
             "sifs": [{**artifact_json(sif), "name": name} for name, sif in sifs],
             "errors": contents.errors,
         }
-        return print_json("store", {"store": place, **value})
+        return print_json({"format": "imagefactory.store/1", "store": place, **value})
     if not images and not sifs and not contents.unusable:
         print_result(f"no image yet in {place}")
         return print_next_command("list")
@@ -156,12 +158,18 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     return [name for name in tags if name.startswith(incomplete)]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
 @json_option
 @click.pass_obj
 def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """Remove images by name. `image prune` then frees the space."""
+    """Remove images from the store by name.
+
+    \b
+    imagefactory image remove pytorch:2.3-cu121 && imagefactory image prune
+
+    `image prune` then frees the disk space.
+    """
     import difflib
 
     from imagefactory.oci.layout import Layout
@@ -181,7 +189,7 @@ def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
             layout.unrefer(subject, digest)
         print_result(f"removed {name}", unless=as_json)
     if as_json:
-        print_json("removed", {"removed": list(names)})
+        print_json({"format": "imagefactory.removed/1", "removed": list(names)})
     print_next_command("image", "prune")
 
 
@@ -197,16 +205,19 @@ def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
     return references
 
 
-@click.command()
-@click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
+@click.command(cls=Command)
+@click.option("--fix", is_flag=True, help="Remove damaged data and rewrite damaged records.")
 @json_option
 @click.pass_obj
 def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     """Check the whole store for damage.
 
-    It compares each blob with its digest, each record and each unpacked layer with its checksum. Each image
-    must be complete. A build or pull restores what --fix removes. Names of images stay. It waits for running
-    builds.
+    \b
+    imagefactory image check
+    imagefactory image check --fix
+
+    It compares all data with its checksums, and checks that each image is complete. It waits for running
+    builds. A new build or pull restores what --fix removes.
     """
     from imagefactory.actions.store import check_store
     from imagefactory.oci.layout import Layout
@@ -222,7 +233,14 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
                 failures.of(fault.place).add(fault.error)
         counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
         if as_json:
-            return print_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
+            return print_json(
+                {
+                    "format": "imagefactory.store-check/1",
+                    **counts,
+                    "mended": mended,
+                    "errors": failures.as_json(),
+                }
+            )
         print_result(
             f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
             f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
@@ -232,12 +250,15 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     return None
 
 
-@click.command()
+@click.command(cls=Command)
 @_registry_option
 @click.option(
-    "--older-than", default="", metavar="AGE", help="With --registry: remove older candidates: 30d, 12h, 2w."
+    "--older-than",
+    default="",
+    metavar="AGE",
+    help="With --registry: remove candidates older than this: 30d, 12h, 2w.",
 )
-@click.option("--cache", is_flag=True, help="Also empty the cache of packages that no lock here names.")
+@click.option("--cache", is_flag=True, help="Also remove cached packages that no lock here names.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @json_option
 @click.pass_obj
@@ -247,16 +268,16 @@ def image_prune(
     """Remove what no image needs from the store or a registry.
 
     \b
+    imagefactory image prune --dry-run
     imagefactory image prune
     imagefactory image prune --registry --older-than 30d
 
-    In the store this also removes sweeps older than 60 days. It waits for running builds. Verified images
-    stay, with a tag or without, and sweeps whose signed verdict could not be attached yet.
+    In the store it removes data that no image uses, and sweeps older than 60 days. Verified images stay. It
+    waits for running builds.
 
-    In a registry it removes old candidates. A candidate stays if another tag points to it, if it is verified,
-    or if the time of its push is unknown (another program pushed it). The registry frees the space by its own
-    garbage collection. If a tag is set to a candidate at the moment of its removal, the tag may be lost in a
-    registry that deletes by digest only.
+    In a registry it removes old candidates. A candidate stays if another tag points to it, if it is
+    verified, or if the time of its push is unknown. The registry frees the disk space by its own garbage
+    collection.
     """
     if place is None:
         reject_conflict(
@@ -275,7 +296,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
     from imagefactory.oci.maintenance import collect
 
     # The recipes are read first: without them nobody knows what in the cache is needed.
-    factory = call.factory if cache else None
+    factory = call.strict_factory if cache else None
     layout, progress = Layout(call.settings.store_path), call.progress
     access = call.access
     now = datetime.now(UTC)
@@ -289,7 +310,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
                 raise error
         if as_json:
             value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
-            return print_json("collected", {**value, "errors": failures.as_json()})
+            return print_json({"format": "imagefactory.collected/1", **value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
         print_result(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
         print_result(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
@@ -302,11 +323,10 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
 
 def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, as_json: bool) -> None:
     from imagefactory.actions.store import list_registry
-    from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_repositories
 
     factory = call.factory
-    shelves = list_registry(factory, select(factory.targets, names), place, call.progress)
+    shelves = list_registry(factory, factory.select(names), place, call.progress)
     if as_json:
         repositories = [
             {
@@ -316,7 +336,7 @@ def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, 
             }
             for shelf in shelves
         ]
-        return print_json("registry", {"repositories": repositories})
+        return print_json({"format": "imagefactory.registry/1", "repositories": repositories})
     print_result(format_repositories(shelves, terminal_width()))
     tagged = [shelf for shelf in shelves if shelf.tagged]
     if not tagged:
@@ -336,7 +356,7 @@ def _prune_registry(
     from imagefactory.actions.store import prune_registry
     from imagefactory.views.images import format_pruned
 
-    factory, progress = call.factory, call.progress
+    factory, progress = call.strict_factory, call.progress
     registry_place(factory, place)
     now = datetime.now(UTC)
     before = now - parse_age(older_than)
@@ -351,7 +371,14 @@ def _prune_registry(
                 print_result(format_pruned(pruned, dry_run=dry_run), unless=as_json)
         if as_json:
             value = {"dry_run": dry_run, "before": before.isoformat(timespec="seconds")}
-            print_json("registry", {**value, "repositories": results, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.registry/1",
+                    **value,
+                    "repositories": results,
+                    "errors": failures.as_json(),
+                }
+            )
     if dry_run:
         registry = ("--registry", place) if place else ("--registry",)
         print_next_command("image", "prune", "--older-than", older_than, *registry)

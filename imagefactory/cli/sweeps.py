@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.arguments import Command, DurationType, section
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -96,80 +96,111 @@ class SweepRequest:
         ]
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
-@click.option(
-    "--scheduler",
-    type=click.Choice(tuple(POOLS)),
-    help="The scheduler of the pool. Default: the one of this machine, htcondor if it has both.",
-)
+@section("What to verify")
 @click.option(
     "--suite",
     type=click.Choice([level for level in LEVELS if level != MULTI_GPU_LEVELS]),
     default=FULL,
     show_default=True,
-    help="The checks to run.",
+    help="Run these checks.",
 )
-@click.option("--capability", multiple=True, metavar="X.Y", help="Only GPUs of this capability (repeatable).")
 @click.option("--latest", type=click.IntRange(1), metavar="N", help="Only the N latest versions.")
-@click.option("--framework", default="", metavar="NAME", help="Only one image: of this framework,")
-@click.option("--version", default="", metavar="VERSION", help="... of this version of it, such as 2.3,")
-@click.option("--cuda", default="", metavar="X.Y", help="... and for this CUDA, on one --capability.")
+@click.option(
+    "--capability", multiple=True, metavar="X.Y", help="Only GPUs of this compute capability (repeatable)."
+)
+@click.option(
+    "--framework",
+    default="",
+    metavar="NAME",
+    help="Only one image: of this framework. Requires --version, --cuda and one --capability.",
+)
+@click.option("--version", default="", metavar="VERSION", help="The version of --framework, such as 2.3.")
+@click.option("--cuda", default="", metavar="X.Y", help="The CUDA version of --framework, such as 12.1.")
+@click.option("--mig", is_flag=True, help="Also verify on GPU slices (MIG), each profile separately.")
 @click.option(
     "--ignore-rule",
     multiple=True,
     metavar="RULE",
     shell_complete=complete_rules,
-    help="Include what a rule of `plan` excludes (repeatable). `verified` tests again; `queued` and "
-    "`uncollected` include what another sweep has, `claimed` what another store has, `bad-machine` "
-    "machines that failed.",
+    help=(
+        "Include the cells that a rule of `plan` skips (repeatable). Also `verified`, `queued`, "
+        "`uncollected`, `claimed` and `bad-machine`."
+    ),
 )
-@click.option("--mig", is_flag=True, help="Also verify on slices of GPUs (MIG), each profile by itself.")
+@section("Cluster")
+@click.option(
+    "--scheduler",
+    type=click.Choice(tuple(POOLS)),
+    help="The scheduler of the cluster.  [default: the one of this machine, htcondor if it has both]",
+)
+@click.option(
+    "--site",
+    type=click.Choice(SITES),
+    help="The site whose rules the jobs follow.  [default: the setting `site`]",
+)
 @click.option(
     "--machine",
     metavar="NAMES",
-    help="Run only on these machines, with * and ?, and not on those after !: 'gpu*,!gpu07'. "
-    "Default: the setting `sweep-machines`.",
-)
-@click.option(
-    "--gpu-hours",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Queue at most this much, the oldest verdicts first. A later sweep takes the rest. "
-    "Default: the setting `sweep-gpu-hours`.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Keep at most N jobs in the queue. Default: the setting `sweep-jobs`.",
+    help=(
+        "Only these machines, and not those after !: 'gpu*,!gpu07'.  [default: the setting `sweep-machines`]"
+    ),
 )
 @inventory_option
 @click.option(
     "--image-format",
     type=click.Choice(IMAGES),
-    help="How jobs get the image. Default: sif if sif-folder or no registry is set, else docker.",
+    help="How jobs get the image.  [default: docker; sif if `sif-folder` or no registry is set]",
 )
-@click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`.")
-@click.option("--idle-limit", type=DurationType(), metavar="TIME", help="Default: 24h.")
-@click.option("--held-limit", type=DurationType(), metavar="TIME", help="Default: 10m; not on Slurm.")
-@click.option("--run-limit", type=DurationType(), metavar="TIME", help="Default: 24h.")
+@section("Limits")
+@click.option(
+    "--gpu-hours",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Queue at most N GPU hours, the oldest verdicts first.  [default: the setting `sweep-gpu-hours`]",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Have at most N jobs in the queue.  [default: the setting `sweep-jobs`]",
+)
+@click.option(
+    "--idle-limit",
+    type=DurationType(),
+    metavar="TIME",
+    help="Stop a job that waits longer than this.  [default: 24h]",
+)
+@click.option(
+    "--held-limit",
+    type=DurationType(),
+    metavar="TIME",
+    help="Stop a job that is on hold longer than this; not on Slurm.  [default: 10m]",
+)
+@click.option(
+    "--run-limit",
+    type=DurationType(),
+    metavar="TIME",
+    help="Stop a job that runs longer than this.  [default: 24h]",
+)
 @click.option(
     "--retries",
     type=click.IntRange(0, 20),
     metavar="N",
-    help="Retry a job that failed because of the pool this often. Default: 2.",
+    help="Retry a job that failed because of the cluster this often.  [default: 2]",
 )
-@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdicts there.")
-@click.option("--promote", is_flag=True, help="With --wait: move the tags to what is verified.")
+@section("Results")
 @click.option("--wait", is_flag=True, help="Wait until all jobs are done, then collect.")
+@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdicts there.")
+@click.option("--promote", is_flag=True, help="With --wait: then move the tags to verified images.")
 @click.option(
     "--dir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="The directory of the sweep. If it has one, that sweep continues.",
+    help="The directory of the sweep. A sweep in it continues.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be queued, and queue nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted; submit nothing.")
 @json_option
 @click.pass_obj
 def start(
@@ -203,17 +234,17 @@ def start(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Verify images on the GPUs of a pool.
-
-    One job for each image and each capability of the pool. Cells that cannot match or whose answer is known
-    are not queued: the output names the rule, which --ignore-rule takes. The sweep continues by itself:
-    `sweep status`, `sweep collect` and `sweep cancel` take its id.
+    """Verify images on the GPUs of a cluster, in many jobs.
 
     \b
-      imagefactory sweep start 'pytorch-*' --dry-run
-      imagefactory sweep start 'pytorch-*' 'jax-*' --latest 3
-      imagefactory sweep start --framework pytorch --version 2.3 --cuda 12.1 --capability 8.0
-      imagefactory sweep start --dir DIR               continue a sweep
+    imagefactory sweep start 'pytorch-*' --dry-run
+    imagefactory sweep start 'pytorch-*'
+    imagefactory sweep start 'pytorch-*' 'jax-*' --latest 3
+    imagefactory sweep start --dir DIR               continue a sweep
+
+    It submits one job for each image and compute capability. Cells that cannot work, or whose answer is
+    known, are skipped with a rule; --ignore-rule RULE includes them. Then use `sweep status` and `sweep
+    collect`.
 
     With --wait the exit code is that of `sweep collect`.
     """
@@ -233,8 +264,8 @@ def start(
         "--held-limit does not apply to Slurm, where a held job is a waiting job",
         "use --idle-limit",
     )
-    factory = call.sound_factory
-    with exit_with_first_failure(factory) as failures:
+    factory = call.factory
+    with exit_with_first_failure(factory, names) as failures:
         pool = find_pool(request.pool)
         if dir is not None and pool.is_whole(dir):
             for word in (*names, *request.written(but=("wait", "dir"))):
@@ -345,7 +376,13 @@ def _print_plan(prepared: SweepDraft, *, as_json: bool, quiet: bool) -> None:
     run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
     limits = replace(options.limits, run=run)
     if as_json:
-        print_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})
+        print_json(
+            {
+                "format": "imagefactory.sweep-plan/1",
+                "image": prepared.place.kind,
+                **plan_json(prepared.plan, limits),
+            }
+        )
     else:
         print_result(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
@@ -379,12 +416,14 @@ def _submit(
         options = CollectOptions(registry=request.registry, promote=request.promote)
         rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
-            print_json("sweep-collect", {"results": rows, "errors": failures.as_json()})
+            print_json(
+                {"format": "imagefactory.sweep-collect/1", "results": rows, "errors": failures.as_json()}
+            )
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
         left_out = {"left_out": sweep.left_out, "notes": list(plan.notes) if plan else []}
-        print_json("sweep-start", {**row, **left_out, "errors": failures.as_json()})
+        print_json({"format": "imagefactory.sweep-start/1", **row, **left_out, "errors": failures.as_json()})
     else:
         ours = sweep.id if folder == sweeps_directory(call.settings) / sweep.id else folder
         print_result(
@@ -444,7 +483,7 @@ def collect_jobs(
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
     from imagefactory.views.verdicts import format_promotion
 
-    result = collect_sweep(call.sound_factory, folder, options, datetime.now(UTC), call.progress)
+    result = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in result.nodes]
     blocks = [headline(result.sweep, results, None), format_collected(result.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in result.promotions]
@@ -499,13 +538,17 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
 # --- Show and cancel
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @json_option
 @click.pass_obj
 def list_(call: CommandContext, as_json: bool) -> None:
-    """List the sweeps of this store, and how far they are.
+    """List the sweeps of this store, and their progress.
 
-    A sweep whose files cannot be read does not stop the others. Exit code 0 whatever the sweeps found.
+    \b
+    imagefactory sweep list
+
+    If the files of a sweep cannot be read, the others are listed all the same. The exit code is 0 whatever
+    the sweeps found.
     """
     from imagefactory.actions.sweep import find_sweeps
     from imagefactory.views.sweeps import headline
@@ -514,7 +557,7 @@ def list_(call: CommandContext, as_json: bool) -> None:
     with exit_with_first_failure() as failures:
         statuses = _read_statuses(folders, failures)
         if as_json:
-            print_json("sweeps", {"sweeps": [_status_json(row) for row in statuses]})
+            print_json({"format": "imagefactory.sweeps/1", "sweeps": [_status_json(row) for row in statuses]})
         elif not folders:
             print_result("no sweep was started here: imagefactory sweep start TARGET")
         elif statuses:
@@ -522,14 +565,17 @@ def list_(call: CommandContext, as_json: bool) -> None:
             print_next_command("sweep", "status", statuses[-1].sweep.id)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
 def status(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Show each job of a sweep, by its id or directory.
 
-    Exit code 0 whatever the jobs found: `sweep collect` verifies their results.
+    \b
+    imagefactory sweep status 20261122-061500-1f3a
+
+    The exit code is 0 whatever the jobs found: `sweep collect` verifies their results.
     """
     from imagefactory.actions.sweep import find_sweep
     from imagefactory.views.sweeps import format_failed_machines, format_status
@@ -537,7 +583,9 @@ def status(call: CommandContext, sweep: str, as_json: bool) -> None:
     with exit_with_first_failure() as failures:
         statuses = _read_statuses((find_sweep(call.settings, sweep),), failures)
         if as_json:
-            return print_json("sweeps", {"sweeps": [_status_json(row) for row in statuses]})
+            return print_json(
+                {"format": "imagefactory.sweeps/1", "sweeps": [_status_json(row) for row in statuses]}
+            )
         for row in statuses:
             print_result(format_status(row.sweep, row.results, row.driven, datetime.now(UTC)))
             failed = format_failed_machines(row.machines, terminal_width())
@@ -579,15 +627,17 @@ def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
     }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
 def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Remove the jobs of a sweep from the queue.
 
-    Its files stay: `sweep collect` takes the results so far, and `sweep start --dir DIR` continues it.
-    Other stores may then queue its cells.
+    \b
+    imagefactory sweep cancel 20261122-061500-1f3a
+
+    Its files stay: `sweep collect` reads the results so far, and `sweep start --dir DIR` continues it.
     """
     from imagefactory.actions.claim import release_claim
     from imagefactory.actions.sweep import find_sweep
@@ -606,7 +656,14 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
             access.tell(f"note: what it has claimed is not known: {error.message}")
     release_claim(access, name, (), datetime.now(UTC), call.progress)
     if as_json:
-        return print_json("sweep-cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
+        return print_json(
+            {
+                "format": "imagefactory.sweep-cancel/1",
+                "sweep": folder.name,
+                "folder": str(folder),
+                "canceled": there,
+            }
+        )
     status = "canceled" if there else "it had no job in the queue"
     print_result(f"{status}; its results are in {folder}")
     return print_next_command("sweep", "collect", sweep)
@@ -615,7 +672,7 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
 # --- Collect
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument(
     "folders",
     metavar="DIR|SWEEP...",
@@ -630,11 +687,11 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     metavar="HOST[/PATH]",
     help="Also attach the verdicts there.  [default: the registry of the kit's image]",
 )
-@click.option("--promote", is_flag=True, help="Move the tags to what is verified.")
+@click.option("--promote", is_flag=True, help="Then move the tags to verified images.")
 @click.option(
     "--nonce-dir",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The directory with the nonces of the kits; then each DIR is a kit.  [default: in the store]",
+    help="The directory with the nonces of the kits; each DIR is then a kit.  [default: in the store]",
 )
 @json_option
 @click.pass_obj
@@ -650,29 +707,35 @@ def collect(
     """Verify and sign the results of sweeps and kits.
 
     \b
-    imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
-    python3 DIR/run.py                                   there: runs it
-    imagefactory sweep collect DIR --promote             here again
-    imagefactory sweep collect 20261122-061500-1f3a      the finished jobs of a sweep
+    imagefactory sweep collect 20261122-061500-1f3a      the finished jobs
+    imagefactory sweep collect DIR --promote             a kit that has run
 
-    Each kit and each job of a sweep gives one verdict and uses its nonce. The verdict goes to the store, if
-    that has the image, and to the registry that the kit names (or --registry). For a job, the pool and the
-    suite must report the same GPU.
+    A kit is made by `imagefactory verify TARGET --kit DIR`, and run by `python3 DIR/run.py` on a GPU
+    machine.
+
+    Each kit and each job gives one verdict. It goes to the store, if that has the image, and to the
+    registry of the image (or --registry).
 
     Exit code 0 if all are verified, 9 if one is not.
     """
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.actions.verify import collect as collect_one
 
-    factory, progress = call.sound_factory, call.progress
+    factory, progress = call.factory, call.progress
     options = CollectOptions(ledger=nonce_dir, registry=place, promote=promote)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure() as failures:
         for folder in folders:
             with failures.of(str(folder)):
                 if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
+                if not folder.exists():
+                    raise UsageError(
+                        "kit-invalid",
+                        f"'{folder}' is not a sweep or a directory",
+                        hint="`imagefactory sweep list` shows the sweeps",
+                    )
                 kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
                 results.append(_as_json(folder, kit))
                 print_result(_as_text(kit), unless=as_json)
@@ -685,7 +748,9 @@ def collect(
                 for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
         if as_json:
-            print_json("sweep-collect", {"results": results, "errors": failures.as_json()})
+            print_json(
+                {"format": "imagefactory.sweep-collect/1", "results": results, "errors": failures.as_json()}
+            )
     proven = sorted({str(row["target"]) for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
     print_next_command("verdict", "list", proven[0]) if show_verdicts else print_next_command(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     artifact_json,
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from imagefactory.oci.transfer import TransferResult
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=True)
 @registry_option
-@click.option("--tag", "tags", multiple=True, metavar="NAME", help="Set this tag too, after the candidate's.")
+@click.option("--tag", "tags", multiple=True, metavar="NAME", help="Also set this tag.")
 @click.option(
     "--format",
     "kind",
@@ -46,11 +47,15 @@ if TYPE_CHECKING:
     help="sif pushes a .sif file, for `apptainer pull oras://`.",
 )
 @click.option(
-    "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
+    "--compression",
+    type=click.Choice(["fast", "small"]),
+    help="How to compress the .sif file.  [default: fast]",
 )
 @only_with(
     "sbom",
-    click.option("--sbom", is_flag=True, help="Attach bills of materials and, with a key, the provenance."),
+    click.option(
+        "--sbom", is_flag=True, help="Attach the bill of materials and, if you have a key, the provenance."
+    ),
 )
 @json_option
 @click.pass_obj
@@ -66,21 +71,19 @@ def push(
     as_json: bool,
     sbom: bool = False,
 ) -> None:
-    """Push images to a registry, each under a tag that never moves.
+    """Push images to a registry, under tags that never move.
 
     \b
     imagefactory push pytorch-2.3-cu121
-    imagefactory push --registry registry.example.org/gpu --tag nightly pytorch-2.3-cu121
+    imagefactory push pytorch-2.3-cu121 --registry registry.example.org/gpu
 
-    Data that the registry has is not sent again, so an interrupted push continues where it stopped.
-    Credentials are those of `docker login`.
+    Log in with `docker login` first. After an interruption, run it again: only missing data is sent.
     """
     from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
-    from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_pushed
 
     factory = call.factory
-    chosen = select(factory.targets, names)
+    chosen = factory.select(names)
     named = {(target.family, plain_name(target)) for target in chosen}
     reject_conflict(
         tags and len(named) > len({family for family, _ in named}),
@@ -112,7 +115,7 @@ def push(
                     results[-1]["attached"] = dict(attested.artifacts)
                     print_result(attested.text, unless=as_json)
         if as_json:
-            print_json("push", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.push/1", "results": results, "errors": failures.as_json()})
     if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
         pushed_ones = [str(row["reference"]) for row in results if row["target"] in on_gpus]
@@ -159,7 +162,7 @@ def transfer_json(sent: TransferResult) -> dict[str, object]:
 # --- imagefactory pull
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET|REFERENCE", shell_complete=complete_targets)
 @registry_option
 @click.option(
@@ -168,28 +171,28 @@ def transfer_json(sent: TransferResult) -> dict[str, object]:
     type=click.Choice(["image", "sif"]),
     default="image",
     show_default=True,
-    help="sif writes a .sif file: the registry's own where it has one, else made here by apptainer.",
+    help="sif writes a .sif file: the registry's, or one that apptainer builds here.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of a .sif. Default: a name with its sha256 in this folder.",
+    help="Write the .sif file to this path.  [default: a name with its sha256, here]",
 )
 @json_option
 @click.pass_obj
 def pull(
     call: CommandContext, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool
 ) -> None:
-    """Pull an image into the store, every byte checked.
+    """Pull an image into the store and check every byte.
 
     \b
-    imagefactory pull pytorch-2.3-cu121@sha256:...       then `imagefactory run pytorch-2.3-cu121`
+    imagefactory pull pytorch-2.3-cu121@sha256:...
     imagefactory pull pytorch-2.3-cu121:2.3-cu121-0123456789ab
     imagefactory pull registry.example.org/gpu/pytorch:2.3-cu121
 
-    The pulled image becomes this store's image of the target. Outside a project, TARGET is an image of the
-    catalog that you joined, or CENTER/TARGET if there are several.
+    The pulled image becomes the image of the target in this store. Outside a project, TARGET is an image of
+    the catalog that you joined, or CENTER/TARGET if you joined several centers.
     """
     from imagefactory.actions.centers import read_offer
     from imagefactory.actions.run import offered_reference
@@ -227,7 +230,7 @@ def pull(
         if as_json:
             from imagefactory.serialize import fields_of
 
-            return print_json("pull", fields_of(sif))
+            return print_json({"format": "imagefactory.pull/1", **fields_of(sif)})
         return print_result(format_pulled_sif(sif))
     if output:
         raise UsageError(
@@ -235,7 +238,7 @@ def pull(
         )
     pulled = pull_image(access, where, own, call.progress, platform=platform)
     if as_json:
-        return print_json("pull", _pulled_json(pulled))
+        return print_json({"format": "imagefactory.pull/1", **_pulled_json(pulled)})
     print_result(format_pulled(pulled, access.settings.store.value))
     return print_next_command("run", pulled.name, "--", "python")
 
@@ -269,20 +272,19 @@ def _pulled_json(pulled: PullResult) -> dict[str, object]:
 # --- imagefactory image copy
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
-@click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
+@click.option("--referrers", is_flag=True, help="Also copy verdicts and other artifacts of the image.")
 @json_option
 @click.pass_obj
 def copy(call: CommandContext, source: str, destination: str, referrers: bool, as_json: bool) -> None:
-    """Copy an image from registry to registry; its digest stays.
+    """Copy an image to another registry. Its digest stays.
 
     \b
-    imagefactory image copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
+    imagefactory image copy a.example.org/pytorch:2.3 b.example.org/pytorch:2.3
 
-    Nothing is stored on this machine. Within one registry nothing is sent at all. An existing tag is moved,
-    so this command also promotes an image manually.
+    Nothing is stored on this machine. An existing tag is moved to the image.
     """
     from imagefactory.actions.transfer import copy_image
     from imagefactory.oci.store import parse_reference
@@ -299,7 +301,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     if as_json:
         where = copied.destination
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
-        return print_json("copy", {**value, **transfer_json(copied.sent)})
+        return print_json({"format": "imagefactory.copy/1", **value, **transfer_json(copied.sent)})
     print_result(format_copied(copied))
     return print_next_command("verdict", "list", str(copied.destination))
 
@@ -307,7 +309,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
 # --- imagefactory image export
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @click.option(
     "--format",
@@ -317,36 +319,38 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     ),
     default="oci-archive",
     show_default=True,
-    help="oci-archive for Podman, skopeo, Apptainer; docker-archive for `docker load`; sif for Apptainer; "
-    "module for `module load`.",
+    help=(
+        "oci-archive is for Podman, skopeo and Apptainer, docker-archive for `docker load`, sif for "
+        "Apptainer, module for `module load`."
+    ),
 )
 @click.option(
     "--compression",
     type=click.Choice(["fast", "small"]),
-    help="Of a .sif: small takes many times as long and saves a part.  [default: fast]",
+    help="How to compress a .sif file. small takes much longer and saves some space.  [default: fast]",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-<12 digits of its "
-    "sha256>.sif, or modules]",
+    help=(
+        "The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif or modules]"
+    ),
 )
 @json_option
 @click.pass_obj
 def export(
     call: CommandContext, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
-    """Write an image as a file, or as an environment module.
+    """Write an image as a file or an environment module.
 
     \b
     imagefactory image export pytorch-2.3-cu121 --format docker-archive
     imagefactory image export pytorch-2.3-cu121 --format sif
     imagefactory image export pytorch-2.3-cu121 --format module -o /software/gpu
 
-    A .sif is built once and kept in the store with its image. A module is for Lmod and Environment Modules:
-    a modulefile, and a wrapper for each program of the image that runs it by Apptainer, with the GPUs of the
-    machine. Its directory must be visible on all machines.
+    A module works with Lmod and Environment Modules. It has a wrapper for each program of the image, which
+    runs it by Apptainer with the GPUs of the machine. All machines must see its directory.
     """
     if kind == "module":
         if compression:
@@ -364,10 +368,9 @@ def export(
         )
     from imagefactory.actions.images import stored_image
     from imagefactory.oci.archive import export as export_image
-    from imagefactory.recipes.expand import select_single
 
     factory, progress = call.factory, call.progress
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     path = output or Path(f"{target.name}.{kind}.tar")
     with factory.layout.in_use(progress):
         image = stored_image(factory, target)
@@ -379,7 +382,7 @@ def export(
             export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
         value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
-        return print_json("export", {**value, "digest": image.digest})
+        return print_json({"format": "imagefactory.export/1", **value, "digest": image.digest})
     load = {
         "oci-archive": f"skopeo inspect oci-archive:{path}",
         "docker-archive": f"docker load --input {path}",
@@ -390,27 +393,27 @@ def export(
 
 
 def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bool) -> None:
-    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
     write_module = load_extra("modules.action:write_module")
-    module = write_module(factory, select_single(factory.targets, name), folder, call.progress)
+    module = write_module(factory, factory.select_single(name), folder, call.progress)
     if as_json:
-        return print_json("module", module.as_json())
+        return print_json({"format": "imagefactory.module/1", **module.as_json()})
     return print_result(module.text)
 
 
 def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
     from imagefactory.actions.transfer import export_sif
-    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     compression, output = options
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
         artifact = {**artifact_json(sif), "path": str(path)}
-        return print_json("export", {"target": target.name, "kind": "sif", **artifact})
+        return print_json(
+            {"format": "imagefactory.export/1", "target": target.name, "kind": "sif", **artifact}
+        )
     source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
     print_result(
         f"wrote {path} ({format_bytes(sif.file.size)}, {sif.compression}), {source}\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -50,7 +51,7 @@ def check_registry_option(name: str, registry: str) -> None:
         raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
 @click.option(
@@ -58,9 +59,9 @@ def check_registry_option(name: str, registry: str) -> None:
     default="",
     metavar="X.Y",
     callback=parse_option,
-    help="Exit with 9 unless a verdict that can be relied on says verified for it.",
+    help="Exit with 9 unless a valid verdict says verified for this compute capability.",
 )
-@click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
+@click.option("--numbers", is_flag=True, help="Show every check of every verdict, with its numbers.")
 @json_option
 @click.pass_obj
 def list_(
@@ -69,13 +70,13 @@ def list_(
     """Show who verified an image, when and on which GPU.
 
     \b
-    imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
-                                                                  outside a project, the catalog's
+    imagefactory verdict list pytorch-2.3-cu121
     imagefactory verdict list pytorch-2.3-cu121:2.3-cu121-sm80
     imagefactory verdict list registry.example.org/gpu/pytorch@sha256:...
 
-    VALID is yes for a verdict that counts, with any outcome, or the reason why it does not count. The
-    [[trust]] rows of imagefactory.toml decide whose signatures count. A tag is not a verdict.
+    VALID is yes if the verdict counts, else the reason why it does not. The [[trust]] rows of
+    imagefactory.toml decide whose signatures count. For a TARGET it shows all its images, here and in the
+    registry; outside a project, those of the catalog.
     """
     from imagefactory.project import is_project
     from imagefactory.trust.policy import read_trust
@@ -85,7 +86,12 @@ def list_(
     images, trust = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
     if as_json:
-        print_json("verdicts", {"images": [_verdict_set_json(image, keys) for image in images]})
+        print_json(
+            {
+                "format": "imagefactory.verdicts/1",
+                "images": [_verdict_set_json(image, keys) for image in images],
+            }
+        )
     else:
         print_result(format_verdicts(images, keys, terminal_width(), numbers=numbers))
         for_cpus = is_project(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
@@ -115,7 +121,6 @@ def _find(
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.project import uses_catalog
-    from imagefactory.recipes.expand import select_single
 
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and uses_catalog(call.settings):
@@ -132,7 +137,7 @@ def _find(
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
         return (verdicts_of(factory, place_of(factory, where), where.tag_or_digest, now),), None
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     places: list[StoreRepository] = []
     if not registry:
         places.append(local_place(factory, target.family))
@@ -197,36 +202,36 @@ def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> d
 # --- imagefactory image promote
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
 @registry_option
-@click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
+@click.option("--dry-run", is_flag=True, help="Print which tags would move; move nothing.")
 @json_option
 @click.pass_obj
 def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
     """Move the tags of targets to their verified images.
 
-    This applies to the registry, or to the store on this machine if there is none.
-
     \b
+    imagefactory image promote pytorch-2.3-cu121 --dry-run
     imagefactory image promote pytorch-2.3-cu121
     imagefactory image promote registry.example.org/gpu/pytorch@sha256:...
 
-    2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
-    verified for all capabilities that the recipe requires. An image for CPUs only needs no verdict: its tag
-    points to the newest candidate. In the local store a build sets that tag, so only the others move. Exit
-    code 9 if no tag points to a verified image.
+    2.3-cu121-sm80 points to the newest image that is verified for capability 8.0, and 2.3-cu121 to the
+    newest that is verified for all capabilities of the recipe. Without a registry the tags of the store
+    move.
 
-    If [policy] sets promotion-signatures, tags of a registry move after that number of trusted keys approved.
-    This command adds your approval and prints who else must approve. Until then the exit code is 9.
+    If [policy] sets promotion-signatures, tags of a registry move after that number of trusted keys
+    approved. This command adds your approval and prints who else must approve.
+
+    Exit code 9 if no tag points to a verified image, or if approvals are missing.
     """
     from imagefactory.actions.images import PromotionRequest
     from imagefactory.actions.promote import promote
     from imagefactory.views.verdicts import format_promotion
 
-    factory, now = call.sound_factory, datetime.now(UTC)
+    factory, now = call.factory, datetime.now(UTC)
     results: list[dict[str, object]] = []
-    with exit_with_first_failure(factory) as failures:
+    with exit_with_first_failure(factory, names) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
                 request = PromotionRequest(target=target, place=where, now=now, dry_run=dry_run)
@@ -237,7 +242,14 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
                     failures.add(fault)
                 _insist(result, target, digest)
         if as_json:
-            print_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.promote/1",
+                    "dry_run": dry_run,
+                    "results": results,
+                    "errors": failures.as_json(),
+                }
+            )
     print_next_command("image", "promote", *names) if dry_run else print_next_command(
         "site", "publish", "--dry-run"
     )
@@ -332,17 +344,25 @@ def promotion_json(promotion: PromotionResult) -> dict[str, object]:
 # --- imagefactory verdict revoke
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
-@click.option("--reason", required=True, metavar="TEXT", help="One line; everyone can read it.")
-@click.option("--capability", default="", metavar="X.Y", callback=parse_option, help="Only on such GPUs.")
+@click.option(
+    "--reason", required=True, metavar="TEXT", help="The reason, in one line. Everyone can read it."
+)
+@click.option(
+    "--capability",
+    default="",
+    metavar="X.Y",
+    callback=parse_option,
+    help="Revoke only verdicts of this compute capability.",
+)
 @click.option(
     "--verdict",
     "digests",
     multiple=True,
     metavar="DIGEST",
-    help="Only this verdict, by its first digits (repeatable).",
+    help="Revoke only this verdict, by its first digits (repeatable).",
 )
 @json_option
 @click.pass_obj
@@ -357,15 +377,14 @@ def revoke(
     digests: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Revoke an image's verdicts, and move its tags back.
+    """Revoke the verdicts of an image and move its tags back.
 
     \b
-    imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason "wrong sums on long rows"
-    imagefactory verdict revoke registry.example.org/gpu/pytorch@sha256:... --reason "built on a broken base"
+    imagefactory verdict revoke pytorch-2.3-cu121 --reason "wrong sums"
+    imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason TEXT
 
-    TARGET is the image of its tag. Later verdicts count again. The tags move to the newest other verified
-    candidate, or are removed if there is none. The catalog, if there is one, is signed again. It records who
-    revoked which verdicts, when and why.
+    Later verdicts count again. The tags move to the newest other verified image, or are removed if there is
+    none. The catalog is signed again if there is one. It records who revoked what, when and why.
     """
     from imagefactory.actions.promote import RevokeRequest, follow, revoke
     from imagefactory.actions.verdicts import signing_key
@@ -404,8 +423,8 @@ def revoke(
                 print_result(f"written: {address}", unless=as_json)
         if as_json:
             print_json(
-                "revoke",
                 {
+                    "format": "imagefactory.revoke/1",
                     "place": result.place,
                     "manifest": result.subject.manifest,
                     "revocation": result.digest,
@@ -457,7 +476,6 @@ def _resolve_image(
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_single
     from imagefactory.trust.tags import pointer
 
     if "/" in name:
@@ -469,7 +487,7 @@ def _resolve_image(
     if ":" in name or "@" in name:
         target, where = target_reference(factory, name, registry)
         return place_of(factory, where), where.tag_or_digest, target
-    target = select_single(factory.targets, name)
+    target = factory.select_single(name)
     plain = plain_tag(target)
     return (
         place_of_target(factory, target, registry),
@@ -481,23 +499,32 @@ def _resolve_image(
 # --- imagefactory verdict sync
 
 
-@click.command()
+@click.command(cls=Command)
 @registry_option
 @json_option
 @click.pass_obj
 def sync(call: CommandContext, place: str, as_json: bool) -> None:
     """Restore the registry's lists of the verdicts attached here.
 
-    Registries without the referrers API have lists that two simultaneous writers can overwrite. The store's
-    journal records what was attached. Run this while no one else attaches verdicts.
+    \b
+    imagefactory verdict sync
+
+    If two programs attach verdicts at the same time, a registry without the referrers API can lose one.
+    This store has a record of those that it attached. Run this while no one else attaches verdicts.
     """
     from imagefactory.actions.verdicts import repair_all_referrers
     from imagefactory.views.verdicts import format_reconciled
 
-    factory = call.sound_factory
+    factory = call.factory
     with exit_with_first_failure(factory) as failures:
         repositories = repair_all_referrers(factory, place, datetime.now(UTC), call.progress)
         if as_json:
-            return print_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
+            return print_json(
+                {
+                    "format": "imagefactory.reconcile/1",
+                    "repositories": repositories,
+                    "errors": failures.as_json(),
+                }
+            )
         print_result(format_reconciled(repositories))
     return print_next_command("image", "list", "--registry")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from imagefactory.errors import OutdatedPackageRow
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import Progress
@@ -50,7 +51,7 @@ def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple
 class OutdatedPackage:
     """A package that is locked at an older release than the newest within the recipe's bounds.
 
-    The other fields are the reason. With `asked` the recipe names the package and the lock is rejected.
+    The other fields are the reason. With `named` the recipe names the package and the lock is rejected.
     `accept` is the bound that accepts the old release in the recipe. `build` is the requirement without a
     wheel that could be built, empty for none.
     """
@@ -60,8 +61,19 @@ class OutdatedPackage:
     newest: str
     reason: str
     accept: str
-    asked: bool
+    named: bool
     build: str = ""
+
+    def as_json(self) -> OutdatedPackageRow:
+        return OutdatedPackageRow(
+            name=self.name,
+            locked=self.locked,
+            newest=self.newest,
+            reason=self.reason,
+            accept=self.accept,
+            named=self.named,
+            build=self.build,
+        )
 
     def __str__(self) -> str:
         return f"{self.name} {self.locked}, where {self.newest} is the newest: {self.reason}"

@@ -329,8 +329,8 @@ def _expand_all(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[
 
 def expand_lenient(
     recipes: Iterable[Recipe], bases: Sequence[BaseSpec], faults: Mapping[str, tuple[Diagnostic, ...]]
-) -> tuple[tuple[BaseSpec, ...], tuple[Target, ...], tuple[Diagnostic, ...]]:
-    """Return all bases, the targets of the valid recipes, and the problems of the others.
+) -> tuple[tuple[BaseSpec, ...], tuple[Target, ...], dict[str, tuple[Diagnostic, ...]]]:
+    """Return all bases, the targets of the valid recipes, and the problems of the others by family.
 
     `faults` are those of unreadable files, by family. A recipe on a target of an invalid recipe is skipped,
     with its own problem.
@@ -343,11 +343,7 @@ def expand_lenient(
             if not waiting:
                 whole = {base.name: base for base in all_bases(bases, sound)}
                 targets = _expand_all(sound, whole)
-                return (
-                    tuple(whole.values()),
-                    targets,
-                    tuple(f for family in sorted(faulty) for f in faulty[family]),
-                )
+                return tuple(whole.values()), targets, dict(sorted(faulty.items()))
         except RecipeError as error:
             for recipe in sound:
                 if own := tuple(

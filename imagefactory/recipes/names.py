@@ -12,7 +12,7 @@ is a prefix of all others, it is selected, because a family's defaults have no s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from imagefactory.errors import NothingSelectedError, UsageError
@@ -22,6 +22,7 @@ from imagefactory.versions import natural, nearest
 KnownNames = Mapping[str, str]
 """Targets' names, each with its family."""
 FEW = 12
+_WILDCARD = re.compile(r"[*?\[]")
 _HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
 
 
@@ -49,6 +50,20 @@ def choose_name(word: str, known: KnownNames, lacking: str = "no target") -> str
     return names[0]
 
 
+def families_of(words: Sequence[str], known: KnownNames, invalid: Iterable[str]) -> frozenset[str]:
+    """Return the families of `invalid` that may have a name that `words` select; their names are unknown."""
+    families = {*known.values(), *invalid}
+    result: set[str] = set()
+    for word in words:
+        head = _WILDCARD.split(word)[0]
+        owners = [family for family in families if head == family or head.startswith(f"{family}-")]
+        if head != word:
+            result |= {family for family in families if family.startswith(head)}
+        if owners and word not in known:
+            result.add(max(owners, key=len))
+    return frozenset(result) & frozenset(invalid)
+
+
 def suggest(word: str, known: KnownNames) -> str:
     """Return a suggestion: a likely name or the existing versions, never another version; empty for none."""
     near = nearest(word, known)
@@ -59,7 +74,7 @@ def suggest(word: str, known: KnownNames) -> str:
     families = sorted(set(known.values()))
     family = head if head in families else nearest(head, families)
     if not family:
-        return f"there is {few(tuple(known))}" if known else ""
+        return f"choose from {few(families if len(families) > 1 else tuple(known))}" if known else ""
     meant = _common_prefix(f"{family}{rest}", known) if rest else ()
     if len(meant) == 1:
         return f"did you mean '{meant[0]}'?"

@@ -407,7 +407,7 @@ def test_interrupted_by_a_person(line: Line) -> None:
     assert candidate_of(graph) not in behind.find("one").tags
 
 
-INTERRUPTED = "interrupted: run the same command again to go on"
+INTERRUPTED = "interrupted: run the same command again to continue"
 
 
 def push_interrupted(line: Line, host: str, kind: Fault, most: int) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from imagefactory.progress import (
     choose_progress,
     format_bytes,
     format_seconds,
+    wrap_message,
 )
 
 
@@ -183,3 +184,29 @@ def test_a_log_on_a_full_disk_ends_no_work() -> None:
     with LineProgress(stream).stage("build"):
         pass
     assert stream.writes == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("error: a short line", ["error: a short line"]),
+        ("error: five words of a sentence", ["error: five words of a", "  sentence"]),
+        (
+            "hint: see `imagefactory recipe update --help`",
+            ["hint: see", "  `imagefactory recipe update --help`"],
+        ),
+        (
+            "hint: imagefactory lock one two, then build",
+            ["hint:", "  imagefactory lock one two,", "  then build"],
+        ),
+        (
+            "cannot read /a/path/of/one-long/word-with-hyphens",
+            ["cannot read", "  /a/path/of/one-long/word-with-hyphens"],
+        ),
+        ("  ok    name: and its detail", ["  ok    name: and its", "    detail"]),
+        ("next: imagefactory build pytorch-2.3-cu121", ["next: imagefactory build pytorch-2.3-cu121"]),
+        ("one\ntwo words that are too long", ["one", "two words that are too", "  long"]),
+    ],
+)
+def test_messages_are_wrapped_without_broken_words_and_commands(text: str, lines: list[str]) -> None:
+    assert wrap_message(text, 22).split("\n") == lines

@@ -232,7 +232,7 @@ def run_nightly(
 
 def nightly_since(project: Project, before: SavedPlan, steps: NightlySteps) -> NightlyReport:
     """Return what changed since a plan, by any process. Raises RegistryError and NothingSelectedError."""
-    targets = select(project.targets, before.names)
+    targets = project.select(before.names)
     stages = read_stages(project, targets, PlanLookup(now=steps.ended, registry=before.registry))
     plan = make_plan(PlanInput(stages=stages, devices=before.devices, on_machines=True))
     after = save_plan(plan, replace(before, made=steps.ended, targets=()))

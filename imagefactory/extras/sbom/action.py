@@ -33,7 +33,6 @@ from imagefactory.oci.store import DIGEST
 from imagefactory.oci.tar_stream import layer_error
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.recipes.expand import select_single
 from imagefactory.scan.layers import bounded
 
 LOCK, TARGET = "imagefactory.lock", "imagefactory.target"
@@ -65,9 +64,11 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     project = None if ":" in name else recipes()
     if project is None:
         raise NothingSelectedError(
-            "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory image list"
+            "image-not-found",
+            f"no image '{name}' in {layout.path}",
+            hint="list the images: imagefactory image list",
         )
-    return target_bill(project, select_single(project.targets, name), progress)
+    return target_bill(project, project.select_single(name), progress)
 
 
 def target_bill(project: Project, target: Target, progress: Progress) -> BillOfMaterials:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -42,36 +43,21 @@ FORMATS = {
 """The formats of a report, and where each is written by default; empty for stdout."""
 
 
-@click.command()
+@click.command(cls=Command)
 @targets_argument(required=False)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(tuple(FORMATS)),
-    default="html",
-    show_default=True,
-    help="html: a site; svg: the matrix as a picture; badge: of one TARGET; csv, markdown, json: tables.",
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, the "
-    "current directory for csv, stdout for markdown and json]",
-)
+@section("What to show")
 @click.option(
     "--inventory",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add the capabilities of this pool, as `imagefactory gpus -o FILE` wrote them.",
+    help="Add the compute capabilities of a cluster, as `imagefactory gpus -o FILE` wrote them.",
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="X.Y",
-    help="Add this capability to those that recipes require, verdicts name or sweeps tried (repeatable).",
+    help="Add this compute capability (repeatable).",
 )
 @click.option(
     "--sweep",
@@ -79,7 +65,7 @@ FORMATS = {
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Add a collected sweep that is not next to the store (repeatable).",
+    help="Add a collected sweep from another directory (repeatable).",
 )
 @click.option(
     "--registry",
@@ -87,7 +73,26 @@ FORMATS = {
     metavar="HOST[/PATH]",
     help="Only images of this registry.  [default: the store, and the setting `registry`]",
 )
-@click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
+@section("Output")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(tuple(FORMATS)),
+    default="html",
+    show_default=True,
+    help="Write an HTML site, the matrix as a picture (svg), a badge of one TARGET, or tables.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help=(
+        "The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, this"
+        " directory for csv, stdout for markdown and json]"
+    ),
+)
+@click.option("--force", is_flag=True, help="Overwrite files that imagefactory did not write.")
 @json_option
 @click.pass_obj
 def report(
@@ -104,31 +109,18 @@ def report(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show which image runs on which GPU: pages, pictures, tables.
+    """Write a report: which image runs on which GPU.
 
     \b
-    imagefactory report                                   open report/index.html in a browser
-    imagefactory report 'pytorch-*' --format svg          the matrix for a page of your own
-    imagefactory report pytorch-2.3-cu121 --format badge  `verified on sm_80, sm_90`
+    imagefactory report                                   to report/index.html
+    imagefactory report 'pytorch-*' --format svg          the matrix as a picture
+    imagefactory report pytorch-2.3-cu121 --format badge  verified on sm_80, ...
     imagefactory report --format csv --output tables
 
-    The site needs no server, no JavaScript and no network. For each image it has the prediction next to the
-    result of the suite, the numbers of each check, its contents and changes, commands to fetch it and a
-    submit file. For each GPU it shows which images to use.
+    The HTML site needs no server, JavaScript or network. It has the prediction and the result for each
+    image and GPU. csv writes valid_combos.csv, invalid_combos.csv and version_ranges.csv.
 
-    \b
-      valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version
-      invalid_combos.csv   the same, and Failure Cause
-      version_ranges.csv   ranges of versions by framework and capability
-      combos.md            all of it as a page, with reasons and drivers (--format markdown)
-      combos.json          all of it for programs, also what was not tested (--format json)
-
-    valid: a valid verdict of exactly that capability says so. failed: the suite ran there and failed.
-    undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A failure
-    cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, followed by (predicted)
-    or (documented). What was not tested is in neither of the first two files.
-
-    Outside of a project the verdicts are those of the signed catalog.
+    Outside a project the verdicts are those of the signed catalog.
     """
     from imagefactory.extras.site.tables import format_markdown, format_summary, tables_json
     from imagefactory.fs import replace_text
@@ -160,7 +152,9 @@ def report(
 
 def _print_files(paths: Sequence[Path], summary: str, images: int, *, as_json: bool) -> None:
     if as_json:
-        return print_json("report", {"images": images, "files": [str(path) for path in paths]})
+        return print_json(
+            {"format": "imagefactory.report/1", "images": images, "files": [str(path) for path in paths]}
+        )
     return print_result("\n".join([summary, *(f"  {path}" for path in paths)]))
 
 
@@ -192,12 +186,11 @@ def tables_request(
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
     from imagefactory.extras.site.tables import read_catalogued, read_tables
     from imagefactory.project import is_project
-    from imagefactory.recipes.expand import select
 
     settings = call.settings
     if is_project(settings):
         project = call.factory
-        return read_tables(project, select(project.targets, names), request, call.progress)
+        return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued(settings, os.environ, names, request)
 
@@ -235,7 +228,7 @@ def _write_report(
             raise UsageError(
                 "option-conflict",
                 f"--format badge requires exactly one image, found {count}",
-                hint="imagefactory report TARGET --format badge",
+                hint="select one target: imagefactory report TARGET --format badge",
             )
         replace_text(path, format_badge(reported.images[0]))
     elif kind == "svg":
@@ -244,7 +237,7 @@ def _write_report(
         pages = write_report(path, dict(make_site(reported)), force=force)
         path, files = path / "index.html", f"  ({pages} files)"
     if as_json:
-        return print_json("report", {"images": count, "files": [str(path)]})
+        return print_json({"format": "imagefactory.report/1", "images": count, "files": [str(path)]})
     print_result(
         f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
     )
@@ -257,11 +250,10 @@ def _write_report(
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
     from imagefactory.extras.site.action import read_catalogued_report, read_report
     from imagefactory.project import is_project
-    from imagefactory.recipes.expand import select
 
     settings = call.settings
     if is_project(settings):
         project = call.factory
-        return read_report(project, select(project.targets, names), request, call.progress)
+        return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued_report(settings, os.environ, names, request)

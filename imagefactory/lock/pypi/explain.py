@@ -33,7 +33,7 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
 
     An update changes the parent's packages only to newer releases; an older one needs its own recipe.
     """
-    own = f"imagefactory recipe import NAME FILE --framework {target.framework}={target.version}"
+    own = f"imagefactory recipe import FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
         error.code,

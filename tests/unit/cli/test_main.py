@@ -26,7 +26,7 @@ def test_list_shows_every_target_and_its_lock(call: Call) -> None:
     assert said.code == 0
     assert said.err.startswith("next: imagefactory ")
     rows = [line.split() for line in said.out.splitlines()]
-    head = ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED", "ON"]
+    head = ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "STATUS"]
     assert rows[0] == head
     assert ["pytorch-2.3-cu121", "torch", "2.3", "12.1", "3.11", "debian-12", "ok", "-", "-", "-"] in rows
     cpu = next(row for row in rows if row[0] == "jax-0.10.2-cpu")
@@ -84,6 +84,24 @@ def test_a_recipe_fault_is_told_with_its_place(call: Call, root: Path) -> None:
     assert said.code == errors.EXIT_USAGE
     assert "recipes/pytorch.yaml:" in said.err
     assert "framework" in said.err
+
+
+def test_an_invalid_recipe_stops_only_commands_about_it(call: Call, root: Path) -> None:
+    (root / "recipes" / "broken.yaml").write_text("family: broken\n")
+    for words in (("list",), ("lock", "--check"), ("render", "--check"), ("plan",), ("show", "broken-1.0")):
+        said = call(*words, root=root)
+        assert (said.code, said.error_codes[0]) == (errors.EXIT_USAGE, "recipe-invalid"), words
+        assert "other recipe" not in said.err
+    for words in (("list",), ("show",), ("lock", "--check"), ("plan",)):
+        said = call(*words, "pytorch-2.3-cu121", root=root)
+        assert (said.code, said.error_codes) == (0, ()), words
+        assert said.err.count("1 other recipe is invalid (broken)") == 1
+    said = call("run", "pytorch-2.3-cu121", "--", "true", root=root)
+    assert said.error_codes == ("image-not-built",)
+    said = call("recipe", "new", "mylab", "--extends", "pytorch-2.3-cu121", root=root)
+    assert (said.code, said.error_codes) == (0, ())
+    said = call("image", "prune", "--cache", "--dry-run", root=root)
+    assert said.error_codes == ("recipe-invalid",)
 
 
 def test_wrong_arguments_are_exit_code_2(call: Call) -> None:
@@ -325,7 +343,7 @@ cli.main(["stop"])
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.returncode == errors.EXIT_INTERRUPTED
-        assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to go on"
+        assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to continue"
 
 
 def test_a_signal_that_another_thread_receives_ends_a_wait_for_a_lock() -> None:
@@ -350,7 +368,7 @@ cli.main(["stop"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == errors.EXIT_INTERRUPTED, done.stderr
-    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to go on", ""]
+    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to continue", ""]
 
 
 def test_interrupted_twice_is_told_once() -> None:
@@ -367,7 +385,7 @@ cli.main(["stop"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == errors.EXIT_INTERRUPTED, done.stderr
-    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to go on", ""]
+    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to continue", ""]
 
 
 def test_an_archive_never_takes_the_place_of_a_device(call: Call, tmp_path: Path) -> None:
@@ -449,7 +467,7 @@ def test_light_commands_import_nothing_heavy() -> None:
     ("words", "code", "named"),
     [
         (("compat", "jax-0.10.2-cpu"), "target-without-gpu", "jax-0.10.2-cpu"),
-        (("recipe", "import", "x", "y.yml", "--cuda", "none"), "option-invalid", "--cuda none"),
+        (("recipe", "import", "y.yml", "--family", "x", "--cuda", "none"), "option-invalid", "--cuda none"),
     ],
 )
 def test_what_asks_for_gpus_says_what_is_for_cpus(

@@ -10,9 +10,11 @@ import click
 import pytest
 
 from imagefactory.cli.output import (
+    ErrorDocument,
     TargetFailures,
     colorize,
     confirm,
+    error_json,
     exit_with_first_failure,
     print_errors,
     print_json,
@@ -133,9 +135,9 @@ def test_what_people_write_is_printed_as_it_is(capsys: pytest.CaptureFixture[str
 
 
 def test_a_document_keeps_its_values_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json("x", {"name": HOSTILE})
+    print_json(ErrorDocument(format="imagefactory.error/1", errors=[error_json(UsageError("a", HOSTILE))]))
     said = capsys.readouterr().out
-    assert json.loads(said)["name"] == HOSTILE
+    assert json.loads(said)["errors"][0]["message"] == HOSTILE
     assert not STEERS.search(said)
     print_json_document(json.dumps({"name": HOSTILE}, ensure_ascii=False))
     said = capsys.readouterr().out
@@ -149,6 +151,7 @@ def test_colours_are_the_only_escapes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
     monkeypatch.setattr("click._compat.should_strip_ansi", lambda *_: False)
     monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
     monkeypatch.setenv("TERM", "xterm")

@@ -26,7 +26,7 @@ def place(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     ("command", "said"),
     [
         (("list",), "tiny-2.3-cu121  pytorch 2.3"),
-        (("lock", "tiny-*"), "tiny-2.3-cu121: unchanged"),
+        (("lock", "*"), "tiny-2.3-cu121: unchanged"),
         (("render",), "wrote tiny-2.3-cu121"),
     ],
 )
@@ -41,7 +41,7 @@ def test_the_others_go_on(place: Place, command: tuple[str, ...], said: str) -> 
 
 
 def test_a_build_goes_on(place: Place) -> None:
-    code, _, told = place.call("build", "tiny-*", "--strict-base", "--no-test")
+    code, _, told = place.call("build", "*", "--strict-base", "--no-test")
     assert code == 2
     assert told.startswith("error: recipes/bad.yaml:1:1")
     assert "tiny-2.3-cu121" in told  # whose packages no server has
@@ -51,7 +51,6 @@ def test_what_is_of_a_recipe_with_faults_is_no_unknown_name(place: Place) -> Non
     code, _, told = place.call("lock", "bad-1.0-cu12")
     assert code == 2
     assert "recipes/bad.yaml:1:1" in told
-    assert "'bad-1.0-cu12'" in told
 
 
 def test_what_may_be_of_a_recipe_with_faults_is_no_orphan(place: Place) -> None:

@@ -115,13 +115,13 @@ def test_a_base_for_another_platform_has_a_name_of_its_own() -> None:
     recipe = parse_recipe(edited("platform: linux/amd64", "platform: linux/arm64"), FILE)
     made, targets, faults = expand_lenient([recipe], bases(), {})
     assert targets[0].name == "pytorch-2.3-cu121"
-    assert faults == ()
+    assert faults == {}
     by_name = {base.name: base for base in made}
     assert replace(by_name["debian-12"], name="debian-12-arm64", platform="linux/arm64") in made
     assert by_name[targets[0].base].platform == "linux/arm64"
     taken = replace(bases()[0], name="debian-12-arm64")
     said = expand_lenient([recipe], (*bases(), taken), {})[2]
-    assert reports(said, "duplicate-base linux/arm64 'debian-12-arm64'")
+    assert reports(said["pytorch"], "duplicate-base linux/arm64 'debian-12-arm64'")
 
 
 def test_defaults_and_several_cudas() -> None:

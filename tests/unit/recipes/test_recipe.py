@@ -424,7 +424,7 @@ def test_its_targets_stand_on_a_base_of_their_own() -> None:
         parse_recipe(ABOVE + "system: [jq]\n", "recipes/mine.yaml"),
     ]
     bases, targets, faults = expand_lenient(recipes, [make_base()], {})
-    assert faults == ()
+    assert faults == {}
     assert {target.name: target.base for target in targets} == {
         "mine-2.3-cu121": "debian-12-pytorch-mine",
         "pytorch-2.3-cu121": "debian-12-pytorch",
@@ -452,10 +452,10 @@ def test_without_any_it_is_the_base_itself() -> None:
 def test_a_base_of_that_name_and_an_image_of_a_registry_are_told() -> None:
     recipe = parse_recipe(RECIPE + "system: [ffmpeg]\n", "recipes/pytorch.yaml")
     _, _, faults = expand_lenient([recipe], [make_base(), make_base(name="debian-12-pytorch")], {})
-    assert reports(faults[:1], "recipes/pytorch.yaml:14:9 duplicate-base 'debian-12-pytorch'")
+    assert reports(faults["pytorch"][:1], "recipes/pytorch.yaml:14:9 duplicate-base 'debian-12-pytorch'")
     image = f"docker.io/library/python@sha256:{'1' * 64}"
     _, _, faults = expand_lenient([recipe], [make_base(image=image, packages=())], {})
-    assert reports(faults[:1], "14:9 base-not-debian debian-12")
+    assert reports(faults["pytorch"][:1], "14:9 base-not-debian debian-12")
 
 
 @pytest.mark.parametrize(

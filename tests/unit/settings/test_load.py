@@ -280,7 +280,7 @@ def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
         "origin": "$IMAGEFACTORY_DEBIAN_MIRROR",
     }
     table = CliRunner().invoke(cli, ["-C", str(tmp_path), "config"], env=environ).stdout
-    assert table.splitlines()[0].split() == ["NAME", "VALUE", "ORIGIN"]
+    assert table.splitlines()[0].split() == ["NAME", "SOURCE", "VALUE"]
     assert len(table.splitlines()) == len(rows) + 1
     assert "hunter2" not in table
 
