@@ -248,9 +248,9 @@ def write(
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     print_catalog_notes(opened.notes)
     entry, image = find_center_image(opened, name)
-    catalogue, trust = entry.catalogue, entry.center.trust
+    catalog, trust = entry.catalog, entry.center.trust
     parameters = parameters or _job_parameters(entry.center, name, options)
-    job = resolve_job(find_offer(catalogue, image.target, trust, now), parameters, trust, now)
+    job = resolve_job(find_offer(catalog, image.target, trust, now), parameters, trust, now)
     texts = write_job(job)
     check_files(job, call.progress)
     files = save_files(job, texts, output.parent if output else Path(), force=force)
@@ -264,7 +264,7 @@ def write(
         from imagefactory.views.catalog import source_json
 
         known = _reach_json(places, nodes) if nodes else None
-        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalogue)}
+        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalog)}
         more |= entry.center.json_of(image.target)
         print_json({"format": "imagefactory.job/1", **summary(job), **more})
     else:

@@ -57,7 +57,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     from imagefactory.views.images import format_targets
 
     if uses_catalog(call.settings):
-        return _list_catalogued(call, names, as_json=as_json)
+        return _list_cataloged(call, names, as_json=as_json)
     factory = call.factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(omitted_companions, chosen)):
@@ -89,7 +89,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     )
 
 
-def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
+def _list_cataloged(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_center_images
     from imagefactory.views.catalog import center_images_json, format_center_images
 
@@ -100,7 +100,7 @@ def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: b
     return print_result(format_center_images(shelves, terminal_width()))
 
 
-def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
+def _show_cataloged(call: CommandContext, name: str, *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_offer
     from imagefactory.views.catalog import center_images_json, format_offer
 
@@ -133,7 +133,7 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     from imagefactory.views.images import TargetState, format_target
 
     if uses_catalog(call.settings):
-        return _show_catalogued(call, name, as_json=as_json)
+        return _show_cataloged(call, name, as_json=as_json)
     factory = call.factory
     target = factory.select_single(name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)

@@ -207,7 +207,7 @@ def pull(
     from imagefactory.views.images import format_pulled, format_pulled_sif
 
     platform = ""
-    if not place and _is_catalogued(call, name):
+    if not place and _is_cataloged(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
@@ -243,7 +243,7 @@ def pull(
     return print_next_command("run", pulled.name, "--", "python")
 
 
-def _is_catalogued(call: CommandContext, name: str) -> bool:
+def _is_cataloged(call: CommandContext, name: str) -> bool:
     """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.actions.centers import names_center
     from imagefactory.project import uses_catalog
@@ -252,7 +252,7 @@ def _is_catalogued(call: CommandContext, name: str) -> bool:
     if not uses_catalog(settings):
         return False
     plain = not any(mark in name for mark in "/:@")
-    joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
+    joined = settings.centers or (settings.catalog.value and not settings.registry.value)
     return bool(plain and joined) or names_center(name, settings)
 
 

@@ -80,18 +80,16 @@ def check(
         "remove --fix: the check prints what to write in a script",
     )
     opened = _open_to_compare(call, now)
-    catalogue = merge_centers(opened) if opened else None
+    catalog = merge_centers(opened) if opened else None
     nodes = _inventory_to_compare(inventory, now, SLURM if batch else HTCONDOR)
 
     def offer(image: CatalogImage) -> ImageOffer:
-        assert opened is not None  # the image is of one of its catalogues
-        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalogue.images))
-        return verify_offer(entry.catalogue, image, entry.center.trust, now)
+        assert opened is not None  # the image is of one of its catalogs
+        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalog.images))
+        return verify_offer(entry.catalog, image, entry.center.trust, now)
 
     rules = find_site(SLURM if batch else site or settings.site.value)
-    around = CheckContext(
-        site=rules, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call)
-    )
+    around = CheckContext(site=rules, inventory=nodes, catalog=catalog, offer=offer, digest=_digests(call))
 
     def checked_as(text: str) -> SubmitCheckResult:
         if batch:
@@ -104,7 +102,7 @@ def check(
     if fixed != text:
         _write_fixed(path, fixed)
     if as_json:
-        more = {"site": rules.name, "mended": diff, **source_json(catalogue)}
+        more = {"site": rules.name, "mended": diff, **source_json(catalog)}
         more |= centers_json(opened.open if opened else ())
         print_json({"format": "imagefactory.job-check/1", **check_json(checked), **more})
     else:

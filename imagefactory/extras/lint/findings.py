@@ -81,7 +81,7 @@ REVOKED = "revoked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """The pool, catalog and registry to check against. `inventory` and `catalogue` are None if unavailable.
+    """The pool, catalog and registry to check against. `inventory` and `catalog` are None if unavailable.
 
     `offer` verifies the verdicts of a catalog image. `digest` queries the registry for the current digest of
     a tag; empty if unknown.
@@ -89,7 +89,7 @@ class CheckContext:
 
     site: Site
     inventory: Inventory | None
-    catalogue: Catalog | None
+    catalog: Catalog | None
     offer: Callable[[CatalogImage], ImageOffer]
     digest: Callable[[str], str] = lambda _: ""
 

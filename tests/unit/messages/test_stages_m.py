@@ -22,7 +22,7 @@ from imagefactory.model import FilesSpec, SourceLocation
 from imagefactory.project import recipes_directory, require_own_project
 from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.load import load_settings
-from tests.made.catalogue import make_image
+from tests.made.catalog import make_image
 from tests.made.values import make_target
 
 
