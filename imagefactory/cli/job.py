@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -31,10 +31,12 @@ from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.actions.centers import JoinedCenter
+    from imagefactory.gpu.values import ClaimBasis
     from imagefactory.jobs.offer import AvailableGpu
     from imagefactory.jobs.resources import ResourceAdvice
     from imagefactory.jobs.spec import JobParameters, JobSpec
-    from imagefactory.schedulers.pool import Inventory
+    from imagefactory.schedulers.pool import ImageKind, Inventory
+    from imagefactory.views.catalog import CatalogRow
 
 IMAGE_TYPES = ("docker", "oras", "sif", "osdf")
 SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
@@ -71,82 +73,112 @@ class JobOptions:
 
 @click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
-@click.option(
-    "--site",
-    type=click.Choice(SITES),
-    help="The site whose rules the file follows. Default: the setting `site`.",
-)
+@section("Program")
 @click.option(
     "--executable",
     default="",
     metavar="FILE",
-    help="Your program. Default: one that prints the GPU of the job.",
+    help="Run this program.  [default: print the GPU of the job]",
 )
-@click.option("--in-image", is_flag=True, help="Programs are files of the image, such as /app/train.py.")
-@click.option("--arguments", default="", metavar="TEXT", help="Its arguments, quoted as in a shell.")
-@click.option("--input", multiple=True, metavar="FILE|URL", help="A file that the job needs (repeatable).")
+@click.option("--in-image", is_flag=True, help="Take programs from the image, such as /app/train.py.")
+@click.option(
+    "--arguments",
+    default="",
+    metavar="TEXT",
+    help="Pass these arguments to the program, quoted as in a shell.",
+)
+@click.option("--input", multiple=True, metavar="FILE|URL", help="Send this file to the job (repeatable).")
 @click.option(
     "--output-file",
     "output_files",
     multiple=True,
     metavar="FILE",
-    help="A file that the job returns (repeatable). Default: all new files.",
-)
-@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
-@click.option("--gpu-memory", default="", metavar="SIZE", help="The least memory of each GPU: 24GB.")
-@click.option("--cpus", type=click.IntRange(1, 1024), default=1, show_default=True, help="Cores of one job.")
-@click.option(
-    "--resources-from",
-    "resources",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Request the GPUs, GPU memory, cores and time of an emulated run: `emulate GPU --output FILE`.",
-)
-@click.option("--memory", default="", metavar="SIZE", help="Default: by the size of the image.")
-@click.option(
-    "--disk", default="", metavar="SIZE", help="With the image. Default: the image's size and 1 GB."
-)
-@click.option("--time", default="", metavar="TIME", help="The longest that a job runs: 90m, 12h, 3d.")
-@click.option(
-    "--image-format",
-    type=click.Choice(IMAGE_TYPES),
-    help="How jobs get the image. Default: the verified form that the site advises.",
-)
-@click.option("--runs", type=int, metavar="N", help="Write a sweep of N runs.")
-@click.option(
-    "--params",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a sweep with a run for each line of a CSV file of values.",
-)
-@click.option(
-    "--finalize",
-    default="",
-    metavar="FILE",
-    help="A program that runs once after all runs of a sweep, with their directories and without a GPU.",
+    help="Return this file from the job (repeatable).  [default: all new files]",
 )
 @click.option(
     "--checkpoint",
     default="",
     metavar="FILE",
-    help="The file that the program saves before it exits with code 85. The job then restarts with it.",
+    help="Restart the job with this file after the program exits with code 85.",
+)
+@section("Resources")
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 16),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Request this number of GPUs for each job.",
+)
+@click.option("--gpu-memory", default="", metavar="SIZE", help="Require this memory of each GPU: 24GB.")
+@click.option(
+    "--cpus",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Request this number of cores for each job.",
 )
 @click.option(
-    "--allow-unverified", is_flag=True, help="Also allow GPUs on which the image is only predicted to run."
+    "--memory",
+    default="",
+    metavar="SIZE",
+    help="Request this memory (RAM).  [default: by the size of the image]",
 )
 @click.option(
-    "--allow-known-bad", is_flag=True, help="Also allow those on which some calls are known to fail."
+    "--disk",
+    default="",
+    metavar="SIZE",
+    help="Request this disk space, with the image.  [default: the size of the image, and 1 GB]",
 )
-@click.option("--allow-mig", is_flag=True, help="Also allow slices of GPUs (MIG), which no verdict covers.")
+@click.option("--time", default="", metavar="TIME", help="Limit each job to this time: 90m, 12h, 3d.")
+@click.option(
+    "--resources-from",
+    "resources",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Request the time, GPUs, GPU memory and cores that `emulate GPU --output FILE` measured.",
+)
+@section("Sweep")
+@click.option("--runs", type=int, metavar="N", help="Write a sweep of N runs.")
+@click.option(
+    "--params",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a sweep with one run for each row of a CSV file.",
+)
+@click.option(
+    "--finalize",
+    default="",
+    metavar="FILE",
+    help="After all runs of a sweep, run this program once, without a GPU.",
+)
+@section("Cluster")
+@click.option(
+    "--site",
+    type=click.Choice(SITES),
+    help="The site whose rules the file follows.  [default: the setting `site`]",
+)
+@inventory_option
+@click.option(
+    "--image-format",
+    type=click.Choice(IMAGE_TYPES),
+    help="How jobs get the image.  [default: the verified format that the site recommends]",
+)
+@click.option(
+    "--allow-unverified", is_flag=True, help="Also allow GPUs where the image is only predicted to run."
+)
+@click.option("--allow-known-bad", is_flag=True, help="Also allow GPUs where some calls are known to fail.")
+@click.option("--allow-mig", is_flag=True, help="Also allow GPU slices (MIG). No verdict covers them.")
+@section("Output")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Default: TARGET.sub, for Slurm TARGET.sbatch, for Kubernetes TARGET.yaml.",
+    help="Write the job file to this path.  [default: TARGET.sub, .sbatch or .yaml, by the site]",
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-@inventory_option
 @json_option
 @click.pass_obj
 def write(
@@ -183,22 +215,20 @@ def write(
     """Write a job file for the GPUs where an image is verified.
 
     \b
-    imagefactory job write pytorch-2.3-cu121 --executable train.sh --input data.csv
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --runs 100 --arguments '--seed $(run)'
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --params values.csv
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --resources-from emulated.json
+    imagefactory job write pytorch-2.3-cu121 --executable train.py
+    imagefactory job write pytorch-2.3-cu121 --executable run.sh --input data.csv
     imagefactory job write pytorch-2.3-cu121 --executable train.py --site slurm
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --site kubernetes
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --runs 100
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --params lr.csv
 
-    Nothing is submitted: use condor_submit, sbatch or kubectl. No project is needed: images and verdicts come
-    from the signed catalog that you joined (`imagefactory site join`). The [[trust]] rows of your settings
-    decide which verdicts count. Without a verdict nothing is written (exit 9).
+    Nothing is submitted: use condor_submit, sbatch or kubectl. You need no project: images and verdicts
+    come from the catalog that you joined (`imagefactory site join`).
 
-    A sweep is FILE.dag with FILE.sub, for condor_submit_dag. Each run has its own directory: run-1, run-2 and
-    so on. $(run) is its number. The columns of a CSV file are filled in by their names, such as $(lr).
-    Without --arguments a program gets each column as an option (--lr 0.1), or the number of the run. For
-    Slurm it is one script with an array, for Kubernetes an indexed Job. The job of --finalize has its own
-    file, NAME-gather.sub or .sbatch.
+    Each run of a sweep has its own directory (run-1, run-2, ...). In --arguments, $(run) is its number, and
+    $(lr) its value of the column lr. Without --arguments a program gets each column as an option (--lr
+    0.1).
+
+    Exit code 9 if the image has no verdict for a GPU of the cluster.
     """
     options = JobOptions(
         site=site, executable=executable, in_image=in_image, arguments=arguments, input=input,
@@ -220,9 +250,9 @@ def write(
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     print_catalog_notes(opened.notes)
     entry, image = find_center_image(opened, name)
-    catalogue, trust = entry.catalogue, entry.center.trust
+    catalog, trust = entry.catalog, entry.center.trust
     parameters = parameters or _job_parameters(entry.center, name, options)
-    job = resolve_job(find_offer(catalogue, image.target, trust, now), parameters, trust, now)
+    job = resolve_job(find_offer(catalog, image.target, trust, now), parameters, trust, now)
     texts = write_job(job)
     check_files(job, call.progress)
     files = save_files(job, texts, output.parent if output else Path(), force=force)
@@ -232,13 +262,10 @@ def write(
     if nodes:
         places = find_places(by_class(job.classes), resource_request(job), index_machines(nodes))
     if as_json:
-        from imagefactory.jobs.make import summary
-        from imagefactory.views.catalog import source_json
+        from imagefactory.views.catalog import catalog_json
 
-        known = _reach_json(places, nodes) if nodes else None
-        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalogue)}
-        more |= entry.center.json_of(image.target)
-        print_json({"format": "imagefactory.job/1", **summary(job), **more})
+        pool = _matching_json(places, nodes) if nodes else None
+        print_json(_job_json(job, files, pool, catalog_json(entry.center, catalog)))
     else:
         reach = format_places(places, nodes, now) if nodes else ""
         _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
@@ -431,11 +458,101 @@ def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
         return None
 
 
-def _reach_json(places: Sequence[AvailableGpu], inventory: Inventory) -> dict[str, object]:
-    return {
-        "gpus": len(places),
-        "of": len(inventory.gpus),
-        "free": sum(place.free for place in places),
-        "unsure": sum(place.unsure for place in places),
-        "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
-    }
+# --- JSON
+
+
+class JobImageRow(TypedDict):
+    type: ImageKind
+    reference: str
+    manifest: str
+    config: str
+
+
+class JobGpuRow(TypedDict):
+    """GPUs that the job may get."""
+
+    capability: str
+    cuda: str
+    """The CUDA version that their drivers must support; empty for any."""
+    basis: ClaimBasis
+    reason: str
+    source: str
+
+
+class ExcludedGpuRow(TypedDict):
+    capability: str
+    reason: str
+
+
+class MatchingGpusRow(TypedDict):
+    """The GPUs of a pool that the job can get."""
+
+    matching: int
+    free: int
+    """How many of the matching GPUs are free."""
+    uncertain: int
+    """How many of the matching GPUs may reject the job."""
+    total: int
+    """The GPUs of the pool."""
+    taken: str
+    """The time of the inventory."""
+
+
+class JobDocument(TypedDict):
+    """A job file, its image, and the GPUs that it may get."""
+
+    format: Literal["imagefactory.job/1"]
+    target: str
+    site: str
+    files: list[str]
+    image: JobImageRow
+    gpus: list[JobGpuRow]
+    excluded: list[ExcludedGpuRow]
+    pool: MatchingGpusRow | None
+    catalog: CatalogRow
+
+
+def _job_json(
+    spec: JobSpec, files: Sequence[str], pool: MatchingGpusRow | None, catalog: CatalogRow
+) -> JobDocument:
+    return JobDocument(
+        format="imagefactory.job/1",
+        target=spec.target,
+        site=spec.site.name,
+        files=list(files),
+        image=JobImageRow(
+            type=spec.image.kind,
+            reference=spec.image.address,
+            manifest=spec.image.subject.manifest,
+            config=spec.image.subject.config,
+        ),
+        gpus=gpu_rows(spec),
+        excluded=[
+            ExcludedGpuRow(capability=str(capability), reason=reason) for capability, reason in spec.excluded
+        ],
+        pool=pool,
+        catalog=catalog,
+    )
+
+
+def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
+    return [
+        JobGpuRow(
+            capability=str(gpu_class.capability),
+            cuda=gpu_class.cuda,
+            basis=gpu_class.claim.basis,
+            reason=gpu_class.claim.reason,
+            source=gpu_class.claim.source,
+        )
+        for gpu_class in spec.classes
+    ]
+
+
+def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> MatchingGpusRow:
+    return MatchingGpusRow(
+        matching=len(places),
+        free=sum(place.free for place in places),
+        uncertain=sum(place.unsure for place in places),
+        total=len(inventory.gpus),
+        taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
+    )

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
+    ImageRow,
+    PackageRow,
+    TargetRow,
     choose_targets,
     complete_targets,
     exit_with_first_failure,
@@ -30,11 +34,67 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import NothingSelectedError, UsageError, os_problem, without_logins
+from imagefactory.errors import (
+    NothingSelectedError,
+    OutdatedPackageRow,
+    UsageError,
+    os_problem,
+    without_logins,
+)
 
 if TYPE_CHECKING:
     from imagefactory.actions.lock import LockResult
     from imagefactory.recipes.edit import RecipeDraft
+
+
+class ListedTargetRow(TargetRow):
+    lock: str
+    """`ok`, or why the lock cannot be used."""
+    note: str
+    """Packages of the same framework that the recipe omits; empty for none."""
+    built: bool
+    pushed: bool
+    verified: Sequence[str]
+    """The capabilities on which the image is verified."""
+
+
+class ListDocument(TypedDict):
+    """The targets of a project."""
+
+    format: Literal["imagefactory.list/1"]
+    targets: list[ListedTargetRow]
+    errors: list[ErrorRow]
+
+
+class UnsolvableRow(TypedDict):
+    reason: str
+    hint: str
+    tree: str
+
+
+class LockedImageRow(TypedDict):
+    """The image that the layer lock pins."""
+
+    digest: str
+    manifest: str
+
+
+class ShowDocument(TargetRow):
+    """A target: its requirements, its lock and its image."""
+
+    format: Literal["imagefactory.show/1"]
+    lock: str
+    """`ok`, or why the lock cannot be used."""
+    unsolvable: UnsolvableRow | None
+    lock_note: str
+    """The note that `lock --note` wrote."""
+    outdated: list[OutdatedPackageRow]
+    note: str
+    """Packages of the same framework that the recipe omits; empty for none."""
+    packages: list[PackageRow]
+    image: ImageRow | None
+    """The image in the store."""
+    locked_image: LockedImageRow | None
 
 
 @click.command("list", cls=Command)
@@ -42,10 +102,13 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: which are locked, built, pushed and verified.
+    """List targets: which are locked, built, pushed and verified.
 
-    Outside a project, it lists the images of the catalog that you joined, and the GPUs where each is
-    verified.
+    \b
+    imagefactory list
+    imagefactory list 'pytorch-*'
+
+    Outside a project it lists the images of the catalog that you joined.
     """
     from imagefactory.actions.locked import lock_state
     from imagefactory.project import uses_catalog
@@ -54,7 +117,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     from imagefactory.views.images import format_targets
 
     if uses_catalog(call.settings):
-        return _list_catalogued(call, names, as_json=as_json)
+        return _list_cataloged(call, names, as_json=as_json)
     factory = call.factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(omitted_companions, chosen)):
@@ -68,16 +131,19 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     with exit_with_first_failure(factory, names) as failures:
         if as_json:
             listed = [
-                {
+                ListedTargetRow(
                     **target_json(t),
-                    "lock": states[t.name],
-                    "left_out": omitted_companions(t),
-                    **asdict(marks[t.name]),
-                }
+                    lock=states[t.name],
+                    note=omitted_companions(t),
+                    built=marks[t.name].built,
+                    pushed=marks[t.name].pushed,
+                    verified=marks[t.name].verified,
+                )
                 for t in chosen
             ]
-            print_json({"format": "imagefactory.targets/1", "targets": listed, "errors": failures.as_json()})
-            return None
+            return print_json(
+                ListDocument(format="imagefactory.list/1", targets=listed, errors=failures.as_json())
+            )
         print_result(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
     return (
         print_next_command("show", chosen[0].name)
@@ -86,25 +152,25 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     )
 
 
-def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
+def _list_cataloged(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_center_images
     from imagefactory.views.catalog import center_images_json, format_center_images
 
     shelves = read_center_images(call.settings, os.environ, names, datetime.now(UTC))
     print_catalog_notes(shelves[0].notes)
     if as_json:
-        return print_json({"format": "imagefactory.images/1", **center_images_json(shelves)})
+        return print_json(center_images_json(shelves))
     return print_result(format_center_images(shelves, terminal_width()))
 
 
-def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
+def _show_cataloged(call: CommandContext, name: str, *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_offer
     from imagefactory.views.catalog import center_images_json, format_offer
 
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
     print_catalog_notes(shelf.notes)
     if as_json:
-        return print_json({"format": "imagefactory.images/1", **center_images_json((shelf,))})
+        return print_json(center_images_json((shelf,)))
     return print_result(format_offer(shelf, terminal_width()))
 
 
@@ -115,7 +181,10 @@ def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
 def show(call: CommandContext, name: str, as_json: bool) -> None:
     """Show a target: its requirements, its lock and its image.
 
-    Outside a project, it shows an image of the catalog that you joined, with its status on each GPU.
+    \b
+    imagefactory show pytorch-2.3-cu121
+
+    Outside a project it shows an image of the catalog that you joined, with its status on each GPU.
     """
     from imagefactory.actions.definition import promised_image
     from imagefactory.actions.images import stored_image
@@ -127,7 +196,7 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     from imagefactory.views.images import TargetState, format_target
 
     if uses_catalog(call.settings):
-        return _show_catalogued(call, name, as_json=as_json)
+        return _show_cataloged(call, name, as_json=as_json)
     factory = call.factory
     target = factory.select_single(name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
@@ -150,32 +219,34 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
             return print_next_command("run", target.name, "--", "python")
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
         return print_next_command(doing, target.name) if why is None else None
-    value = {
-        **target_json(target),
-        "lock": state,
-        "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
-        "note": lock.note if lock else "",
-        "outdated": [package.as_json() for package in behind],
-        "left_out": lacking,
-        "packages": [package_json(package) for package in (lock.packages if lock else ())],
-        "image": image_json(image) if image else None,
-        "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
-    }
-    return print_json({"format": "imagefactory.target/1", **value})
+    unsolvable = UnsolvableRow(reason=why.reason, hint=why.hint, tree=why.tree) if why else None
+    locked = LockedImageRow(digest=promised.digest, manifest=promised.manifest) if promised else None
+    return print_json(
+        ShowDocument(
+            format="imagefactory.show/1",
+            **target_json(target),
+            lock=state,
+            unsolvable=unsolvable,
+            lock_note=lock.note if lock else "",
+            outdated=[package.as_json() for package in behind],
+            note=lacking,
+            packages=[package_json(package) for package in (lock.packages if lock else ())],
+            image=image_json(image) if image else None,
+            locked_image=locked,
+        )
+    )
 
 
 @click.command(cls=Command)
 @click.argument("family")
-@click.option("--framework", default="", metavar="NAME", help="The framework's package, e.g. torch.")
-@click.option(
-    "--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.  [default: pypi]"
-)
+@click.option("--framework", default="", metavar="NAME", help="The package of the framework, such as torch.")
+@click.option("--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.")
 @click.option(
     "--extends",
     default="",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked. A bundled family is copied first.",
+    help="Add packages to TARGET, whose packages stay as locked. A bundled family is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
@@ -191,12 +262,18 @@ def new(
 ) -> None:
     """Write a new recipe to start from.
 
-    It becomes recipes/FAMILY.yaml. `imagefactory recipe import` writes one from a file that you have."""
+    \b
+    imagefactory recipe new mylab --framework torch
+    imagefactory recipe new mylab --extends pytorch-2.3-cu121
+
+    It writes recipes/FAMILY.yaml. To start from a requirements.txt or another file, use `imagefactory
+    recipe import`.
+    """
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
     from imagefactory.recipes.read import read_bases, read_each
 
-    path = new_recipe_path(call, family, dry_run=dry_run)
+    path = new_recipe_path(call, family, "recipe new", dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
         reject_conflict(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
@@ -223,12 +300,12 @@ def new(
     return print_next_command("lock", family)
 
 
-def new_recipe_path(call: CommandContext, family: str, *, dry_run: bool) -> Path:
+def new_recipe_path(call: CommandContext, family: str, command: str, *, dry_run: bool) -> Path:
     """Return the file of a new recipe. Raises UsageError if it exists, or if this is not a project."""
     from imagefactory.project import recipes_directory, require_own_project
 
     if not dry_run:
-        require_own_project(call.settings, "recipe new")
+        require_own_project(call.settings, command)
     path = recipes_directory(call.settings) / f"{family}.yaml"
     if path.exists() and not dry_run:
         raise _recipe_exists(path)
@@ -301,7 +378,9 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
 @click.command(cls=Command)
 @click.argument("family")
 @click.argument("version")
-@click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
+@click.option(
+    "--cuda", default="", metavar="VERSION", help="The CUDA version, if the version supports more than one."
+)
 @click.option("--dry-run", is_flag=True, help="Print the row instead of writing it.")
 @json_option
 @click.pass_obj
@@ -310,8 +389,11 @@ def add_version(
 ) -> None:
     """Add a version to a family's recipe, lock it and render it.
 
-    CUDA, extras, companions and capabilities come from the framework tables, and the bounds from the nearest
-    row.
+    \b
+    imagefactory recipe add-version pytorch 2.9
+
+    CUDA version, extras and capabilities come from the framework tables, and the version limits from the
+    nearest row of the recipe.
     """
     from imagefactory.actions.new_project import make_addition, plan_addition
     from imagefactory.project import require_own_project
@@ -352,10 +434,10 @@ def add_version(
     "families",
     default="",
     metavar="FAMILY,...",
-    help="Take along these families of those that come with imagefactory: recipes and locks.",
+    help="Copy the recipes and locks of these bundled families.",
 )
-@click.option("--github", is_flag=True, help="Write the nightly build for GitHub Actions, with a README.")
-@click.option("--gitlab", is_flag=True, help="Write the nightly build for GitLab CI, with a README.")
+@click.option("--github", is_flag=True, help="Write a nightly build for GitHub Actions, with a README.")
+@click.option("--gitlab", is_flag=True, help="Write a nightly build for GitLab CI, with a README.")
 @json_option
 @click.pass_obj
 def init(
@@ -363,12 +445,12 @@ def init(
 ) -> None:
     """Create a project in DIR (default: here).
 
-    Existing files are never overwritten.
-
     \b
-    imagefactory init lab                        an empty one: settings, and bases with their locks
-    imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
-    imagefactory init lab --github               with its nightly build in GitHub Actions
+    imagefactory init lab                      an empty project with locked bases
+    imagefactory init lab --with pytorch,jax   add these families and their locks
+    imagefactory init lab --github             add a nightly build for GitHub
+
+    Existing files are never overwritten.
     """
     from imagefactory.actions.new_project import create_project, nightly_files
 

@@ -378,7 +378,7 @@ class _Shell:
 
     def _not_beside(self, word: RunWord) -> None:
         why = self.container.why_not(join(self.folder, word.text))
-        do = "copy it there, or import it too: imagefactory recipe import FAMILY FILE"
+        do = "copy it there, or import it too: imagefactory recipe import FILE"
         self.spec.leave(word.where, f"{show(word.text)} {why}", do)
 
     def _requirement(self, word: RunWord) -> None:

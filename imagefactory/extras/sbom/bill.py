@@ -46,7 +46,7 @@ class BillComponent:
     name: str
     version: str
     sha256: str = ""
-    licences: tuple[ComponentLicense, ...] = ()
+    licenses: tuple[ComponentLicense, ...] = ()
     why: str = ""
     namespace: str = ""
     qualifiers: tuple[tuple[str, str], ...] = ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -45,34 +45,19 @@ FORMATS = {
 
 @click.command(cls=Command)
 @targets_argument(required=False)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(tuple(FORMATS)),
-    default="html",
-    show_default=True,
-    help="html: a site; svg: the matrix as a picture; badge: of one TARGET; csv, markdown, json: tables.",
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, the "
-    "current directory for csv, stdout for markdown and json]",
-)
+@section("What to show")
 @click.option(
     "--inventory",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add the capabilities of this pool, as `imagefactory gpus -o FILE` wrote them.",
+    help="Add the compute capabilities of a cluster, as `imagefactory gpus -o FILE` wrote them.",
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="X.Y",
-    help="Add this capability to those that recipes require, verdicts name or sweeps tried (repeatable).",
+    help="Add this compute capability (repeatable).",
 )
 @click.option(
     "--sweep",
@@ -80,7 +65,7 @@ FORMATS = {
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Add a collected sweep that is not next to the store (repeatable).",
+    help="Add a collected sweep from another directory (repeatable).",
 )
 @click.option(
     "--registry",
@@ -88,7 +73,26 @@ FORMATS = {
     metavar="HOST[/PATH]",
     help="Only images of this registry.  [default: the store, and the setting `registry`]",
 )
-@click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
+@section("Output")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(tuple(FORMATS)),
+    default="html",
+    show_default=True,
+    help="Write an HTML site, the matrix as a picture (svg), a badge of one TARGET, or tables.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help=(
+        "The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, this"
+        " directory for csv, stdout for markdown and json]"
+    ),
+)
+@click.option("--force", is_flag=True, help="Overwrite files that imagefactory did not write.")
 @json_option
 @click.pass_obj
 def report(
@@ -105,31 +109,18 @@ def report(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show which image runs on which GPU: pages, pictures, tables.
+    """Write a report: which image runs on which GPU.
 
     \b
-    imagefactory report                                   open report/index.html in a browser
-    imagefactory report 'pytorch-*' --format svg          the matrix for a page of your own
-    imagefactory report pytorch-2.3-cu121 --format badge  `verified on sm_80, sm_90`
+    imagefactory report                                   to report/index.html
+    imagefactory report 'pytorch-*' --format svg          the matrix as a picture
+    imagefactory report pytorch-2.3-cu121 --format badge  verified on sm_80, ...
     imagefactory report --format csv --output tables
 
-    The site needs no server, no JavaScript and no network. For each image it has the prediction next to the
-    result of the suite, the numbers of each check, its contents and changes, commands to fetch it and a
-    submit file. For each GPU it shows which images to use.
+    The HTML site needs no server, JavaScript or network. It has the prediction and the result for each
+    image and GPU. csv writes valid_combos.csv, invalid_combos.csv and version_ranges.csv.
 
-    \b
-      valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version
-      invalid_combos.csv   the same, and Failure Cause
-      version_ranges.csv   ranges of versions by framework and capability
-      combos.md            all of it as a page, with reasons and drivers (--format markdown)
-      combos.json          all of it for programs, also what was not tested (--format json)
-
-    valid: a valid verdict of exactly that capability says so. failed: the suite ran there and failed.
-    undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A failure
-    cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, followed by (predicted)
-    or (documented). What was not tested is in neither of the first two files.
-
-    Outside of a project the verdicts are those of the signed catalog.
+    Outside a project the verdicts are those of the signed catalog.
     """
     from imagefactory.extras.site.tables import format_markdown, format_summary, tables_json
     from imagefactory.fs import replace_text
@@ -193,7 +184,7 @@ def tables_request(
 
 
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
-    from imagefactory.extras.site.tables import read_catalogued, read_tables
+    from imagefactory.extras.site.tables import read_cataloged, read_tables
     from imagefactory.project import is_project
 
     settings = call.settings
@@ -201,7 +192,7 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
         project = call.factory
         return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogued(settings, os.environ, names, request)
+    return read_cataloged(settings, os.environ, names, request)
 
 
 def check_registry_has_targets(registry: str) -> None:
@@ -209,7 +200,7 @@ def check_registry_has_targets(registry: str) -> None:
     reject_conflict(
         registry,
         "--registry requires a project: elsewhere the images are those of the signed catalog",
-        "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
+        "remove --registry: the settings `catalog` and `registry` say where the catalog is",
     )
 
 
@@ -257,7 +248,7 @@ def _write_report(
 
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
-    from imagefactory.extras.site.action import read_catalogued_report, read_report
+    from imagefactory.extras.site.action import read_cataloged_report, read_report
     from imagefactory.project import is_project
 
     settings = call.settings
@@ -265,4 +256,4 @@ def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -
         project = call.factory
         return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogued_report(settings, os.environ, names, request)
+    return read_cataloged_report(settings, os.environ, names, request)
