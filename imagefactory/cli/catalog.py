@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write it into a file, packed where its name ends in .gz, and push nothing.",
+    help="Write it to this file (compressed if the name ends in .gz), and push nothing.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@click.option("--dry-run", is_flag=True, help="Print what the catalog would contain. Needs no key.")
 @click.option(
     "--rollback",
     is_flag=False,
     flag_value="previous",
     metavar="[DIGEST]",
-    help="Put back the previous catalog, or the one with this digest or tag.",
+    help="Restore the previous catalog, or the one with this digest or tag.",
 )
 @click.option(
     "--yes-everybody-must-join-again",
     is_flag=True,
-    help="Replace a catalog that another key signed: who joined before must join again.",
+    help="Replace a catalog that another key signed. All users must then join again.",
 )
 @json_option
 @click.pass_obj
@@ -71,21 +71,19 @@ def publish_catalog(
     yes_everybody_must_join_again: bool,
     as_json: bool,
 ) -> None:
-    """Sign the catalog of available images and their verdicts.
+    """Sign and publish the catalog of images and verdicts.
 
     \b
-    imagefactory site publish                          to <registry>/catalogue:current
-    imagefactory site publish --output catalogue.json  a file, for a directory that everyone reads
+    imagefactory site publish --dry-run
+    imagefactory site publish                 to the registry
+    imagefactory site publish -o FILE         to a file that everyone reads
 
-    The catalog has the image of each target, its predictions and its verdicts. Anyone who trusts its key can
-    use `imagefactory search` and `imagefactory job write` anywhere. To share it, write an invitation
-    (`imagefactory site invite`), or the site's settings in /etc/xdg/imagefactory/imagefactory.toml.
+    The catalog has the image of each target, its predictions and its verdicts. Users join it with an
+    invitation (`imagefactory site invite`), and then use `imagefactory search` and `imagefactory job write`
+    anywhere. It is valid for 30 days: publish it after each promotion and every night.
 
-    It is valid for 30 days. Publish it again after each promotion, and every night. A family whose recipe has
-    errors keeps its entries of the last catalog.
-
-    --rollback signs an earlier catalog of the registry again, with the current time. Its verdicts are
-    verified again, and revoked ones stay revoked. A second --rollback restores the replaced catalog.
+    --rollback signs an earlier catalog again. Revoked verdicts stay revoked. A second --rollback restores
+    the replaced catalog.
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (

@@ -37,9 +37,9 @@ FILE = "invitation.toml"
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help=f"Write it into this file.  [default: {FILE}]",
+    help="Write it to this file.  [default: invitation.toml]",
 )
-@click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalog.")
+@click.option("--push", is_flag=True, help="Also push it to the registry, next to the catalog.")
 @click.option(
     "--catalog",
     "catalogue",
@@ -53,12 +53,12 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
     """Write an invitation to this site.
 
     \b
-    imagefactory site invite                     invitation.toml, to give away
-    imagefactory site invite --push              and for `imagefactory site join HOST/PATH`
+    imagefactory site invite              write invitation.toml
+    imagefactory site invite --push       for `imagefactory site join HOST/PATH`
 
-    The invitation has the address of the catalog, the site's rules for submit files, and the keys that are
-    trusted here. It has no secrets. Publish the key's fingerprint in another place, such as a page of your
-    center: users must compare it.
+    The invitation has the address of the catalog, the rules of the site, and the keys that are trusted
+    here. It has no secrets. Publish the key's fingerprint in another place, such as a web page: users must
+    compare it.
     """
     from imagefactory.actions.join import invitation_of
     from imagefactory.fs import replace_text
@@ -130,22 +130,19 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     metavar="CENTER",
     help="What to call the center.  [default: what the invitation says, or its site]",
 )
-@click.option("--yes", is_flag=True, help="For scripts: ask nothing. A key that changed is refused then.")
+@click.option("--yes", is_flag=True, help="Do not ask (for scripts). A key that changed is then rejected.")
 @json_option
 @click.pass_obj
 def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) -> None:
-    """Accept a site's invitation: its images and its keys.
+    """Accept an invitation: trust a center's images and keys.
 
     \b
     imagefactory site join registry.example.org/gpu
     imagefactory site join invitation.toml
 
-    It shows the fingerprint of the site's key, asks you to confirm it, and writes your settings
-    (~/.config/imagefactory/imagefactory.toml). Other settings there do not change. Joining again changes
-    nothing.
-
-    Each further center has its own file (centers/CENTER.toml). Its images are named CENTER/TARGET; TARGET is
-    enough if only one center has it. The keys of a center are trusted only for its own images.
+    It shows the fingerprint of the center's key, asks you to confirm it, and writes your settings
+    (~/.config/imagefactory/imagefactory.toml). You can join several centers. Write CENTER/TARGET if two of
+    them have the same target.
     """
     from imagefactory.actions.join import find_joining, read_invitation
 
@@ -267,7 +264,10 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
 def site_list(call: CommandContext, as_json: bool) -> None:
     """List the centers that you joined, and their keys.
 
-    Each catalog is read. A center that does not answer is listed with the reason.
+    \b
+    imagefactory site list
+
+    A center whose catalog cannot be read is listed with the reason.
     """
     from imagefactory.actions.centers import list_centers
     from imagefactory.project import is_project
@@ -301,13 +301,17 @@ def site_list(call: CommandContext, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("name", metavar="CENTER")
-@click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask (for scripts).")
 @json_option
 @click.pass_obj
 def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> None:
     """Leave a center: its images and keys no longer count.
 
-    For the first center, this removes its settings and all trusted keys from your imagefactory.toml.
+    \b
+    imagefactory site remove lab
+
+    For the center that you joined first, this removes its settings and all trusted keys from your
+    imagefactory.toml.
     """
     from imagefactory.actions.join import remove_center
     from imagefactory.trust.policy import write_text

@@ -41,12 +41,12 @@ REASONS = {
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }
-"""Reasons why an untrusted project may not set a setting, by its name. Empty: it may."""
+"""The reason why an untrusted project may not set a setting, by name. An empty reason means that it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestrictedSetting:
-    """A setting in the file of an untrusted project. `line` is 0 if unknown."""
+    """A setting in the file of an untrusted project. `line` is its line number, 0 if unknown."""
 
     name: str
     value: str
@@ -58,17 +58,17 @@ class RestrictedSetting:
 
 
 def may_be_set(name: str, *, trusted: bool) -> bool:
-    """Return whether a project may set it. A setting without a row may not be set."""
+    """Return whether a project may set a setting. It may not if the setting has no row."""
     return trusted or REASONS.get(name, "?") == ""
 
 
 def find_restricted(
     document: Mapping[str, Any], text: str, known_keys: Collection[str] = ()
 ) -> tuple[RestrictedSetting, ...]:
-    """Return the restricted settings in a file, in its order.
+    """Return the restricted settings in a file, in the order of the file.
 
-    `[[trust]]` rows of keys that the user or the site knows (`known_keys`, key IDs) are not restricted: the
-    user's own rows count.
+    `[[trust]]` rows with keys that the user or the site knows (`known_keys`, key IDs) are not restricted,
+    because the user's row for the same key counts.
     """
     settings = [
         RestrictedSetting(name=name, value=_shorten(value), line=_line_of(name, text))
@@ -81,7 +81,7 @@ def find_restricted(
 
 
 def key_ids(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the key IDs of a file's `[[trust]]` rows, an empty one for a row without any."""
+    """Return the key IDs in the `[[trust]]` rows of a file. Rows without one return an empty ID."""
     rows = document.get("trust", [])
     rows = rows if isinstance(rows, list) else [rows]
     return tuple(str(row.get("keyid", "")) if isinstance(row, dict) else "" for row in rows)
@@ -180,4 +180,4 @@ MEANINGS = {
     "sweep-gpu-hours": ("no limit", "GPU hours of one sweep; other cells wait for the next"),
     "sweep-jobs": ("no limit", "jobs of one sweep at once"),
 }
-"""The default and the meaning of each setting, by its name; Markdown, one line each."""
+"""The default and the meaning of each setting by name, each one line of Markdown."""

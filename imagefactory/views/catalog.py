@@ -35,13 +35,17 @@ def _format_center(shelf: CenterImages, width: int | None) -> str:
             (
                 shelf.name_of(image),
                 f"{image.framework} {image.version}",
-                " ".join(map(str, verified)) or ("-" if image.gpu else CPUS),
-                " ".join(map(str, predicted)) or "-",
+                _status(verified, predicted) or ("-" if image.gpu else CPUS),
             )
         )
-    table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
+    table = format_table(("IMAGE", "FRAMEWORK", "STATUS"), rows, width)
     ages = format_ages(verdict_ages_of(shelf.offers, shelf.now))
     return f"{shelf.source}\n{ages}\n\n{table}"
+
+
+def _status(verified: Sequence[object], predicted: Sequence[object]) -> str:
+    classes = (("verified", verified), ("predicted", predicted))
+    return "; ".join(f"{name} {' '.join(map(str, rows))}" for name, rows in classes if rows)
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
@@ -198,9 +202,9 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
     lines = [*fold(_sources(finding), width), ""]
     if usable:
         header = (
-            ("IMAGE", "GPU", "GPUS", "FREE", "KNOWN")
+            ("IMAGE", "GPU", "TOTAL", "FREE", "STATUS")
             if inventory
-            else ("IMAGE", "GPUS BY CAPABILITY", "KNOWN")
+            else ("IMAGE", "GPUS BY CAPABILITY", "STATUS")
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]

@@ -42,7 +42,7 @@ REGISTRY_SECONDS = 5
 @click.option(
     "--site",
     type=click.Choice(SITES),
-    help="The site whose rules the file follows. Default: the setting `site`.",
+    help="The site whose rules the file follows.  [default: the setting `site`]",
 )
 @inventory_option
 @json_option
@@ -50,15 +50,14 @@ REGISTRY_SECONDS = 5
 def check(
     call: CommandContext, path: Path, *, fix: bool, site: str | None, inventory: Path | None, as_json: bool
 ) -> None:
-    """Check a submit file or batch script against this pool.
+    """Check a job file against this cluster.
 
     \b
     imagefactory job check old.sub
     imagefactory job check old.sub --fix
     imagefactory job check train.sbatch
 
-    Each problem has its line, a rule and a hint. GPUs are those of the pool, or of --inventory. Verdicts are
-    those of the catalog that you joined. Nothing is submitted.
+    It shows the line, a rule and a fix for each problem. Nothing is submitted.
 
     Exit code 9 if something is wrong.
     """
@@ -123,7 +122,9 @@ def _write_fixed(path: Path, text: str) -> None:
         with replacing(path, mode=path.stat().st_mode & 0o777) as file:
             file.write(text.encode())
     except OSError as error:
-        raise UsageError(*os_problem("write", path, error), hint="copy it into your own directory") from error
+        raise UsageError(
+            *os_problem("write", path, error), hint="copy the file into a directory that you can write to"
+        ) from error
 
 
 def _digests(call: CommandContext) -> Callable[[str], str]:

@@ -214,7 +214,7 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
     yield f"{jobs.title}: {count}{which}, each can get {share} of this pool"
     if jobs.reached:
-        header = ("CAPABILITY", "GPUS", "FREE", "IMAGE", "WHY")
+        header = ("CAPABILITY", "TOTAL", "FREE", "STATUS", "WHY")
         yield from format_table(header, [_row(row) for row in jobs.reached], width).splitlines()
     if jobs.causes:
         rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""

@@ -64,7 +64,9 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     project = None if ":" in name else recipes()
     if project is None:
         raise NothingSelectedError(
-            "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory image list"
+            "image-not-found",
+            f"no image '{name}' in {layout.path}",
+            hint="list the images: imagefactory image list",
         )
     return target_bill(project, project.select_single(name), progress)
 

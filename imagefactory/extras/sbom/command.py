@@ -118,22 +118,26 @@ _image_argument = click.argument("name", metavar="TARGET|IMAGE", shell_complete=
     type=click.Choice(["cyclonedx", "spdx"]),
     default="cyclonedx",
     show_default=True,
-    help="CycloneDX 1.6 or SPDX 2.3, both as JSON.",
+    help="Write CycloneDX 1.6 or SPDX 2.3, as JSON.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: stdout.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file.  [default: stdout]",
+)
 @json_option
 @click.pass_obj
 def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_json: bool) -> None:
     """Write the bill of materials of a target or an image.
 
     \b
-      imagefactory image sbom pytorch-2.3-cu121                    a target: the packages of its locks
-      imagefactory image sbom pytorch:2.3-cu121                    an image of the store, or its digest
-      imagefactory image sbom registry.example.org/pytorch:2.3     an image of a registry
+    imagefactory image sbom pytorch-2.3-cu121          a target: its locks
+    imagefactory image sbom pytorch:2.3-cu121          an image of the store
+    imagefactory image sbom registry.example.org/pytorch:2.3
 
-    It has every package with its hash and license. Licenses are those that packages declare: for a target
-    the packages in the cache, else its image in the store. An unknown license is NOASSERTION. The same input
-    gives the same bytes.
+    It lists every package with its hash and the license that it declares. An unknown license is
+    NOASSERTION.
     """
     from imagefactory.extras.sbom.action import bill_of
     from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
@@ -176,7 +180,7 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
     metavar="FILE|DIR",
-    help="OSV records: a file, a directory of them, an export (all.zip).",
+    help="Read OSV records from this file, directory or export (all.zip).",
 )
 @json_option
 @click.pass_obj
@@ -191,10 +195,10 @@ def audit(
     """Check licenses and known vulnerabilities of an image.
 
     \b
-      imagefactory image audit pytorch:2.3-cu121 --allow 'BSD-*' --allow MIT
-      imagefactory image audit pytorch:2.3-cu121 --osv all.zip
+    imagefactory image audit pytorch:2.3-cu121 --allow 'BSD-*' --allow MIT
+    imagefactory image audit pytorch:2.3-cu121 --osv all.zip
 
-    Exit code 10 if a package has a license that is not allowed, or a vulnerability.
+    Exit code 10 if a package has a vulnerability or a license that is not allowed.
     """
     from itertools import chain
 

@@ -93,7 +93,7 @@ def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[BillCompo
         if _SBOM.fullmatch(member.filename):
             try:
                 if member.file_size > LARGEST:
-                    raise ValueError(f"it has {member.file_size} bytes")
+                    raise ValueError(f"it has {member.file_size} bytes, the limit is {LARGEST}")
                 data = b"".join(member_bytes(path, member))
                 components += _carried(data, (PackageType.PYPI, package.name, package.version))
             except (CorruptDataError, ValueError) as error:
@@ -122,7 +122,7 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent
                 version=plain(purl.version),
                 namespace=plain(purl.namespace or ""),
                 licences=(licences := _document_licenses(row)),
-                why="" if licences else "the wheel that carries it does not say it",
+                why="" if licences else "the SBOM in the wheel names no license",
                 qualifiers=tuple(
                     sorted((plain(key), plain(value)) for key, value in purl.qualifiers.items())
                 ),
@@ -217,7 +217,7 @@ class LayerStack:
                     links[path] = posixpath.normpath(posixpath.join("/", folder, target))[1:]
                 elif entry.kind == FILE:
                     if entry.size > LARGEST:
-                        raise CorruptDataError(f"{path[:200]} has {entry.size} bytes")
+                        raise CorruptDataError(f"{path[:200]} has {entry.size} bytes, the limit is {LARGEST}")
                     files[path] = _read(path, entry.read(entry.size))
                 elif same in files:
                     files[path] = files[same]
@@ -290,7 +290,7 @@ class LayerStack:
                 path = f"{self._links[folder]}/copyright"
             else:
                 break
-        return (), "the image has no copyright file of it"
+        return (), "the image has no copyright file for it"
 
 
 def _has_license(path: str) -> bool:
@@ -333,7 +333,7 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
         record = json.loads(data)
         name, version, build = (plain(str(record[key])) for key in ("name", "version", "build"))
         if not name:
-            raise ValueError("it has no name")
+            raise ValueError("its name is empty")
         files = [f"{prefix}{file}" for file in record.get("files") or () if str(file).endswith("METADATA")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(

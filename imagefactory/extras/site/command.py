@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -45,34 +45,19 @@ FORMATS = {
 
 @click.command(cls=Command)
 @targets_argument(required=False)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(tuple(FORMATS)),
-    default="html",
-    show_default=True,
-    help="html: a site; svg: the matrix as a picture; badge: of one TARGET; csv, markdown, json: tables.",
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, the "
-    "current directory for csv, stdout for markdown and json]",
-)
+@section("What to show")
 @click.option(
     "--inventory",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add the capabilities of this pool, as `imagefactory gpus -o FILE` wrote them.",
+    help="Add the compute capabilities of a cluster, as `imagefactory gpus -o FILE` wrote them.",
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="X.Y",
-    help="Add this capability to those that recipes require, verdicts name or sweeps tried (repeatable).",
+    help="Add this compute capability (repeatable).",
 )
 @click.option(
     "--sweep",
@@ -80,7 +65,7 @@ FORMATS = {
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Add a collected sweep that is not next to the store (repeatable).",
+    help="Add a collected sweep from another directory (repeatable).",
 )
 @click.option(
     "--registry",
@@ -88,7 +73,26 @@ FORMATS = {
     metavar="HOST[/PATH]",
     help="Only images of this registry.  [default: the store, and the setting `registry`]",
 )
-@click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
+@section("Output")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(tuple(FORMATS)),
+    default="html",
+    show_default=True,
+    help="Write an HTML site, the matrix as a picture (svg), a badge of one TARGET, or tables.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help=(
+        "The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, this"
+        " directory for csv, stdout for markdown and json]"
+    ),
+)
+@click.option("--force", is_flag=True, help="Overwrite files that imagefactory did not write.")
 @json_option
 @click.pass_obj
 def report(
@@ -105,31 +109,18 @@ def report(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show which image runs on which GPU: pages, pictures, tables.
+    """Write a report: which image runs on which GPU.
 
     \b
-    imagefactory report                                   open report/index.html in a browser
-    imagefactory report 'pytorch-*' --format svg          the matrix for a page of your own
-    imagefactory report pytorch-2.3-cu121 --format badge  `verified on sm_80, sm_90`
+    imagefactory report                                   to report/index.html
+    imagefactory report 'pytorch-*' --format svg          the matrix as a picture
+    imagefactory report pytorch-2.3-cu121 --format badge  verified on sm_80, ...
     imagefactory report --format csv --output tables
 
-    The site needs no server, no JavaScript and no network. For each image it has the prediction next to the
-    result of the suite, the numbers of each check, its contents and changes, commands to fetch it and a
-    submit file. For each GPU it shows which images to use.
+    The HTML site needs no server, JavaScript or network. It has the prediction and the result for each
+    image and GPU. csv writes valid_combos.csv, invalid_combos.csv and version_ranges.csv.
 
-    \b
-      valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version
-      invalid_combos.csv   the same, and Failure Cause
-      version_ranges.csv   ranges of versions by framework and capability
-      combos.md            all of it as a page, with reasons and drivers (--format markdown)
-      combos.json          all of it for programs, also what was not tested (--format json)
-
-    valid: a valid verdict of exactly that capability says so. failed: the suite ran there and failed.
-    undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A failure
-    cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, followed by (predicted)
-    or (documented). What was not tested is in neither of the first two files.
-
-    Outside of a project the verdicts are those of the signed catalog.
+    Outside a project the verdicts are those of the signed catalog.
     """
     from imagefactory.extras.site.tables import format_markdown, format_summary, tables_json
     from imagefactory.fs import replace_text
@@ -237,7 +228,7 @@ def _write_report(
             raise UsageError(
                 "option-conflict",
                 f"--format badge requires exactly one image, found {count}",
-                hint="imagefactory report TARGET --format badge",
+                hint="select one target: imagefactory report TARGET --format badge",
             )
         replace_text(path, format_badge(reported.images[0]))
     elif kind == "svg":

@@ -264,7 +264,9 @@ def _capability(text: str, folder: Path) -> Capability:
         return parse_capability(text)
     except ValueError as error:
         raise UsageError(
-            "sweep-file-invalid", f"{folder}: {error}", hint="choose another sweep, or omit it"
+            "sweep-file-invalid",
+            f"{folder}: {error}",
+            hint="omit this sweep, or pass the directory of another one",
         ) from error
 
 

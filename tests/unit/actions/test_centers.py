@@ -411,11 +411,11 @@ def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
     assert lines[0].startswith("images of the catalog /")
     assert lines[1].startswith("oldest verdict of ")
     assert [" ".join(line.split()) for line in lines[3:]] == [
-        "IMAGE FRAMEWORK VERIFIED ON PREDICTED ON",
-        "pytorch-2.3-cu121 torch 2.3.1 8.0 7.0",
-        "pytorch-2.5-cu124 torch 2.5.1 8.0 9.0 7.0",
-        "jax-0.4.30-cu12 jax 0.4.30 - 7.0",
-        "pytorch-2.1-cu121 torch 2.1.2 - -",
+        "IMAGE FRAMEWORK STATUS",
+        "pytorch-2.3-cu121 torch 2.3.1 verified 8.0; predicted 7.0",
+        "pytorch-2.5-cu124 torch 2.5.1 verified 8.0 9.0; predicted 7.0",
+        "jax-0.4.30-cu12 jax 0.4.30 predicted 7.0",
+        "pytorch-2.1-cu121 torch 2.1.2 -",
     ]
     told = json_of(member("list", "pytorch-2.3", "--json"), "images")
     assert told["proofs"]["oldest"]

@@ -96,8 +96,8 @@ def own_files(path: Path) -> None:
         (
             lambda path: write_report(path, {"index.html": ""}),
             "output-foreign-files",
-            "PATH has files that imagefactory did not write",
-            "choose another directory, or pass --force",
+            "PATH contains files of other programs",
+            "choose another directory with --output, or overwrite them with --force",
         ),
         (
             lambda path: read_rows(path / "space.csv"),

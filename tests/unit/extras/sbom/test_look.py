@@ -70,7 +70,7 @@ def test_debians_packages_are_dpkgs_with_the_licences_beside_them() -> None:
     them.add(iter([tar(*BASE[:2], ("usr/share/doc/libz1", b"->doc"), ("usr/share/doc/doc", b"->libz1"))]))
     doc, libz = them.components()
     assert (libz.source, doc.source) == (("zlib", "1:1.2"), ("doc", "2"))
-    assert (libz.licences, libz.why) == ((), "the image has no copyright file of it")  # a circle of links
+    assert (libz.licences, libz.why) == ((), "the image has no copyright file for it")  # a circle of links
 
 
 def test_another_distribution_is_named_as_it_names_itself() -> None:
