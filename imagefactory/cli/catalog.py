@@ -121,7 +121,7 @@ def publish_catalog(
             earlier = find_earlier(factory, request, rollback, before, trust)
             back = roll_back(factory, now, before, earlier, call.progress)
         draft = back.made if back else prepare_catalog(factory, request, before, call.progress)
-        if not draft.catalogue.images:
+        if not draft.catalog.images:
             if draft.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
@@ -137,12 +137,12 @@ def publish_catalog(
         written: tuple[str, ...] = ()
         if key:
             signed, written = publish(
-                factory, draft.catalogue, key, place, output=output, rollback=back.why if back else ""
+                factory, draft.catalog, key, place, output=output, rollback=back.why if back else ""
             )
-            draft = replace(draft, catalogue=signed)
+            draft = replace(draft, catalog=signed)
             if output is None:
                 _note_other_repository(factory, str(current_place(factory, place)))
-        offers = [verify_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
+        offers = [verify_offer(draft.catalog, image, trust, now) for image in draft.catalog.images]
         proven, ages = (
             {offer.image.target: _verdict_age_text(offer.judged) for offer in offers},
             verdict_ages_of(offers, now),
@@ -151,9 +151,9 @@ def publish_catalog(
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
             return print_json(
-                {"format": "imagefactory.catalogue/1", **_as_json(draft, proven, written), **more}
+                {"format": "imagefactory.catalog/1", **_as_json(draft, proven, written), **more}
             )
-        for image in draft.catalogue.images:
+        for image in draft.catalog.images:
             print_result(f"{image.target}  {image.reference or image.subject.index}")
             print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
             print_result(
@@ -173,7 +173,7 @@ def publish_catalog(
         print_result(format_ages(ages))
         if written:
             print_result(
-                f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}"
+                f"signed by '{key.name if key else ''}', it holds until {draft.catalog.expires:%Y-%m-%d}"
             )
         if written and back:
             print_result(
@@ -191,11 +191,11 @@ def publish_catalog(
 def _note_other_repository(factory: Project, place: str) -> None:
     from imagefactory.trust.catalog_package import CURRENT, catalog_repository
 
-    entry = factory.settings.catalogue
+    entry = factory.settings.catalog
     remote = entry.value and not entry.value.startswith("/")
     if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{place}:{CURRENT}"):
         write_terminal(
-            2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})"
+            2, f"note: readers with your settings take another: catalog = {entry.value} ({entry.origin})"
         )
 
 
@@ -211,7 +211,7 @@ def _rollback_json(back: RollbackPlan) -> dict[str, object]:
 
     return {
         "digest": back.earlier.digest,
-        "made": format_time(back.earlier.catalogue.made),
+        "made": format_time(back.earlier.catalog.made),
         "changes": [format_value(change) for change in back.changes],
     }
 
@@ -235,10 +235,10 @@ def _as_json(
         }
 
     return {
-        "made": format_time(draft.catalogue.made),
-        "expires": format_time(draft.catalogue.expires),
+        "made": format_time(draft.catalog.made),
+        "expires": format_time(draft.catalog.expires),
         "written": list(written),
-        "images": [row(image) for image in draft.catalogue.images],
+        "images": [row(image) for image in draft.catalog.images],
         "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
         "kept": list(draft.kept),
         "waiting": list(draft.waiting),
