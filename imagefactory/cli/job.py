@@ -420,7 +420,7 @@ def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
         least = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
         lines.append(f"  GPUs   {row.capability}{least}: {row.claim.basis}, {row.claim.reason}")
     if not job.gpus:
-        lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
+        lines.append("  GPUs   none is asked for: the image is only for CPUs, tried by its smoke test")
     if job.gpus > 1:
         where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
         lines.append(f"  GPUs   {job.gpus} of a machine work together: {where}")

@@ -286,7 +286,7 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
         if older(version, driver):
             yield (
                 f"driver {driver} is newer than libcuda.so {version} of the image: a library path that puts "
-                "its folder first fails (error 803)"
+                "its directory first fails (error 803)"
             )
     by_forward = bool(bare.driver) and older(driver, bare.driver)  # then the image's own libcuda compiles
     if not by_forward and (newer := run_time_ptx(cuda_of(contents), driver)):
@@ -337,7 +337,7 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
     if not versions or not bare.driver:
         return None
     newest = versions[0]
-    note = f"libcuda.so {newest} is here for older drivers, which data-center GPUs alone take"
+    note = f"libcuda.so {newest} is here for older drivers, and works only on data-center GPUs"
     if older(newest, bare.driver):
         return None
     if not driver:
@@ -588,10 +588,10 @@ def _nothing(contents: ScanResult, framework: Framework | None) -> tuple[Compati
 def _no_code(part: _LibraryPrediction, capability: Capability) -> str:
     codes = sorted({code for modules in part.library.modules for code in modules.codes})
     if codes and all(code.kind is CodeKind.LTO for code in codes):
-        return f"{_name(part.library.path)} holds LTO-IR alone, which only a linker can use"
+        return f"{_name(part.library.path)} contains only LTO-IR, which only a linker can use"
     if not codes:
         unread = f": {part.library.unread}" if part.library.unread else ""
-        return f"{_name(part.library.path)} holds no code that a scan can read{unread}"
+        return f"{_name(part.library.path)} contains no code that a scan can read{unread}"
     usual = " ".join(map(str, usual_codes(part.library)))
     ptx = "" if any(code.kind is CodeKind.PTX for code in codes) else " and no PTX"
     return f"{_name(part.library.path)} has no code for {capability}, only {usual}{ptx}"

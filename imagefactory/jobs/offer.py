@@ -284,7 +284,7 @@ def choose_form(
         raise NothingSelectedError(
             "image-not-published",
             "the image is not in a registry or file, so jobs cannot fetch it",
-            hint="ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
+            hint="run imagefactory push, or imagefactory push --format sif, in its project",
         )
     raise NothingSelectedError(
         "image-type-not-offered",

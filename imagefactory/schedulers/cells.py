@@ -322,8 +322,8 @@ def _newest(
 def _for_others(stage: TargetStatus) -> str:
     """Return why an image cannot run on the GPUs of a pool, empty if it can."""
     if rocm_of(stage.target.cuda):
-        return "the image is for AMD's GPUs, and no pool says which processor they are"
-    return "" if stage.target.gpu else "the image is for CPUs alone"
+        return "the image is for AMD GPUs, and pools do not report their processor"
+    return "" if stage.target.gpu else "the image is only for CPUs"
 
 
 def _skip(stage: TargetStatus, row: _Row, rule: str, reason: str) -> SkippedCell:

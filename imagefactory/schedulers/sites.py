@@ -146,7 +146,7 @@ class Site:
         raise UsageError(
             "job-too-long",
             f"{self.title} does not run jobs longer than {self.lengths[-1].hours} hours",
-            hint="write checkpoints and split the job into shorter ones, or ask the site",
+            hint="write checkpoints and split the job into shorter ones",
         )
 
 

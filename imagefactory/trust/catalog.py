@@ -315,7 +315,7 @@ _STATUS_HINTS = {
         "the owner signs with another key now: run imagefactory site join ADDRESS|FILE again"
     ),
     VerdictStatus.EXPIRED: (
-        "ask the maintainers of the project for a new one (they run imagefactory site publish)"
+        "get a new one from the maintainers of the project (they run imagefactory site publish)"
     ),
     VerdictStatus.NOT_YET: "correct the clock of this machine",
     VerdictStatus.MALFORMED: (

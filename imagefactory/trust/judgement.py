@@ -89,7 +89,7 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
         return VerifiedEnvelope(standing=VerdictStatus.MALFORMED, why=error.message)
     key = trust.key(envelope.keyid)
     if not envelope.signature:
-        standing, why = VerdictStatus.UNSIGNED, "nobody signed it"
+        standing, why = VerdictStatus.UNSIGNED, "it is not signed"
     elif key is None:
         standing, why = VerdictStatus.WRONG_KEY, f"no trusted key is {envelope.keyid[:16]}..."
     elif not is_signed_by(envelope, key.keyid, key.public):
@@ -220,7 +220,7 @@ def _verify(
     kind = report.hardware.kind
     if kind not in court.trust.policy.evidence or kind not in key.evidence:
         whose = f"'{key.name}'" if kind in court.trust.policy.evidence else "the policy"
-        return VerdictStatus.EVIDENCE_REFUSED, f"{whose} takes no evidence of kind '{kind}'"
+        return VerdictStatus.EVIDENCE_REFUSED, f"{whose} does not accept evidence of type '{kind}'"
     revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
     if revoked:
         return VerdictStatus.REVOKED, revoked.why
@@ -228,7 +228,7 @@ def _verify(
         return VerdictStatus.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
     end = expires(verdict, court.trust)
     if court.now >= end:
-        return VerdictStatus.EXPIRED, f"it held until {format_time(end)}"
+        return VerdictStatus.EXPIRED, f"it expired at {format_time(end)}"
     return None
 
 

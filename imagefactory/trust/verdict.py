@@ -292,15 +292,15 @@ def missing_evidence(report: GpuReport) -> str:
         return "the suite met no GPU"
     pool = hardware.kind in POOLS
     if not hardware.driver or not (hardware.nodes or pool):
-        return "nobody told the driver" if pool else "the host told no driver or no device node"
+        return "the driver is unknown" if pool else "the host has no driver or no device node"
     teller = "the pool" if pool else "NVML"
     gpu = hardware.gpu_of(device.uuid)
     if gpu is None:
-        return f"the suite met {device.uuid}, which {teller} does not tell"
+        return f"the suite met {device.uuid}, which {teller} does not list"
     if gpu.uuid not in hardware.known:
-        return f"the suite met {device.uuid}, which the driver itself does not tell"
+        return f"the suite met {device.uuid}, which the driver does not list"
     if gpu.capability != device.capability:
-        return f"the suite met capability {device.capability}, and {teller} tells {gpu.capability}"
+        return f"the suite met capability {device.capability}, but {teller} reports {gpu.capability}"
     return "the pool simulates that GPU" if pool and is_simulated(gpu.uuid) else ""
 
 

@@ -262,7 +262,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
-        lines.append("* some of these machines may refuse such jobs: what they take is not told")
+        lines.append("* some of these machines may reject such jobs: their rules are unknown")
     return "\n".join(lines).rstrip()
 
 
@@ -299,7 +299,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
         if not finding.own_project:
             yield "your center may have one: imagefactory site join ADDRESS|FILE"
     elif finding.own_project:
-        yield f"images of the factory {finding.place}"
+        yield f"images of the project {finding.place}"
     else:
         for row in finding.open:
             yield row.center.answers(row.catalog.made)
@@ -309,7 +309,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
     yield (
         f"pool: {pool_summary(inventory)}"
         if inventory
-        else "no pool can be asked here (or --inventory FILE): any GPU"
+        else "no pool is available here (see --inventory FILE): any GPU"
     )
 
 

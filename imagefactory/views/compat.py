@@ -35,8 +35,8 @@ LEGEND = (
     "v verified: the suite ran there          ! there is a known fault",
 )
 
-ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
-ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
+ALIKE = "5.0-6.1: all GPUs from 5.0 to 6.1 are equal; GPUs with an ARM processor (8.7, 11.0) are skipped"
+ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 are equal"
 
 
 def format_gpu(
@@ -150,7 +150,7 @@ def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
         for candidate in (row.candidate for row in rows)
         if candidate.lock not in ("", "ok")
     ]
-    return ["", f"by their recipes alone, since no lock is current: {', '.join(names)}"] if names else []
+    return ["", f"only by their recipes, since no lock is current: {', '.join(names)}"] if names else []
 
 
 def letters(cell: Cell) -> str:
@@ -170,7 +170,7 @@ def _cover(cover: Cover, sources: Footnotes, width: int | None) -> str:
     count = len(cover.images)
     images = f"{count} image{'s' if count != 1 else ''}"
     gpus = sum(len(choice.serves) for choice in cover.images)
-    lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} kinds of GPU"]
+    lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} types of GPU"]
     for choice in cover.images:
         table = [_served_text(gpu, cell, sources) for gpu, cell in choice.serves]
         lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""

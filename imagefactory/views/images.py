@@ -90,8 +90,8 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
     """Return each digest with its purpose."""
     return (
         ("digest", image.digest, "its name for pull, run, verify and submit files (the index)"),
-        ("manifest", image.manifest, "what verdicts speak of: this platform's layers as they are packed"),
-        ("config", image.config, "docker's image ID; stays where the same layers are packed anew"),
+        ("manifest", image.manifest, "the subject of verdicts: the packed layers of this platform"),
+        ("config", image.config, "docker's image ID; the same if equal layers are packed again"),
     )
 
 
@@ -236,7 +236,7 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
         ("for", platform_of(target.cuda)),
         ("Python", f"{target.python}{of} on {target.base}, {target.platform}"),
-        ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
+        ("capabilities", ", ".join(target.capabilities) or "none: it is only for CPUs"),
         ("checks", ", ".join(target.checks)),
     ]
     if target.on:
@@ -261,10 +261,10 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
     fields.append(("recipe", str(target.where)))
     if now.left_out:
-        fields.append(("left out", now.left_out))
+        fields.append(("skipped", now.left_out))
     fields += _lock_fields(target, now)
     if now.behind:
-        fields.append(("far behind", "\n".join(map(str, now.behind))))
+        fields.append(("outdated", "\n".join(map(str, now.behind))))
     if now.image is None:
         fields.append(("image", f"not in the store: imagefactory build {target.name}"))
     else:

@@ -334,7 +334,7 @@ def _amd_table(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int |
             cells.append("N" if count == total else f"{count}/{total}" if count else "-")
         rows.append((name, *cells))
     legend = (
-        "N code in all modules, 12/397 in so many, - none; AMD's code runs on the processors it names alone"
+        "N code in all modules, 12/397 in so many, - none; AMD code runs only on the processors that it names"
     )
     return "\n".join([format_matrix(("LIBRARY", *processors), rows, width, keep=1), *fold([legend], width)])
 

@@ -112,9 +112,7 @@ def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | Non
     doing = Counter(_state(result) for result in results if result.outcome is None)
     states = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
     open_nodes = sum(doing.values())
-    state = (
-        "done" if not open_nodes else "at work" if driven else "stopped" if driven is False else "not asked"
-    )
+    state = "done" if not open_nodes else "running" if driven else "stopped" if driven is False else "unknown"
     of = _targets(sweep)
     created = f"{sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     return f"{sweep.id}  {sweep.pool}  {state}: {states}  ({of}, made {created})"

@@ -106,7 +106,7 @@ def _outcome(report: GpuReport, width: int) -> str:
     fields += [("manifest", report.subject.manifest)]
     if report.outcome is Outcome.VERIFIED and report.device and report.hardware:
         holds = f"capability {report.device.row}, driver {report.hardware.driver} and newer"
-        fields.append(("holds for", holds))
+        fields.append(("valid for", holds))
     name_width = max(len(name) for name, _ in fields) + 2
     folded = [(name, "\n".join(wrap(text, width - name_width))) for name, text in fields]
     return format_fields(folded, indent="")
@@ -138,7 +138,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
     tags = f"  ({', '.join(image.tags)})" if image.tags else ""
     lines = [f"{image.place}@{image.subject.index}{tags}"]
     if not image.judged:
-        lines.append("no verdict holds" if image.revoked else "not-tested: no verdict")
+        lines.append("no valid verdict" if image.revoked else "not-tested: no verdict")
     else:
         lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged], width, _DROP))
     lines += [
@@ -147,7 +147,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
         if judged.standing is not VerdictStatus.GOOD
     ]
     lines += [f"{row.where}: {row.summary}" for row in image.revoked]
-    lines += [f"not heeded: {why}" for why in image.ignored]
+    lines += [f"ignored: {why}" for why in image.ignored]
     if numbers:
         for judged in image.judged:
             lines += _checks(judged, width)

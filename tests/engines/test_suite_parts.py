@@ -135,7 +135,7 @@ def test_a_check_that_fails_leaves_the_others_alone(run: Run) -> None:
         "matmul": ("wrong-numbers", "1 is not 2"),
         "reduction": ("load-failed", "OSError: libfake.so is not there"),
         "convolution": ("load-failed", "a package ended the process: SystemExit(3)"),
-        "transfers": ("wrong-numbers", "speed is no number; on " + libcuda.UUID + " measured"),
+        "transfers": ("wrong-numbers", "speed is not a number; on " + libcuda.UUID + " measured"),
     }
     assert "not-run" not in {row["state"] for row in ran.rows.values()}
 

@@ -29,7 +29,7 @@ from imagefactory.recipes.yaml_tree import YamlLimits, recipe_problem, show, too
 _RELEASE = r"(?P<version>[0-9]+\.[0-9]+(\.[0-9]+)?)"
 _CUDA = r"cuda-?(?P<cuda>[0-9]{2}\.[0-9])"
 _PYTHON = r"(?P<python>3\.[0-9]{1,2})"
-_NVIDIA = "it holds NVIDIA's own build of the framework, and more, which no index has"
+_NVIDIA = "it contains NVIDIA's build of the framework and other packages, which no index has"
 # The Python that a distribution calls python3. Sources: packages.ubuntu.com, packages.debian.org.
 _PYTHONS = {
     **{"18.04": "3.6", "20.04": "3.8", "22.04": "3.10", "24.04": "3.12", "bionic": "3.6", "focal": "3.8"},
@@ -88,7 +88,7 @@ class _BaseImageRow:
 
 _PLAIN = _BaseImageRow()
 _FORGE = ("conda-forge",)
-_JUPYTER = "it holds JupyterLab and the packages of a notebook server"
+_JUPYTER = "it contains JupyterLab and the packages of a notebook server"
 # By repository, without the registry of docker and its "library".
 _ROWS: Mapping[str, _BaseImageRow] = {
     "pytorch/pytorch": _BaseImageRow(
@@ -108,13 +108,13 @@ _ROWS: Mapping[str, _BaseImageRow] = {
     "continuumio/miniconda3": _BaseImageRow(channels=("defaults",)),
     "continuumio/anaconda3": _BaseImageRow(
         channels=("defaults",),
-        lost="it holds the packages of Anaconda's distribution",
+        lost="it contains the packages of the Anaconda distribution",
     ),
     "condaforge/miniforge3": _BaseImageRow(channels=_FORGE),
     "condaforge/mambaforge": _BaseImageRow(channels=_FORGE),
     "mambaorg/micromamba": _BaseImageRow(channels=_FORGE),
     "rapidsai/base": _BaseImageRow(
-        tag=rf"{_CUDA}-py{_PYTHON}", channels=("rapidsai", "conda-forge"), lost="it holds RAPIDS"
+        tag=rf"{_CUDA}-py{_PYTHON}", channels=("rapidsai", "conda-forge"), lost="it contains RAPIDS"
     ),
     "quay.io/jupyter/pytorch-notebook": _BaseImageRow(
         tag="^cuda(?P<cuda>[0-9]{2})", framework="torch", channels=_FORGE, lost=_JUPYTER
@@ -322,7 +322,7 @@ class ContainerFile:
         what = f"the base image {show(name.text, limit=100)}"
         if not below.known:
             do = f"add what must be there; {_OWN_BASE}"
-            self.leave(name.where, f"{what}: what it holds is not known", do)
+            self.leave(name.where, f"{what}: its content is unknown", do)
             return
         read = f"{what} was read as {below}" if str(below) else what
         self.note(name.where, f"{read}: {_OWN_BASE}")

@@ -382,7 +382,7 @@ class _StageReader:
         elif stage:
             what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
-                line.where, what, "what that image holds is not known: add the packages that it is for"
+                line.where, what, "the content of that image is unknown: add its packages to the recipe"
             )
         else:
             if line.name == "ADD":

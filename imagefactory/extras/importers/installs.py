@@ -262,7 +262,7 @@ class _Shell:
 
     def _leave_unknown(self, word: RunWord) -> None:
         do = "write it out; a recipe has no variables"
-        self.spec.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+        self.spec.leave(word.where, f"{show(word.text)} has a value that is known only to a shell", do)
 
     def _find(self, written: str, where: SourceLocation) -> str:
         return self.container.find(self._place(written), where)
@@ -332,7 +332,7 @@ class _Shell:
         names = {canonical(word.text) for word in words if word.known}
         self.spec.pip = [text for text in self.spec.pip if pypi_name(text) not in names]
         self.container.removed |= names
-        what = f"{show(command.text, limit=120)}: not asked for any more"
+        what = f"{show(command.text, limit=120)}: no longer required"
         self.spec.note(command.where, f"{what}, and installed where other packages need it")
 
     def _redirected(self, command: RunCommand, requirements: Sequence[RunWord]) -> None:

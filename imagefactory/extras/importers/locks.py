@@ -386,7 +386,7 @@ def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFile
             written = f"{address}@{commit}" if commit else address
             take_git(spec, written, row.where, folder=text_of(vcs, "subdirectory"))
         else:
-            do = "put its files into a folder of the project, and write ./FOLDER under packages"
+            do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
             spec.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
     elif folder := row.get("directory"):
         take_directory(spec, beside.place, text_of(folder, "path"), row.where)
@@ -695,7 +695,7 @@ def _locked_spec(
     variant = build_variant(build) if name != "python" else ""
     text = f"{name} =={version} {variant}".strip()
     if channel.startswith("file:") and channel not in spec.channels:
-        do = f'where that folder is a channel, write "{channel}::{name} =={version}" under packages'
+        do = f'if that directory is a channel, write "{channel}::{name} =={version}" under packages'
         spec.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
     elif not RULES["match spec"].allows(text):
         spec.leave(

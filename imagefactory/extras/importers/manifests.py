@@ -547,8 +547,8 @@ class _Origins:
             if place := self._member(canonical(name)):
                 take_project(spec, f"{place}{brackets}", where, self.beside)
             else:
-                do = "lock it and import its uv.lock, or write its folder under packages: ./FOLDER"
-                spec.leave(where, f"the folder of the workspace's member {show(name)} is not known", do)
+                do = "lock it and import its uv.lock, or write its directory under packages: ./DIRECTORY"
+                spec.leave(where, f"the directory of the workspace member {show(name)} is unknown", do)
         else:
             return False
         return True

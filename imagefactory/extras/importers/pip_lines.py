@@ -167,7 +167,7 @@ def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, besid
         return
     spec.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
     if match := re.search(r"\$\{[A-Z0-9_]+\}", text):
-        spec.leave(where, f"{show(text, limit=100)} holds the variable {match[0]}", "write it out")
+        spec.leave(where, f"{show(text, limit=100)} contains the variable {match[0]}", "write it out")
         return
     if text.startswith("-"):
         spec.hints += re.findall(r"/cpu\b", text)
@@ -230,7 +230,7 @@ def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, optio
     """Add an index that is not in the settings. Other indexes may not have its packages."""
     index = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
-        spec.leave(where, f"{index}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
+        spec.leave(where, f"{index}: packages in a directory are not supported", _WHEEL_DIRECTORY_HINT)
         return
     plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
     spec.hints += [hint for hint in re.findall(r"/cu[0-9]{2,3}\b", plain) if hint not in spec.hints]
@@ -241,7 +241,7 @@ def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, optio
         spec.note(where, f"{index}: what PyPI lacks is taken from there, by `index` of the recipe")
     elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
-        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "its name tells the build"
+        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "its name contains the build"
         spec.note(where, f"{index}: {meaning}, and packages come from the index of this machine's settings")
     elif option in _DEFAULT_INDEX and is_mirror(plain):
         spec.note(where, f"{index}: packages come from the index of this machine's settings")
@@ -293,11 +293,11 @@ def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, bes
         spec.narrow_python(needs.python, where)
         spec.merge(needs)
     elif not place:
-        do = "copy it into the project, and write its path: ./FOLDER"
-        spec.leave(where, f"the project {show(written)} is not in the folder of the file", do)
+        do = "copy it into the project, and write its path: ./DIRECTORY"
+        spec.leave(where, f"the project {show(written)} is not in the directory of the file", do)
     else:
         what = f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
-        spec.leave(where, what, "bring its folder, or remove the line")
+        spec.leave(where, what, "copy its directory here, or remove the line")
 
 
 def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
@@ -335,7 +335,7 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
         do = f"put the wheel into the project, and write its path under packages: ./wheels/{_file(address)}"
         spec.leave(where, f"{location} is a wheel of no index", do)
     else:
-        do = "put its files into a folder of the project, and write ./FOLDER under packages"
+        do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
         spec.leave(where, f"{location} is a package of no index", do)
     return True
 

@@ -141,7 +141,7 @@ class EnvironmentSpec:
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
             self.python = bounds or self.python
         else:
-            self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
+            self.leave(where, f"{show(bounds)} is not a valid Python version", "write bounds, such as >=3.11")
 
     def narrow_python(self, bounds: str, where: SourceLocation) -> None:
         """Add bounds on Python to the existing ones. Record a loss if they conflict."""
@@ -373,9 +373,7 @@ def take_git(
     label = show(without_secrets(f"git+{address}"), limit=160)
     plain = re.sub(r"^(ssh|http|https)://([^@/]*@)?", "https://", url)
     if not _REPOSITORY.fullmatch(plain):
-        do = (
-            "write git+https://HOST/REPOSITORY@COMMIT under packages, or put the code into a folder: ./FOLDER"
-        )
+        do = "write git+https://HOST/REPOSITORY@COMMIT under packages, or copy the code into ./DIRECTORY"
         spec.leave(where, f"{label} is not a repository that a recipe can name", do)
     elif not _COMMIT.fullmatch(revision):
         if re.fullmatch(r"[0-9a-f]{7,39}", revision):
@@ -388,10 +386,10 @@ def take_git(
         )
         spec.leave(where, f"{label} may be other code tomorrow: it names no commit", do)
     elif plain != url:
-        do = f"write git+{plain}@{revision} if it can be read so, or put the code into a folder: ./FOLDER"
+        do = f"write git+{plain}@{revision} if that works, or copy the code into ./DIRECTORY"
         spec.leave(where, f"{label} is read with a user's own access", do)
     elif folder and not _INNER.fullmatch(folder):
-        do = "put that folder of the repository into the project, and write ./FOLDER under packages"
+        do = "copy that directory of the repository into the project, and write ./DIRECTORY under packages"
         spec.leave(where, f"the subdirectory {show(folder)} of {label}", do)
     else:
         written = f"git+{url}@{revision}{f'#subdirectory={folder}' if folder else ''}"

@@ -196,7 +196,7 @@ def _unknown_attributes(case: _QueueCheck, inventory: Inventory) -> Iterator[Sub
             f"no machine with GPUs has the attribute {', '.join(names[:_FEW])}, so requirements is undefined"
         )
         line = case.jobs.settings["requirements"].line
-        yield wrong(line, "unheard", text, "remove it from requirements, or ask the site for the right name")
+        yield wrong(line, "unheard", text, "remove it from requirements, or correct its name")
 
 
 def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator[SubmitFinding]:

@@ -208,10 +208,10 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
     count = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.gpu:
-        yield f"{jobs.title}: {count}{which}, asking for no GPU"
+        yield f"{jobs.title}: {count}{which}, which request no GPU"
         return
     if not jobs.known:
-        yield f"{jobs.title}: {count}{which}; no inventory tells how many GPUs that reaches"
+        yield f"{jobs.title}: {count}{which}; without an inventory, the number of GPUs is unknown"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
     yield f"{jobs.title}: {count}{which}, each can get {share} of this pool"

@@ -305,9 +305,9 @@ def _of_gpu(request: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[st
     if matches is None and (attribute := _missing_attribute(request.gpu, _NOT_IN_INVENTORY, ad)):
         return "", attribute
     if not request.gpu.holds(make_ad({**ad, **_NEWEST_DRIVER}), job):
-        return "its kind of GPU is not asked for", ""
+        return "its type of GPU is not requested", ""
     if attribute := _missing_attribute(request.gpu, tuple(_NEWEST_DRIVER), ad):
-        return f"it tells no {attribute}, which is asked for", ""
+        return f"its ad has no {attribute}, which is requested", ""
     return f"its driver{f' {gpu.driver}' if gpu.driver else f' for CUDA {gpu.cuda}'} is too old", ""
 
 
@@ -359,7 +359,7 @@ def _of_machine(
         if not matches:
             changing = "" if matches is False else _changing(request.requirements, has)
             if not changing:
-                return "requirements does not hold" if matches is False else UNDEFINED, ""
+                return "requirements is false there" if matches is False else UNDEFINED, ""
             unsure = changing
     if machine.start:
         matches = start.holds(mine, job) if start is not None else None

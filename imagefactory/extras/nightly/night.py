@@ -441,7 +441,7 @@ def _not_queued(code: int, document: Mapping[str, Any]) -> Iterator[str]:
         yield from (as_single_line(str(row.get("message", ""))) for row in rows)
         return
     reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
-    yield from (as_single_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
+    yield from (as_single_line(f"cells skipped, {count}: {reason}") for reason, count in reasons.items())
     over = [row for row in rows if row.get("rule") == BUDGET]
     if over:
         cells = ", ".join(

@@ -224,7 +224,7 @@ def module_name(file: str) -> str:
 def check(context: Context) -> Finding:
     expected, locked = context.expected, context.expected.locked
     if expected.distribution not in locked:
-        raise CheckFailure(f"the lock holds no {expected.distribution}")
+        raise CheckFailure(f"the lock has no {expected.distribution}")
     answers = import_named(context)
     if faults := faults_of(answers):
         raise CheckFailure("; ".join(faults[:SHOWN]) + more(faults))
@@ -282,7 +282,7 @@ def describe_named(answers: Sequence[ImportResult]) -> str:
     """Return a line about the packages in the recipe, if none of their failures is a fault."""
     loaded = sum(answer.state == LOADS for answer in answers)
     parts = [f"{loaded} modules of {len({answer.package for answer in answers})} named packages load"]
-    for state, words in ((NEEDS_GPU, NEEDS_GPU), (FAILS, "does not load, beside the main module")):
+    for state, words in ((NEEDS_GPU, NEEDS_GPU), (FAILS, "does not load, but the main module does")):
         lines = [f"{answer.module} ({answer.detail})" for answer in answers if answer.state == state]
         parts += [f"{words}: {shorten(lines)}"] if lines else []
     return "; ".join(parts)

@@ -98,7 +98,7 @@ def find_packages(site: str, owned: Collection[str] = ()) -> tuple[dict[str, str
             continue
         name = distribution.metadata["Name"]
         if not name:
-            faults.append(f"no name in {getattr(distribution, '_path', 'a dist-info folder')}")
+            faults.append(f"no name in {getattr(distribution, '_path', 'a dist-info directory')}")
             continue
         key = re.sub(r"[-_.]+", "-", name).lower()
         if key in installed:

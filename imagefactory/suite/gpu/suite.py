@@ -29,7 +29,7 @@ LOG_BYTES = 64 * 1024
 LONGEST_WORDS = 600
 
 VISIBLE_DEVICES, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-REHEARSED = "a rehearsal on the CPU: the driver was not asked"
+REHEARSED = "a rehearsal on the CPU: the driver was not used"
 
 # The facts of T0 in the report.
 REPORTED = ("cuda", "device")

@@ -37,8 +37,8 @@ SEVERAL = "several"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DESCRIPTION = "Run the GPU suite of this kit inside its image, on a GPU of this machine."
 EPILOG = (
-    "Exit code 0: the suite ran and says that all holds; 9: it does not, or there is no such GPU; 2, 6, 8: "
-    "arguments or a kit that cannot be used, a tool that is missing, an image that cannot be had."
+    "Exit code 0: all checks passed; 9: a check failed, or there is no such GPU; 2, 6, 8: "
+    "invalid arguments or kit, a missing tool, an image that is not available."
 )
 
 

@@ -271,7 +271,7 @@ def reference_of(kit: Kit, named: str) -> str:
     reference = named or kit.reference
     if not reference:
         raise Stop(
-            "the image of this kit lies in no registry: name it with --image (a loaded image for docker, a "
+            "the image of this kit is not in a registry: pass it with --image (a loaded image for docker, a "
             ".sif file for apptainer)",
             EXIT_USAGE,
         )

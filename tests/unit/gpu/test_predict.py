@@ -212,7 +212,7 @@ def test_code_that_no_scan_can_read_is_said() -> None:
     found = predict(contents(one, packages=["torch==2.9.1"]), Capability(9, 0))
     assert (
         found.reason
-        == "libtorch_cuda.so holds no code that a scan can read: 5 of kind 128, the first at 0x10"
+        == "libtorch_cuda.so contains no code that a scan can read: 5 of kind 128, the first at 0x10"
     )
 
 
@@ -678,7 +678,7 @@ def test_without_a_framework_every_library_counts() -> None:
     assert ask(contents(one, library("libcublas.so.12", "1 sm_80")), "7.0").answer is Compatibility.YES
     assert ask(contents(library("libcublas.so.12", "1 sm_70 sm_80")), "7.0").answer is Compatibility.YES
     assert ask(contents(library("a.so", "5 lto_80")), "8.0").reason == (
-        "a.so holds LTO-IR alone, which only a linker can use"
+        "a.so contains only LTO-IR, which only a linker can use"
     )
 
 

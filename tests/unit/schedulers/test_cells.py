@@ -96,7 +96,7 @@ def test_gpus_beside_another_processor_are_no_place_for_an_image() -> None:
     grace = pool_gpu("9.0", name="NVIDIA GH200 480GB", host="arm64")
     made = plan(gpus=inventory(grace), answer=answer_cell)
     assert (queued(made), left(made)[0]) == ([], ("9.0", "architecture"))
-    assert "built for amd64, and the processor beside that GPU is arm64" in made.left_out[0].reason
+    assert "built for amd64, but the processor next to that GPU is arm64" in made.left_out[0].reason
     both = plan(gpus=inventory(grace, pool_gpu("9.0", host="amd64")), answer=answer_cell)
     assert [cell.gpus for cell in both.cells] == [1]
 

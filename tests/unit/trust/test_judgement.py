@@ -143,12 +143,12 @@ WORDS: dict[str, tuple[dict[str, Any], VerdictStatus, str]] = {
     "the key takes other evidence": (
         {"trust": trusting(evidence=(EVIDENCE_KIT,))},
         VerdictStatus.EVIDENCE_REFUSED,
-        "'lab' takes no evidence of kind 'local'",
+        "'lab' does not accept evidence of type 'local'",
     ),
     "the policy takes other evidence": (
         {"trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(evidence=(EVIDENCE_KIT,)))},
         VerdictStatus.EVIDENCE_REFUSED,
-        "the policy takes no evidence of kind 'local'",
+        "the policy does not accept evidence of type 'local'",
     ),
     "revoked": ({"revocations": (REVOKED,)}, VerdictStatus.REVOKED, "wrong results in training"),
     "revoked by name, whatever the clocks say": (

@@ -48,13 +48,13 @@ OUTCOMES = {
     driver.COMPAT_NOT_SUPPORTED: table.DRIVER_TOO_OLD,
 }
 HINTS = {
-    driver.STUB_LIBRARY: "the toolkit's empty libcuda was loaded: take its folder out of LD_LIBRARY_PATH",
+    driver.STUB_LIBRARY: "the toolkit's empty libcuda was loaded: remove its directory from LD_LIBRARY_PATH",
     driver.JIT_COMPILER_NOT_FOUND: "the container was not given the driver's libnvidia-ptxjitcompiler.so.1",
     driver.OPERATING_SYSTEM: "the container was not given all of /dev/nvidia*, or may not open them",
     driver.UNKNOWN: "the kernel's modules (nvidia, nvidia-uvm) and /dev/nvidia-uvm are worth a look",
     driver.SYSTEM_NOT_READY: "the machine's fabric manager is not running",
     driver.SYSTEM_DRIVER_MISMATCH: "libcuda and the kernel's module are of different drivers: load the "
-    "module anew, or take away a libcuda that the image brings",
+    "module again, or remove libcuda from the image",
     driver.COMPAT_NOT_SUPPORTED: "the image brings a libcuda for newer CUDA, which this GPU does not take: "
     "it needs a newer driver",
 }
@@ -217,7 +217,7 @@ def brought_libcuda(paths: Sequence[str], code: int) -> str:
         mounts = [line.split()[4] for line in _read(MOUNTS).splitlines() if len(line.split()) > 4]
         mounted = any(path == place or path.startswith(f"{place}/") for place in mounts if place != "/")
         if module and module[1] != match[2] and not mounted:
-            do = "take its folder out of LD_LIBRARY_PATH" if compat else "remove it from the image"
+            do = "remove its directory from LD_LIBRARY_PATH" if compat else "remove it from the image"
             return f"the image brings {path}, and this machine's driver is {module[1]}: {do}"
     return ""
 

@@ -116,7 +116,7 @@ class Ledger:
         if self.wrong:
             raise Refusal("; ".join(self.wrong), outcome=table.WRONG_NUMBERS, numbers=self.numbers)
         skipped = ", ".join(f"{kind} ({why})" for kind, why in self.skipped.items())
-        out = f"; left out: {skipped}" if skipped else ""
+        out = f"; skipped: {skipped}" if skipped else ""
         return Finding(f"{detail}{out}{_place(self.context)}", self.numbers)
 
 
@@ -197,7 +197,7 @@ def check_linear_algebra(context: GpuContext) -> Finding:
         bounds = {"svd": tolerances.singular(kind, size)}
         for name, off in reference.residuals(square, side, factors).items():
             ledger.note(f"{kind}-{name}", off, bounds.get(name, tolerances.solution(kind, size)))
-    return ledger.finding(f"LU, solutions and singular values of 16 matrices of {size} rows hold")
+    return ledger.finding(f"LU, solutions and singular values of 16 matrices of {size} rows are right")
 
 
 def check_transfers(context: GpuContext) -> Finding:
@@ -276,7 +276,7 @@ def check_numbers_controls(context: GpuContext) -> Finding:
     expected, bound = reference.matmul(matrix, right), tolerances.products("float32", 64)
     good = framework.matmul(context, matrix, right, "float32")
     if not reference.error(good, expected) <= bound:
-        holes.append("a right product is refused")
+        holes.append("a right product is rejected")
     for name, wrong in _spoil(good, matrix, right).items():
         if reference.error(wrong, expected) <= bound:
             holes.append(f"{name} is not noticed")
@@ -292,7 +292,7 @@ def check_numbers_controls(context: GpuContext) -> Finding:
             holes.append(f"a result of {name} is taken")
     if holes:
         raise CheckFailure("; ".join(holes), outcome=table.WRONG_NUMBERS)
-    return Finding("8 wrong results are refused: values, shape, type, place", {"controls": 8.0})
+    return Finding("8 wrong results are rejected: values, shape, type, place", {"controls": 8.0})
 
 
 def _spoil(good: Any, matrix: Any, right: Any) -> Mapping[str, Any]:

@@ -136,4 +136,4 @@ def check_differs(wrong: list[Any] | None, expected: list[Any]) -> None:
     """Raise CheckFailure if a wrong weight would pass."""
     error = case.off(wrong, expected)
     if error <= case.TOLERANCE:
-        raise CheckFailure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")
+        raise CheckFailure(f"a wrong weight is not detected: it changes the output by only {error:.2g}")

@@ -29,7 +29,7 @@ def check_gpus(context: GpuContext) -> Finding:
     """Check that framework and driver count the same GPUs, at least two of one capability."""
     count = count_gpus(context)
     if context.rehearsal:
-        return Finding(f"{count} processes stand in for GPUs (rehearsed on the CPU)", {"processes": count})
+        return Finding(f"{count} processes replace GPUs (rehearsed on the CPU)", {"processes": count})
     with driver_outcomes():
         devices = start(context).devices()
     uuids = sorted({device.uuid for device in devices})

@@ -137,7 +137,7 @@ def test_the_reach_of_a_good_script() -> None:
     checked = check(GPU.replace("a100", "h100") + START)
     (jobs,) = checked.jobs
     assert [(one.capability, one.gpus, one.image) for one in jobs.reached] == [("9.0", 2, "verified")]
-    assert (jobs.total, dict(jobs.causes)) == (9, {"its type is not asked for": 7})
+    assert (jobs.total, dict(jobs.causes)) == (9, {"its type is not requested": 7})
     assert rules(checked) == [("narrow", 3, 9)]
     assert "4 GPUs (8.0)" in told(checked, "narrow")
     assert "the script: 1 job of pytorch-2.3-cu121, each can get 2 of 9 GPUs" in format_check(checked)

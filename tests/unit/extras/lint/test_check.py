@@ -423,21 +423,21 @@ def test_a_start_that_asks_who_submits_is_unsure_and_no_refusal(name: str) -> No
     [
         (
             "require_gpus = member(Capability, {7.0, 8.0}) && DriverVersion >= 12.4",
-            {"its kind of GPU is not asked for": 3, "its driver for CUDA 12.2 is too old": 2},
+            {"its type of GPU is not requested": 3, "its driver for CUDA 12.2 is too old": 2},
         ),
         (
             "gpus_minimum_runtime = 12.5\ngpus_maximum_capability = 8.9",
             {
-                "its kind of GPU is not asked for": 3,
+                "its type of GPU is not requested": 3,
                 "its driver for CUDA 12.2 is too old": 2,
                 "its driver for CUDA 12.4 is too old": 4,
             },
         ),
         (
             'require_gpus = versionGE(NvidiaDriver, "570")',
-            {"it tells no NvidiaDriver, which is asked for": 9},
+            {"its ad has no NvidiaDriver, which is requested": 9},
         ),
-        ("require_gpus = DriverVersion < 11.0", {"its kind of GPU is not asked for": 9}),
+        ("require_gpus = DriverVersion < 11.0", {"its type of GPU is not requested": 9}),
     ],
 )
 def test_an_old_driver_is_told_from_another_kind_of_gpu(lines: str, causes: dict[str, int]) -> None:
@@ -592,11 +592,11 @@ def test_text_and_json() -> None:
     said = format_check(checked, 80)
     assert "a.sub:3: advice: '1' is a tag" in said
     assert "queue in line 5: 3 jobs, each can get 7 of 9 GPUs of this pool" in said
-    assert "why not the other 2: its kind of GPU is not asked for\n" in said
-    assert "why not the other 3: its kind of GPU is not asked for (2); it has fewer than 2" in said
+    assert "why not the other 2: its type of GPU is not requested\n" in said
+    assert "why not the other 3: its type of GPU is not requested (2); it has fewer than 2" in said
     nowhere = format_check(check(f"{RUNS}require_gpus = Capability > 10\nqueue"))
-    assert ": its kind of GPU is not asked for [no-match]" in nowhere
-    assert "why not: its kind of GPU is not asked for\n" in nowhere
+    assert ": its type of GPU is not requested [no-match]" in nowhere
+    assert "why not: its type of GPU is not requested\n" in nowhere
     assert said.count("request_disk is missing") == 1  # of two queues
     assert said.endswith("a.sub: nothing is wrong, 3 can be improved")
     assert max(len(line) for line in said.splitlines()) <= 80
@@ -659,7 +659,7 @@ def test_an_image_for_cpus_is_proven_on_no_gpu_and_should_get_none() -> None:
     text = f"container_image = {DOCKER}\nexecutable = run.sh\nrequest_memory = 8GB\nrequest_disk = 20GB\n"
     plain = check(text + "queue\n", offered=offered)
     assert found(plain) == set()
-    assert "1 job of jax-0.10.2-cpu, asking for no GPU" in format_check(plain, 80)
+    assert "1 job of jax-0.10.2-cpu, which request no GPU" in format_check(plain, 80)
     assert found(check(text + "request_gpus = 1\nqueue\n", offered=offered)) == {("no-use", 5)}
 
 

@@ -47,12 +47,12 @@ def array(*values: float) -> Any:
         ("torch", {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime": "13.2.86"}, ""),
         ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2", "cuda-cudart": "12.6.77"}, ""),
         ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2"}, ""),
-        ("torch", {}, "the lock holds no onnx and no onnxruntime-gpu"),
-        ("torch", {"onnx": "1", "onnxruntime": "1.23.2"}, "the lock holds no onnxruntime-gpu"),
+        ("torch", {}, "the lock has no onnx and no onnxruntime-gpu"),
+        ("torch", {"onnx": "1", "onnxruntime": "1.23.2"}, "the lock has no onnxruntime-gpu"),
         (
             "torch",
             {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime-cu12": "12.4.127"},
-            "onnxruntime-gpu 1.31.1 is built for CUDA 13, the lock holds CUDA 12",
+            "onnxruntime-gpu 1.31.1 is built for CUDA 13, the lock has CUDA 12",
         ),
         (
             "jax",
@@ -402,7 +402,7 @@ def test_a_build_without_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_session_that_ends_up_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeOnnxRuntime((CUDA,), ("CPUExecutionProvider",))
-    assert opened(monkeypatch, fake) == f"asked ONNX Runtime for {CUDA}, got CPUExecutionProvider"
+    assert opened(monkeypatch, fake) == f"requested {CUDA} from ONNX Runtime, got CPUExecutionProvider"
     assert fake.config == {"session.disable_cpu_ep_fallback": "1"}
     assert fake.asked["enable_fallback"] == 0
     assert [provider for provider, _ in fake.asked["providers"]] == [CUDA]

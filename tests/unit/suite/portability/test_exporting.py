@@ -99,7 +99,7 @@ def test_a_file_that_gives_no_models(tmp_path: Path, text: str, said: str) -> No
         (GOOD.replace("'net'", "'../net'"), "'../net' is no name"),
         (GOOD.replace("abs", "3"), "model is of type int: give a torch.nn.Module"),
         (GOOD.replace("zeros(2, 3)", "[1]"), "'x' is a list: write a NumPy array"),
-        (GOOD.replace("'x'", "'x y'"), "'x y' is no name of an input"),
+        (GOOD.replace("'x'", "'x y'"), "'x y' is not the name of an input"),
         (GOOD.replace("{'x': zeros(2, 3)}", "zeros(2)"), "sample is a ndarray: write a dict"),
         (GOOD.replace("zeros(2, 3)", "zeros()"), "'x' has no rows"),
         (GOOD.replace("zeros(2, 3)", "zeros(0, 3)"), "'x' has no rows"),
