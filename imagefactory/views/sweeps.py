@@ -26,12 +26,12 @@ from imagefactory.versions import natural
 from imagefactory.views.text import fold, format_table
 
 FEW = 3
-"""The number of targets in a sweep's line."""
+"""The number of targets in the line of a sweep."""
 _UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEnding.HELD)
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
-    """Return the jobs to queue, the cells skipped by rule, and what is unknown about other sweeps."""
+    """Return the jobs to queue, the skipped cells by rule, and the unknown facts about other sweeps."""
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
@@ -61,7 +61,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
 
 
 def summary(plan: SweepPlan, limits: JobLimits) -> str:
-    """Return one line: the jobs, and how many cells each rule skips."""
+    """Return one line: the number of jobs, and of cells skipped by each rule."""
     rules = Counter(cell.rule for cell in plan.left_out)
     by_rule = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
     jobs = len(plan.cells)
@@ -187,7 +187,7 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "TOTAL")
 _NUMBERS = ("MEMORY", "MACHINES", "FREE", "TOTAL")
-"""Columns of numbers, aligned to the right."""
+"""Columns of numbers, which are aligned to the right."""
 _DROP = ("MACHINES", "CUDA", "MEMORY")
 UNTOLD = "-"
 
@@ -209,7 +209,7 @@ class PoolGpuGroup:
 
 
 def gpu_groups(inventory: Inventory) -> tuple[PoolGpuGroup, ...]:
-    """Return every type of GPU, the newest capability first; a MIG slice is a type of its own."""
+    """Return every type of GPU, the newest capability first. A MIG slice is a separate type."""
     members: dict[PoolGpuGroup, list[tuple[str, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:
