@@ -44,7 +44,7 @@ SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The options of a job and its files, as written."""
+    """The options of a job and its files, as the user wrote them."""
 
     site: str | None
     executable: str
@@ -272,7 +272,7 @@ def write(
 
 
 def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:
-    """Return the options as values. Raises UsageError for invalid ones."""
+    """Return the parsed options. Raises UsageError for invalid ones."""
     from imagefactory.jobs.make import read_files
     from imagefactory.jobs.spec import JobParameters, number_runs, read_rows
     from imagefactory.project import is_project
@@ -339,7 +339,7 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
 
 
 def _check_programs(options: JobOptions) -> None:
-    """Raises UsageError for an option without the one that it requires."""
+    """Raise UsageError for an option without the other option that it requires."""
     program, finalize = options.executable, options.finalize
     reject_conflict(
         options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"
@@ -360,7 +360,10 @@ def _check_programs(options: JobOptions) -> None:
 
 
 def _advice(path: Path) -> ResourceAdvice:
-    """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
+    """Return the resources for an emulated run.
+
+    Raises UsageError if it needs more memory than its GPU has.
+    """
     from imagefactory.jobs.resources import LONGEST, advise, parse_emulated
 
     with path.open("rb") as file:
@@ -376,7 +379,7 @@ def _advice(path: Path) -> ResourceAdvice:
 
 
 def _file_name(options: JobOptions, suffix: str) -> str:
-    """Return the name without suffix, empty for the default. Raises UsageError for another suffix."""
+    """Return the file name without suffix, "" for the default. Raises UsageError for another suffix."""
     if options.output is None:
         return ""
     if options.output.suffix != f".{suffix}":
@@ -446,7 +449,10 @@ def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
 
 
 def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
-    """Return the pool, None without one. A pool that does not answer prints a note: the file is written."""
+    """Return the pool, None without one.
+
+    If the pool does not answer, print a note: the file is written anyway.
+    """
     from imagefactory.errors import ImagefactoryError
 
     if path is None and not shutil.which("condor_status"):

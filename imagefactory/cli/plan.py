@@ -291,7 +291,10 @@ def _row_json(ruled: RowRuling) -> dict[str, object]:
 
 
 def _ruling_json(ruling: CellRuling) -> dict[str, object]:
-    """Return a ruling as JSON. Unknown `basis` and `rule` are null; `override` are options that undo it."""
+    """Return a ruling as JSON.
+
+    Unknown `basis` and `rule` are null. `override` are options that ignore the rule.
+    """
     claim = ruling.claim
     return {
         "basis": claim.basis if claim else None,
