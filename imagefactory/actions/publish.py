@@ -66,7 +66,7 @@ from imagefactory.trust.catalog_package import CURRENT, catalog_repository, pars
 from imagefactory.trust.judgement import (
     VerificationPolicy,
     merge_revoked,
-    out_of_period,
+    period_problem,
     revoked_cells,
     verify_envelope,
     verify_revocations,
@@ -119,7 +119,7 @@ def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[Pub
     catalog: Catalog | None = None
     why = f"{opened.standing}, {opened.why}"
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
-        late = out_of_period(opened.key, now)
+        late = period_problem(opened.key, now)
         try:
             catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
             why = f"{late[0]}, {late[1]}" if late else ""
@@ -416,7 +416,7 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     published, why = _open(b"".join(place.store.read(place.repository, layer)), where, trust, now)
     catalog, key = published.catalog, trust.key(published.keyid)
-    late = out_of_period(key, catalog.made) if catalog and key else None
+    late = period_problem(key, catalog.made) if catalog and key else None
     if catalog is None or late:
         raise StatementError(
             "catalog-rejected",

@@ -239,7 +239,7 @@ def write(
     )  # fmt: skip
     from imagefactory.actions.centers import centers_of, find_center_image, read_centers
     from imagefactory.jobs.make import check_files, resolve_job, save_files, write_job
-    from imagefactory.jobs.offer import by_class, find_places, format_places, index_machines
+    from imagefactory.jobs.offer import classifier_for, find_available_gpus, format_available, index_machines
     from imagefactory.jobs.slurm import format_reach
     from imagefactory.jobs.spec import resource_request
     from imagefactory.trust.offers import find_offer
@@ -260,14 +260,16 @@ def write(
     nodes = _available_pool(inventory, now) if has_pool else None
     places: tuple[AvailableGpu, ...] = ()
     if nodes:
-        places = find_places(by_class(job.classes), resource_request(job), index_machines(nodes))
+        places = find_available_gpus(
+            classifier_for(job.classes), resource_request(job), index_machines(nodes)
+        )
     if as_json:
         from imagefactory.views.catalog import catalog_json
 
         pool = _matching_json(places, nodes) if nodes else None
         print_json(_job_json(job, files, pool, catalog_json(entry.center, catalog)))
     else:
-        reach = format_places(places, nodes, now) if nodes else ""
+        reach = format_available(places, nodes, now) if nodes else ""
         _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
 
 

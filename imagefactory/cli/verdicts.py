@@ -476,7 +476,7 @@ def _resolve_image(
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.trust.tags import pointer
+    from imagefactory.trust.tags import capability_tag
 
     if "/" in name:
         check_registry_option(name, registry)
@@ -491,7 +491,7 @@ def _resolve_image(
     plain = plain_tag(target)
     return (
         place_of_target(factory, target, registry),
-        pointer(plain, capability) if capability else plain,
+        capability_tag(plain, capability) if capability else plain,
         target,
     )
 

@@ -19,7 +19,7 @@ PROFILE = re.compile(
 """The profile of a slice in the lower-case name of a GPU, MIG or virtual (`A100-1-5CME`)."""
 
 
-def slice_of(name: str) -> str:
+def mig_profile(name: str) -> str:
     """Return the MIG profile in the name of a GPU: `1g.10gb`, or `mig` without a profile.
 
     Empty for a whole GPU.
@@ -30,7 +30,7 @@ def slice_of(name: str) -> str:
     return match[0] if match else "mig" if re.search(r"\bmig\b", name[:200].lower()) else ""
 
 
-def row_of(capability: object, part: str) -> str:
+def capability_row(capability: object, part: str) -> str:
     """Return `9.0`, or `9.0 1g.10gb` for a slice.
 
     Results of a whole GPU do not apply to slices, nor the reverse.

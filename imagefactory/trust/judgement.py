@@ -100,7 +100,7 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
     return VerifiedEnvelope(envelope=envelope, standing=standing, why=why)
 
 
-def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
+def period_problem(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
     """Return the problem if a key is not trusted for a statement issued at that time, or None.
 
     Times have whole seconds. A payload signed in the second in which the key was retired counts if its
@@ -113,7 +113,7 @@ def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[
     return None
 
 
-def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
+def unrecorded_reason(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
     """Return the problem if a statement by a retired key is not trusted although its date is in the period,
     or None.
 
@@ -187,7 +187,7 @@ def expires(verdict: Verdict, trust: TrustRules) -> datetime:
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
-def ending(
+def expiring_cells(
     judged: Iterable[VerificationResult], trust: TrustRules, until: datetime
 ) -> tuple[tuple[str, datetime], ...]:
     """Return the capability and expiry of each verification that is valid now and expires by `until`."""
@@ -202,9 +202,9 @@ def ending(
 def _verify(
     verdict: Verdict, key: TrustedKey, subject: VerifiedImage, court: VerificationPolicy
 ) -> tuple[VerdictStatus, str] | None:
-    late = out_of_period(key, verdict.issued, verdict.digest)
+    late = period_problem(key, verdict.issued, verdict.digest)
     if late is None and not court.vouched:
-        late = not_witnessed(key, verdict.digest, court.now)
+        late = unrecorded_reason(key, verdict.digest, court.now)
     if late:
         return late
     report = verdict.report
@@ -329,7 +329,7 @@ def verify_revocations(
             continue
         # Revocations are not recorded. One from the second in which its key was retired only removes trust.
         last = opened.key.since < revocation.before == opened.key.until
-        late = None if last else out_of_period(opened.key, revocation.before)
+        late = None if last else period_problem(opened.key, revocation.before)
         if late is None and revocation.before > court.now + SKEW:
             late = VerdictStatus.NOT_YET, "it is of a time that is still to come"
         if late is None and revocation.subject != subject.manifest:

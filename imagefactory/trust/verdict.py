@@ -252,7 +252,7 @@ def contradiction(report: GpuReport) -> str:
     if not signable(report):
         number = "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
         return f"its outcome '{report.outcome}' is not that of a run on {number}"
-    if report.level == MULTI_GPU_LEVELS and (why := _miscounted(report)):
+    if report.level == MULTI_GPU_LEVELS and (why := _gpu_count_problem(report)):
         return why
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
         return "it waives a check that ran, or that it does not have"
@@ -266,7 +266,7 @@ def contradiction(report: GpuReport) -> str:
     return ""
 
 
-def _miscounted(report: GpuReport) -> str:
+def _gpu_count_problem(report: GpuReport) -> str:
     """Return the problem if the number of GPUs differs from the host's, or if a check for several GPUs is
     waived.
     """

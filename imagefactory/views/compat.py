@@ -107,7 +107,7 @@ def format_rows(
     Each row has a cell for each capability. Equal neighbor columns are merged.
     """
     sources, displayed = Footnotes(shown=show_sources), [row for row in rows if not _is_blank(row)]
-    texts = list(zip(*([letters(cell) for cell in row.cells] for row in displayed), strict=True))
+    texts = list(zip(*([cell_code(cell) for cell in row.cells] for row in displayed), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
     ends = [(capabilities[some[0]], capabilities[some[-1]]) for some in groups]
     spans = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
@@ -153,7 +153,7 @@ def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
     return ["", f"only by their recipes, since no lock is current: {', '.join(names)}"] if names else []
 
 
-def letters(cell: Cell) -> str:
+def cell_code(cell: Cell) -> str:
     """Return `Yp`: the answer and its basis. A `!` means a known fault."""
     basis = cell.claims[0].basis.value[0] if cell.claims else ""
     return f"{LETTERS[cell.answer]}{basis}{'!' if displayed_warnings(cell) else ''}"

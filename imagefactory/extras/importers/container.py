@@ -15,7 +15,7 @@ from imagefactory.extras.importers.build_context import BuildContext, context_op
 from imagefactory.extras.importers.framework_row import pypi_name
 from imagefactory.extras.importers.image_parts import PATHS, add_copied_files, add_variable, add_workdir
 from imagefactory.extras.importers.pip_lines import ReferencedFiles
-from imagefactory.extras.importers.spec import EnvironmentSpec, take_channel
+from imagefactory.extras.importers.spec import EnvironmentSpec, add_channel
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.edit import FRAMEWORKS
 from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, split_shell_words
@@ -228,12 +228,12 @@ class ContainerFileReaders:
     build_args: Mapping[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
-    def take_build_arg(self, name: str) -> str | None:
+    def use_build_arg(self, name: str) -> str | None:
         """Return the user's value of a build argument, None if there is none."""
         self.used.update({name}.intersection(self.build_args))
         return self.build_args.get(name)
 
-    def refuse_unused(self, file: str) -> None:
+    def reject_unused(self, file: str) -> None:
         """Raise UsageError if the user sets a build argument that the file does not have."""
         if names := sorted(set(self.build_args) - self.used):
             has = "no build argument " + ", ".join(show(name) for name in names)
@@ -335,7 +335,7 @@ class ContainerFile:
         if below is None or self.below_where is None or self.packages_only:
             return
         for channel in below.channels if spec.conda or spec.channels else ():
-            take_channel(spec, channel, self.below_where)
+            add_channel(spec, channel, self.below_where)
         if self.system_python and below.system_python and not (spec.python or spec.conda):
             spec.bound_python(below.system_python, self.system_python)
             spec.note(
@@ -497,7 +497,7 @@ class ContainerFile:
         places = [path for path in self.clones if f"{place}/".startswith(f"{path}/")]
         return self.clones[max(places, key=len)] if places else None
 
-    def why_not(self, path: str) -> str:
+    def missing_reason(self, path: str) -> str:
         """Return why `find` returns no file for a path."""
         place, context = normpath(join(self.workdir, path)), self.around.context
         names = [name for copy in reversed(self.copies) for name in self._origins(copy, place)][:_MAX_LOOKUPS]

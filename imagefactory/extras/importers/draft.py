@@ -163,9 +163,9 @@ def draft(
     version = request.version or row.version
     elsewhere = index_rows(spec, dict(request.indexes))
     if not request.cuda:
-        row.refuse_rocm()
+        row.reject_rocm()
         if framework not in elsewhere.rows:
-            row.refuse_other_build(version, index=elsewhere.missing.get(framework, ""))
+            row.reject_other_build(version, index=elsewhere.missing.get(framework, ""))
     cuda = request.cuda or (row.explicit_cuda() if framework in elsewhere.rows else row.cuda(version))
     lines.notes += elsewhere.notes
     for package, write in elsewhere.missing.items():
@@ -173,7 +173,7 @@ def draft(
             lines.lose(f"{package} has no wheel on PyPI that fits", f"{write}, and run this command again")
     if not version or not cuda:
         raise row.ask(version, cuda)
-    row.refuse_version(version)
+    row.reject_version(version)
     if row.other_below(cuda):
         lines.note(f"CUDA {spec.below} of the base image: {framework} {version} brings CUDA {cuda} itself")
     if others := row.other_extras(cuda):

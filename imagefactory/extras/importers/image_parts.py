@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
 
 from imagefactory.extras.importers.build_context import BuildContext
-from imagefactory.extras.importers.pip_lines import ReferencedFiles, take_pip_line
+from imagefactory.extras.importers.pip_lines import ReferencedFiles, add_pip_line
 from imagefactory.extras.importers.spec import EnvironmentSpec
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.shell_words import RunWord
@@ -260,7 +260,7 @@ def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
         _add_driver_capabilities(spec, text, where)
     elif name in _INDEXES and value.known:
         for address in text.split():
-            take_pip_line(spec, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
+            add_pip_line(spec, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
     elif name == "UV_TORCH_BACKEND" and value.known:
         spec.hints.append(f"/{text}")
     elif name == "UV_PYTHON" and value.known and re.fullmatch(r"3\.[0-9]{1,2}", text):

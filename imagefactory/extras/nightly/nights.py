@@ -284,7 +284,7 @@ class StepRunner:
         return code, document
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def reporting_errors(self, what: str) -> Iterator[None]:
         """Report an error of this block, and continue after the block."""
         try:
             yield

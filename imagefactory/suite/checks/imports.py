@@ -253,7 +253,7 @@ def check(context: Context) -> Finding:
         "named-modules": sum(answer.state == LOADS for answer in answers),
         "gpu-modules": sum(answer.state == NEEDS_GPU for answer in answers),
     }
-    details = [", ".join(loaded.values()), *([describe_named(answers)] if answers else [])]
+    details = [", ".join(loaded.values()), *([describe_named_packages(answers)] if answers else [])]
     return Finding("; ".join(details), numbers)
 
 
@@ -278,7 +278,7 @@ def find_modules(context: Context) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def describe_named(answers: Sequence[ImportResult]) -> str:
+def describe_named_packages(answers: Sequence[ImportResult]) -> str:
     """Return a line about the packages in the recipe, if none of their failures is a fault."""
     loaded = sum(answer.state == LOADS for answer in answers)
     parts = [f"{loaded} modules of {len({answer.package for answer in answers})} named packages load"]

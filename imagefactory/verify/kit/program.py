@@ -205,7 +205,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
     facts["runner"] = runner.name
     try:
         image = runner.fetch(job.image, work)
-        _lay_out(kit, work)
+        _prepare_directories(kit, work)
         facts["started"] = now()
         ended = runner.run(image, work, visible)
     finally:
@@ -224,7 +224,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
     return EXIT_CHECK if ended.returncode or ended.timed_out or data is None else 0
 
 
-def _lay_out(kit: Kit, work: Path) -> None:
+def _prepare_directories(kit: Kit, work: Path) -> None:
     """Copy suite and expectations, readable for every user, and create a writable report directory."""
     for name, _ in walk_tree(kit.folder / "suite", limits=SUITE_LIMITS):
         if name.endswith(".py"):

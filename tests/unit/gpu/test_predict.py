@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from imagefactory.gpu.amd import (
     amd_capabilities,
-    amd_reach,
     amd_runs,
     amd_targets,
+    count_amd_modules,
     lacks_runtime,
     predict_amd,
 )
@@ -741,7 +741,7 @@ def test_amd(code: str, target: str, expected: bool) -> None:
 
 def test_amd_modules_are_counted() -> None:
     one = library("a.so", "3 gfx90a gfx942", "2 gfx1100", "7 sm_80")
-    assert amd_reach(one, "gfx942") == (3, 5)
+    assert count_amd_modules(one, "gfx942") == (3, 5)
 
 
 def test_nothing_runs_where_what_must_load_has_no_code() -> None:

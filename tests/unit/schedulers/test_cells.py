@@ -19,7 +19,7 @@ from imagefactory.schedulers.cells import (
     check_allowed,
     choose_tuple,
     driver_of,
-    leave_out_bad,
+    exclude_bad_machines,
     parse_tuple,
     plan_sweep,
     within_budget,
@@ -211,7 +211,7 @@ def test_bad_machines_do_not_come_first_and_the_next_driver_does() -> None:
 
     def first(made: SweepPlan, *bad: int) -> list[tuple[str, bool, int]]:
         names = {"8.0": {f"gpu{number}.pool.test" for number in bad}}
-        found = leave_out_bad(made, gpus, names)
+        found = exclude_bad_machines(made, gpus, names)
         rules = [one.rule for one in found.left_out if one.capability == "8.0"]
         assert rules == ([] if found.cells else ["bad-machine"])
         return [(cell.first, cell.only, cell.gpus) for cell in found.cells]

@@ -25,7 +25,7 @@ from imagefactory.suite import table as frameworks
 from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.checks import portability
-from imagefactory.suite.gpu.context import Refusal
+from imagefactory.suite.gpu.context import MeasuredFailure
 from imagefactory.suite.portability import case, exporting, onnxruntime, rows, runtimes
 from imagefactory.suite.portability.runtimes import RUNTIMES
 
@@ -242,7 +242,7 @@ def kernel(provider: str) -> dict[str, Any]:
     return {"cat": "Node", "name": "a_kernel_time", "args": {"provider": provider, "op_name": "MatMul"}}
 
 
-BENCH = portability.Bench(
+BENCH = portability.PortabilityModules(
     exporter=Exporter(),
     maker=Exporter(),
     runtime=Runtime(),
@@ -299,7 +299,7 @@ def test_a_model_gives_errors_and_latencies_of_both_on_both() -> None:
     ],
     ids=["wrong-export", "framework-elsewhere", "runtime-elsewhere", "kernel-elsewhere", "drawn", "blind"],
 )
-def test_what_must_fail_fails(bench: portability.Bench, outcome: str, said: str) -> None:
+def test_what_must_fail_fails(bench: portability.PortabilityModules, outcome: str, said: str) -> None:
     with pytest.raises(CheckFailure) as caught:
         list(portability.try_model(MODEL, bench))
     assert caught.value.outcome == outcome
@@ -308,7 +308,7 @@ def test_what_must_fail_fails(bench: portability.Bench, outcome: str, said: str)
 
 def test_one_model_that_breaks_hides_no_other() -> None:
     bench = replace(BENCH, exporter=Exporter(export_factor=3.0))
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(MeasuredFailure) as caught:
         portability.try_models((replace(MODEL, name="broken"), MODEL), bench)
     first, second = caught.value.detail.split("; ")
     assert first == "broken: RuntimeError: no kernel image is available"
@@ -320,7 +320,7 @@ def test_one_model_that_breaks_hides_no_other() -> None:
 
 def test_what_fails_alike_is_told_once() -> None:
     bench = replace(BENCH, exporter=Exporter(lost="gpu"), devices=("gpu",))
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(MeasuredFailure) as caught:
         portability.try_models((MODEL, replace(MODEL, name="other")), bench)
     assert caught.value.detail.startswith("double, other: torch ")
 
