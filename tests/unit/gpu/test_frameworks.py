@@ -169,8 +169,8 @@ def test_cuda_by_file_names() -> None:
         (
             ["torch==2.3.1"],  # what a broken install or a slimmed image left
             ["torch.cuda=12.1"],
-            "torch 2.3.1 was built for CUDA 12.1, but its libraries with code for GPUs are not here: "
-            "install it anew",
+            "torch 2.3.1 was built for CUDA 12.1, but its libraries with code for GPUs are missing: "
+            "install it again",
         ),
         (
             ["torch==99.0+cpu"],  # no table knows it

@@ -369,7 +369,7 @@ def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
         check_files(job, QuietProgress())
     assert caught.value.code == "sif-missing"
     assert name in caught.value.message
-    assert caught.value.hint.endswith(name)
+    assert name in caught.value.hint
     assert resolve(catalog, own=True).fetch == f"imagefactory image export {NAME} --format sif"
     (here / name).write_bytes(b"another")
     with fails("sif-mismatch", message=name):

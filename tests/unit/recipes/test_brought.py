@@ -523,7 +523,7 @@ CONTAINERS = (
         shape="an image whose tag names a month: the person says the rest",
         file="Dockerfile",
         text="FROM nvcr.io/nvidia/pytorch:24.05-py3\nRUN pip install einops\n",
-        said=("it holds NVIDIA's own build of the framework", "does not set the version"),
+        said=("it contains NVIDIA's build of the framework", "does not set the version"),
         code=2,
     ),
     Case(

@@ -186,7 +186,7 @@ def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str
         ("RUN apt-get purge -y git", "'apt-get purge -y git' is not run"),
         ("RUN <<EOF\n#!/usr/bin/env python\nprint()\nEOF", "is not run"),
         ("COPY <<EOF /etc/x\na\nEOF", "COPY '<<EOF /etc/x' writes a file"),
-        ("COPY --from=ghcr.io/x/tool:1 /tool /bin/", "what that image holds is not known"),
+        ("COPY --from=ghcr.io/x/tool:1 /tool /bin/", "the content of that image is unknown"),
         ("ONBUILD RUN pip install a", "ONBUILD 'RUN pip install a'"),
         ("STOPSIGNAL SIGINT", "STOPSIGNAL 'SIGINT'"),
         ("FOO bar", "2:1: 'FOO bar' is not read"),

@@ -141,7 +141,7 @@ def test_the_reach_of_a_good_script() -> None:
     assert rules(checked) == [("narrow", 3, 9)]
     assert "4 GPUs (8.0)" in told(checked, "narrow")
     assert "the script: 1 job of pytorch-2.3-cu121, each can get 2 of 9 GPUs" in format_check(checked)
-    assert check_json(checked)["findings"][0]["column"] == 9  # type: ignore[index]
+    assert check_json(checked, "slurm", "", [])["findings"][0]["column"] == 9  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -406,4 +406,4 @@ def test_any_script_is_judged_and_told(text: str) -> None:
         lines = script.count("\n") + 1
         assert all(1 <= one.line <= lines for one in checked.all_findings)
         assert format_check(checked)
-        assert check_json(checked)
+        assert check_json(checked, "slurm", "", [])

@@ -604,7 +604,7 @@ def test_text_and_json() -> None:
     assert (told["failed"], [one["matching"] for one in told["queues"]]) == (False, [7, 6])
     unknown = check_json(check(text, inventory=None), "chtc", "", [])
     assert unknown["queues"][0]["matching"] is None  # type: ignore[index]
-    assert "no inventory" in format_check(check(text, inventory=None))
+    assert "without an inventory" in format_check(check(text, inventory=None))
 
 
 # --- expressions ---------------------------------------------------------------------------------

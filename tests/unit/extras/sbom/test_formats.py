@@ -113,7 +113,7 @@ def test_cyclonedx_is_valid_and_says_what_is_not_known(bill: BillOfMaterials) ->
     assert {"license": {"id": "MIT"}} in parts["idna"]["licenses"]
     assert {"license": {"name": "BSD License"}} in parts["idna"]["licenses"]
     assert parts["base-files"]["properties"] == [
-        {"name": "imagefactory:license", "value": "NOASSERTION: the package is not at hand"}
+        {"name": "imagefactory:license", "value": "NOASSERTION: the package is not available"}
     ]
     assert parts["base-files"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
 

@@ -142,7 +142,7 @@ def cut_archive(job: Path) -> None:
 
 def other_suite(job: Path) -> None:
     data = (job / "suite.tar").read_bytes()
-    (job / "suite.tar").write_bytes(data.replace(b"Starts the GPU suite", b"Starts another suite"))
+    (job / "suite.tar").write_bytes(data.replace(b"Start the GPU suite", b"Start another one!!"))
 
 
 def no_kit(job: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_file_that_gives_no_models(tmp_path: Path, text: str, said: str) -> No
         ("3", "models()[0] is a int: write a dict with name, model, sample"),
         ("{}", "has no 'name'"),
         ("{'nam': 1}", "has 'nam', which means nothing: it may have name"),
-        (GOOD.replace("'net'", "'../net'"), "'../net' is no name"),
+        (GOOD.replace("'net'", "'../net'"), "'../net' is not a valid name"),
         (GOOD.replace("abs", "3"), "model is of type int: give a torch.nn.Module"),
         (GOOD.replace("zeros(2, 3)", "[1]"), "'x' is a list: write a NumPy array"),
         (GOOD.replace("'x'", "'x y'"), "'x y' is not the name of an input"),

@@ -33,7 +33,7 @@ def make_context(**changes: Any) -> GpuContext:
 @pytest.mark.parametrize("check", table.PARTS["several"])
 def test_the_part_is_pytorchs_on_nvidias_gpus(check: str) -> None:
     assert table.not_applicable("torch", check, {"torch": "2.3.1"}) == ""
-    assert "PyTorch alone" in table.not_applicable("jax", check, {"jax": "0.4"})
+    assert "only PyTorch" in table.not_applicable("jax", check, {"jax": "0.4"})
     assert "RCCL" in table.not_applicable("torch", check, {"torch": "2.9.1+rocm6.4"})
     assert "no framework" in table.not_applicable("other", check, {})
     assert table.checks_of("several") == (*table.PARTS["driver"], *table.PARTS["several"])
