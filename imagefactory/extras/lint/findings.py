@@ -228,7 +228,7 @@ def _row(row: ReachableGpus) -> tuple[str, ...]:
     return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
 
 
-class FindingRow(TypedDict):
+class JobFindingRow(TypedDict):
     line: int
     column: int | None
     rule: str
@@ -237,7 +237,7 @@ class FindingRow(TypedDict):
     hint: str
 
 
-class MatchingGpusRow(TypedDict):
+class QueueGpusRow(TypedDict):
     """GPUs of one capability that the jobs can get."""
 
     capability: str
@@ -266,7 +266,7 @@ class QueueRow(TypedDict):
     matching: int | None
     total: int | None
     """The GPUs of the pool."""
-    gpus: list[MatchingGpusRow]
+    gpus: list[QueueGpusRow]
     excluded: list[ExcludedGpusRow]
 
 
@@ -278,7 +278,7 @@ class JobCheckDocument(TypedDict):
     site: str
     failed: bool
     """Whether a finding is an error."""
-    findings: list[FindingRow]
+    findings: list[JobFindingRow]
     queues: list[QueueRow]
     diff: str
     """What --fix changed; empty for nothing."""
@@ -294,7 +294,7 @@ def check_json(
         site=site,
         failed=checked.wrong,
         findings=[
-            FindingRow(
+            JobFindingRow(
                 line=finding.line,
                 column=finding.column or None,
                 rule=finding.rule,
@@ -313,7 +313,7 @@ def check_json(
                 matching=jobs.gpus if jobs.known else None,
                 total=jobs.total if jobs.known else None,
                 gpus=[
-                    MatchingGpusRow(
+                    QueueGpusRow(
                         capability=row.capability,
                         total=row.gpus,
                         free=row.free,
