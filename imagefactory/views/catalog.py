@@ -209,7 +209,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
-        lines.append(f"and {len(usable) - MOST} more: say it with more words")
+        lines.append(f"and {len(usable) - MOST} more: add words to narrow the search")
     for match in finding.matches[:MOST]:
         lines += [
             f"{match.candidate.name} {row.where}: {row.summary}"
@@ -226,7 +226,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
-        lines.append("* some of these machines may refuse such jobs: what they take is not told")
+        lines.append("* some of these machines may reject such jobs, because their rules are unknown")
     return "\n".join(lines).rstrip()
 
 

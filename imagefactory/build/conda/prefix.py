@@ -40,7 +40,7 @@ from imagefactory.build.wheel_layer import (
     InstallPrefix,
     PackageMismatchError,
 )
-from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
+from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint, os_reason
 from imagefactory.fs import Removal, entries_of, explain_full_disk, remove_inside
 from imagefactory.model import LockedCondaPackage
 from imagefactory.oci.layers import TarSegment
@@ -402,7 +402,7 @@ def _compile(
         data = read_file(source.parent, source.name, TEXT)
     except OSError as error:
         raise BuildError(
-            "bytecode-failed", f"/{top}/{inside} cannot be compiled: {error.strerror}"
+            "bytecode-failed", f"/{top}/{inside} cannot be compiled: {os_reason(error)}"
         ) from error
     pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
