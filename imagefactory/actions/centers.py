@@ -1,11 +1,11 @@
-"""The centers that a user joined: that of the setting `catalogue`, and those in files of their own.
+"""Read the centers that a user joined: the one of the setting `catalog`, and those in their own files.
 
-    ~/.config/imagefactory/centers/NAME.toml      catalogue, site, sif-folder, [[trust]] of one more center
+    ~/.config/imagefactory/centers/NAME.toml      catalog, site, sif-folder, [[trust]] of one more center
 
     centers_of(settings) -> JoinedCenter... -> read_centers() -> CenterCatalogs -> find_center_image(NAME)
 
-The keys of a center vouch only for its own images. If several are joined, an image is CENTER/TARGET. A center
-that cannot be read hides no other.
+The keys of a center vouch only for its own images. With several centers an image is CENTER/TARGET. A center
+that cannot be read does not hide the others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from imagefactory.trust.offers import find_image, select_images, verify_offer
 from imagefactory.trust.policy import TrustRules, list_keys, read_trust
 
 _NO_CENTER = ("", SITES[0], SLURM, KUBERNETES)
-"""Sites that many centers have."""
+"""Sites of many centers, which therefore cannot name one center."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedCenter:
     """A joined center: its own settings, and the keys that vouch for its images.
 
-    `several`: it is not the only one, so the names of its images begin with its own.
+    `several` is true if other centers are joined too. Then image names begin with the name of the center.
     """
 
     name: str
@@ -45,21 +45,17 @@ class JoinedCenter:
 
     @property
     def place(self) -> str:
-        return self.settings.catalogue.value or self.settings.registry.value
+        return self.settings.catalog.value or self.settings.registry.value
 
     @property
     def prefix(self) -> str:
-        """How the names of its images begin, empty if there is no other center."""
+        """The beginning of its image names, empty if there is no other center."""
         return f"{self.name}/" if self.several else ""
 
     def answers(self, time: datetime) -> str:
-        """Return the source of an answer by a catalog of that time."""
+        """Return the source of an answer from a catalog of this `time`."""
         of = f"of {self.name}: " if self.several else "of "
         return f"images {of}the catalog {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
-
-    def json_of(self, target: str) -> dict[str, str]:
-        """Return the further keys of an image in JSON, if there are several centers."""
-        return {"center": self.name, "name": f"{self.prefix}{target}"} if self.several else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +63,23 @@ class CenterCatalog:
     """A center with its catalog."""
 
     center: JoinedCenter
-    catalogue: Catalog
+    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterCatalogs:
-    """The catalogs that could be read, at least one; `lacking` are the other centers with the error."""
+    """The catalogs that could be read, at least one. `lacking` are the other centers with their errors."""
 
     open: tuple[CenterCatalog, ...]
     lacking: tuple[tuple[JoinedCenter, ImagefactoryError], ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to print before the answer: which catalog is not the current one, and which is missing."""
+        """Lines to print before the answer: outdated and missing catalogs."""
         notes = [
             f"{row.center.name}: {note}" if row.center.several else note
             for row in self.open
-            for note in row.catalogue.notes
+            for note in row.catalog.notes
         ]
         notes += [
             f"images of {center.name} are skipped: {why.message}" + (f" ({why.hint})" if why.hint else "")
@@ -92,9 +88,10 @@ class CenterCatalogs:
         return tuple(notes)
 
     def candidates(self, name: str) -> tuple[str, tuple[CenterCatalog, ...]]:
-        """Return the name of a target without its center, and the catalogs that may have it.
+        """Return the target name without its center, and the catalogs that may have the target.
 
-        Raises NothingSelectedError for a center that is not joined, else the error of a named one.
+        Raises NothingSelectedError for a center that is not joined, or the error of a center that cannot be
+        read.
         """
         errors = {center.name: error for center, error in self.lacking}
         centers = [*(row.center for row in self.open), *(center for center, _ in self.lacking)]
@@ -104,22 +101,22 @@ class CenterCatalogs:
         return target, tuple(row for row in self.open if center in ("", row.center.name))
 
 
-def center_name(name: str, site: str, catalogue: str) -> str:
-    """Return the name of a center: its `name`, else its site, else one made of its catalog's place."""
+def center_name(name: str, site: str, catalog: str) -> str:
+    """Return the name of a center: `name`, else its site, else a name made from the place of its catalog."""
     if name or site not in _NO_CENTER:
         return name or site
-    place = catalogue.rpartition("/")[2].partition(".")[0] if catalogue.startswith("/") else catalogue
+    place = catalog.rpartition("/")[2].partition(".")[0] if catalog.startswith("/") else catalog
     host = re.sub(":[^/]*$", "", place).partition("/")[0].lower()
     short = re.sub("[^a-z0-9]+", "-", host).strip("-")[:32]
     return short if CENTER.fullmatch(short) else "center"
 
 
 def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
-    """Return the centers whose images count here; a project, with its own images, is the only one.
+    """Return the centers whose images can be used. A project uses only its own images.
 
-    Raises UsageError for a file of a center that cannot be used, and for two of one name.
+    Raises UsageError for an invalid file of a center, and for two centers with one name.
     """
-    main, own = settings.catalogue.value or settings.registry.value, is_project(settings)
+    main, own = settings.catalog.value or settings.registry.value, is_project(settings)
     files = () if own else settings.centers
     rows = []
     if own or main or not files:
@@ -162,42 +159,41 @@ def names_center(text: str, settings: Settings) -> bool:
 def read_centers(
     settings: Settings, environ: Mapping[str, str], now: datetime, names: Sequence[str] = (), only: str = ""
 ) -> CenterCatalogs:
-    """Return the catalogs of all centers, or only of those that `names` begin with, if all of them do.
+    """Return the catalogs of all centers, or only of the centers in `names` if each name has one.
 
-    `only` is the single target of a project's own catalog. Raises as `read_catalog` if no catalog can be
-    read.
+    `only` limits a project's own catalog to one target. Raises as `read_catalog` if no catalog can be read.
     """
     centers = centers_of(settings)
     if len(centers) == 1:
-        catalogue = read_catalog(centers[0].settings, environ, now, only)
-        return CenterCatalogs(open=(CenterCatalog(center=centers[0], catalogue=catalogue),))
+        catalog = read_catalog(centers[0].settings, environ, now, only)
+        return CenterCatalogs(open=(CenterCatalog(center=centers[0], catalog=catalog),))
     selected = {split_name(name, centers)[0] for name in names}
     catalogs, faults = [], []
     for center in centers:
         if selected and "" not in selected and center.name not in selected:
             continue
         try:
-            catalogue = read_catalog(center.settings, environ, now, hurried=True)
+            catalog = read_catalog(center.settings, environ, now, hurried=True)
         except ImagefactoryError as error:
             faults.append((center, error))
         else:
-            catalogs.append(CenterCatalog(center=center, catalogue=catalogue))
+            catalogs.append(CenterCatalog(center=center, catalog=catalog))
     if not catalogs:
         raise faults[0][1]
     return CenterCatalogs(open=tuple(catalogs), lacking=tuple(faults))
 
 
 def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog, CatalogImage]:
-    """Return the image of a name, with or without its center.
+    """Return the image with this name, with or without its center.
 
-    Raises NothingSelectedError if no center has it, UsageError if several have, or one has several.
+    Raises NothingSelectedError if no center has the image, UsageError if the name matches several images.
     """
     target, catalogs = opened.candidates(name)
-    exact = [row for row in catalogs if any(image.target == target for image in row.catalogue.images)]
+    exact = [row for row in catalogs if any(image.target == target for image in row.catalog.images)]
     matches, faults = [], []
     for row in exact or catalogs:
         try:
-            matches.append((row, find_image(row.catalogue, target)))
+            matches.append((row, find_image(row.catalog, target)))
         except NothingSelectedError as error:
             faults.append(error)
     if not matches:
@@ -215,7 +211,7 @@ def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog,
 def _select_images(
     opened: CenterCatalogs, names: Sequence[str]
 ) -> tuple[tuple[CenterCatalog, tuple[CatalogImage, ...]], ...]:
-    """Return the images of `names` by center, all if there are none. A name may match several centers.
+    """Return the images of `names` by center, all without names. A name may match several centers.
 
     Raises NothingSelectedError for a name that no center has.
     """
@@ -224,7 +220,7 @@ def _select_images(
         faults = []
         for row in catalogs:
             try:
-                images = select_images(row.catalogue, (target,))
+                images = select_images(row.catalog, (target,))
             except NothingSelectedError as error:
                 faults.append(error)
             else:
@@ -236,7 +232,7 @@ def _select_images(
             row,
             tuple(
                 image
-                for image in row.catalogue.images
+                for image in row.catalog.images
                 if not names or image.target in selected[row.center.name]
             ),
         )
@@ -245,28 +241,28 @@ def _select_images(
 
 
 def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) -> list[dict[str, Any]]:
-    """Return each center as JSON, with its keys and the age of its catalog, or why that cannot be read."""
+    """Return each center as JSON, with its keys and the age of its catalog or the reason for no catalog."""
     rows = []
     for center in centers_of(settings):
         if not center.place:
             continue
-        catalogue: Catalog | None = None
+        catalog: Catalog | None = None
         error = ""
         try:
-            catalogue = read_catalog(center.settings, environ, now, hurried=True)
+            catalog = read_catalog(center.settings, environ, now, hurried=True)
         except ImagefactoryError as fault:
             error = fault.message
         rows.append(
             {
                 "name": center.name,
                 "site": center.settings.site.value,
-                "catalogue": center.place,
-                "file": center.settings.catalogue.origin,
-                "made": format_time(catalogue.made) if catalogue else None,
-                "expires": format_time(catalogue.expires) if catalogue else None,
-                "source": catalogue.source.value if catalogue else None,
-                "age": age_of(catalogue, now) if catalogue else None,
-                "images": len(catalogue.images) if catalogue else None,
+                "catalog": center.place,
+                "file": center.settings.catalog.origin,
+                "made": format_time(catalog.made) if catalog else None,
+                "expires": format_time(catalog.expires) if catalog else None,
+                "source": catalog.source.value if catalog else None,
+                "age": age_of(catalog, now) if catalog else None,
+                "images": len(catalog.images) if catalog else None,
                 "error": error,
                 "keys": list_keys(center.trust, (), now),
             }
@@ -275,14 +271,14 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
 
 
 def merge_centers(opened: CenterCatalogs) -> Catalog:
-    """Return all images in one catalog, to look up images by digest; it has no signature to verify."""
-    catalogues = [row.catalogue for row in opened.open]
-    if len(catalogues) == 1:
-        return catalogues[0]
+    """Return all images in one catalog, to look up images by digest. This catalog has no signature."""
+    catalogs = [row.catalog for row in opened.open]
+    if len(catalogs) == 1:
+        return catalogs[0]
     return Catalog(
-        made=min(catalogue.made for catalogue in catalogues),
-        expires=min(catalogue.expires for catalogue in catalogues),
-        images=tuple(image for catalogue in catalogues for image in catalogue.images),
+        made=min(catalog.made for catalog in catalogs),
+        expires=min(catalog.expires for catalog in catalogs),
+        images=tuple(image for catalog in catalogs for image in catalog.images),
     )
 
 
@@ -296,8 +292,8 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[JoinedCenter,
         first, joined = centers[0].name, ", ".join(row.name for row in centers)
         raise UsageError(
             "center-ambiguous",
-            f"this command shows the images of one center, and you joined several: {joined}",
-            hint=f"name images of one center: '{first}/*'",
+            f"this command shows the images of one center, and you joined {joined}",
+            hint=f"choose a center: '{first}/*'",
         )
     return center, tuple(name for _, name in split)
 
@@ -307,13 +303,13 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[JoinedCenter,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterImages:
-    """Images of a center's catalog, verified by the reader's trust in it, `now`.
+    """Images of a center's catalog, verified at the time `now` with the reader's trust in that center.
 
-    `notes` are those of all catalogs.
+    `notes` are the notes of all catalogs.
     """
 
     center: JoinedCenter
-    catalogue: Catalog
+    catalog: Catalog
     offers: tuple[ImageOffer, ...]
     now: datetime
     notes: tuple[str, ...] = ()
@@ -324,8 +320,8 @@ class CenterImages:
 
     @property
     def source(self) -> str:
-        """The source of the answer."""
-        return self.center.answers(self.catalogue.made)
+        """The source of the images, for answers."""
+        return self.center.answers(self.catalog.made)
 
     def name_of(self, image: CatalogImage) -> str:
         """Return the name of the image, with its center if there are several."""
@@ -335,7 +331,7 @@ class CenterImages:
 def read_center_images(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime
 ) -> tuple[CenterImages, ...]:
-    """Return the images of `names`, all if there are none, by center. At least one row.
+    """Return the images of `names` by center, all without names. At least one row.
 
     Raises as `read_centers`, and NothingSelectedError for a name that no center has.
     """
@@ -345,7 +341,7 @@ def read_center_images(
 
 
 def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> CenterImages:
-    """Return the one image of a name. Raises UsageError if there are several."""
+    """Return the only image with this name. Raises UsageError if there are several."""
     opened = read_centers(settings, environ, now, (name,))
     row, image = find_center_image(opened, name)
     return _verify_images(row, (image,), now, opened.notes)
@@ -354,8 +350,8 @@ def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: d
 def _verify_images(
     row: CenterCatalog, images: Sequence[CatalogImage], now: datetime, notes: tuple[str, ...]
 ) -> CenterImages:
-    offers = tuple(verify_offer(row.catalogue, image, row.center.trust, now) for image in images)
-    return CenterImages(center=row.center, catalogue=row.catalogue, offers=offers, now=now, notes=notes)
+    offers = tuple(verify_offer(row.catalog, image, row.center.trust, now) for image in images)
+    return CenterImages(center=row.center, catalog=row.catalog, offers=offers, now=now, notes=notes)
 
 
 def verdicts_on(offer: ImageOffer) -> tuple[VerdictSet, ...]:

@@ -1,4 +1,4 @@
-"""Report what this machine and these settings lack to build, submit, verify or run a site."""
+"""Report what this machine and these settings lack to build images, run jobs, verify images or run a site."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _MACHINE = (
     "store",
     "GPU",
 )
-"""The findings for building that also count for verifying on this machine."""
+"""Names of the checks for building that are also useful for verifying on this machine."""
 
 
 def examine_for(
     purpose: str, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> tuple[tuple[Diagnosis, ...], bool]:
-    """Return the findings for a purpose, and whether nothing is missing."""
+    """Return the checks for a purpose, and whether nothing is missing."""
     project = _untrusted(settings)
     if purpose == "build":
         findings = (*project, *examine_machine(settings, environ=environ))
@@ -52,7 +52,7 @@ def examine_for(
     if purpose == "site":
         findings = project or examine_site(settings, environ, now)
     elif purpose == "job":
-        findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalogue=True)))
+        findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalog=True)))
     else:
         programs = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
@@ -63,13 +63,13 @@ def examine_for(
         )
         findings = (
             *project,
-            *diagnose_verify(_check_center(settings, environ, now, catalogue=False), machine),
+            *diagnose_verify(_check_center(settings, environ, now, catalog=False), machine),
         )
     return findings, is_working(findings)
 
 
 def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
-    """Report settings of an untrusted project: its registry and keys do not count."""
+    """Report the settings of an untrusted project: its registry and keys are ignored."""
     if not settings.untrusted:
         return ()
     names = ", ".join(setting.name for setting in settings.untrusted)
@@ -84,9 +84,9 @@ def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
 
 
 def _check_center(
-    settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool
+    settings: Settings, environ: Mapping[str, str], now: datetime, *, catalog: bool
 ) -> UsageFacts:
-    centers = centers_of(settings) if catalogue else ()
+    centers = centers_of(settings) if catalog else ()
     several = centers if len(centers) > 1 else ()
     center = centers[0] if centers and not several else None
     facts = _check_settings(center, center.settings if center else settings, environ, now)
@@ -105,7 +105,7 @@ def _check_center(
 def _check_settings(
     center: JoinedCenter | None, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> UsageFacts:
-    """Check the settings of a center; without a center the catalog is not read."""
+    """Check the settings of a center. Without a center the catalog is not read."""
     trust = center.trust if center else read_trust(settings.files)
     facts = UsageFacts(
         now=now,
@@ -119,25 +119,25 @@ def _check_settings(
     if not center or not (facts.own or center.place):
         return facts
     try:
-        catalogue = read_catalog(settings, environ, now, hurried=center.several)
+        catalog = read_catalog(settings, environ, now, hurried=center.several)
     except ImagefactoryError as error:
-        probe = ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint)
-        return replace(facts, catalogue=probe)
-    offers = [verify_offer(catalogue, image, trust, now) for image in catalogue.images]
+        probe = ProbeResult(name="catalog", refusal=error.message, remedy=error.hint)
+        return replace(facts, catalog=probe)
+    offers = [verify_offer(catalog, image, trust, now) for image in catalog.images]
     forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
     where = center.place or str(settings.root_path)
-    summary = f"{where}, made {catalogue.made:%Y-%m-%d}, holds until {catalogue.expires:%Y-%m-%d}"
+    summary = f"{where}, made {catalog.made:%Y-%m-%d}, holds until {catalog.expires:%Y-%m-%d}"
     return replace(
         facts,
-        catalogue=ProbeResult(name="catalogue", answer=summary),
-        catalogue_notes=catalogue.notes,
+        catalog=ProbeResult(name="catalog", answer=summary),
+        catalog_notes=catalog.notes,
         images=len(offers),
         verified=sum(any(verified_evidence(judged).verified for judged in rows) for rows in forms),
     )
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
-    """Return None if there are no commands of a pool."""
+    """Return the pool of this machine, None if there are no commands of a pool."""
     if not (name := local_pool(environ)):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Checks of a center's site for `doctor --for site`, in the order of the setup in the docs.
+"""Check the site of a center for `doctor --for site`, in the order of the setup in the docs.
 
-The checks change nothing here or in the registry. They start only commands of the pool and `crontab -l`. A
-registry that hangs is skipped after some seconds, with all checks that need it.
+The checks change nothing on this machine or in the registry. They start only commands of the pool and
+`crontab -l`. If a registry does not answer within seconds, all checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEY_SOON, CATALOG_EXPIRY_WARNING = timedelta(days=30), timedelta(days=7)
 def examine_site(
     settings: Settings, environ: Mapping[str, str], now: datetime, root: Path = Path("/")
 ) -> tuple[Diagnosis, ...]:
-    """Return the checks of a site; files of this machine are read below `root`."""
+    """Return the checks of a site. Files of this machine are read below `root`."""
     access = Access(settings=settings, environ=environ)
     examine_nightly = load_extra("nightly.units:examine_nightly")
     site = _SiteCheck(access=access, trust=read_trust(settings.files), now=now, root=root)
@@ -72,7 +72,7 @@ def examine_site(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RegistryCheck:
-    """The checks of a registry, and of the catalog in it. `catalog_time`: when the catalog was created."""
+    """The checks of a registry, and of its catalog, which was created at `catalog_time`."""
 
     lines: tuple[Diagnosis, ...]
     published: tuple[Diagnosis, ...]
@@ -110,7 +110,7 @@ class _SiteCheck:
         if not os.access(directory, os.W_OK):
             yield broken("store", f"{detail}, not writable", 'store = "DIR" in imagefactory.toml')
         elif free < STORE_BYTES:
-            yield warn("store", f"{detail}, less than an image takes", "imagefactory image prune")
+            yield warn("store", f"{detail}, less than an image needs", "imagefactory image prune")
         else:
             yield good("store", detail if (path / "oci-layout").exists() else f"{detail}; it is empty")
 
@@ -143,7 +143,7 @@ class _SiteCheck:
             remedy = f"imagefactory key trust {key.name}"
             yield missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
         elif self.now < trusted.since:
-            detail = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
+            detail = f"'{key.name}' is not trusted before {trusted.since:%Y-%m-%d}"
             yield broken("signing key", detail, "set its `from` in imagefactory.toml")
         elif trusted.until - self.now < KEY_SOON:
             detail = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
@@ -217,8 +217,8 @@ class _SiteCheck:
             none = (
                 missing("registry", "none is set, so nothing is pushed and no nightly run starts", remedy),
             )
-            if settings.catalogue.value.startswith("/"):
-                return self._published(Path(settings.catalogue.value), none)
+            if settings.catalog.value.startswith("/"):
+                return self._published(Path(settings.catalog.value), none)
             return _RegistryCheck(lines=none, published=tuple(_unknown_rows(missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
@@ -245,31 +245,31 @@ class _SiteCheck:
         try:
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
-            line = broken("catalogue", error.message, error.hint)
+            line = broken("catalog", error.message, error.hint)
             return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
         created = None
         if current is None:
-            line = missing("catalogue", f"none at {where}", "imagefactory site publish")
-        elif current.catalogue is None:
-            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
+            line = missing("catalog", f"none at {where}", "imagefactory site publish")
+        elif current.catalog is None:
+            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "no key"
             detail = f"{current.where} is signed by {whose}, so your readers reject it"
-            line = broken("catalogue", detail, "imagefactory site publish")
+            line = broken("catalog", detail, "imagefactory site publish")
         else:
-            created, expires = current.catalogue.made, current.catalogue.expires
+            created, expires = current.catalog.made, current.catalog.expires
             name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
             detail = (
                 f"{current.where}, signed by '{name}' on {created:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
             )
             if expires <= self.now:
-                line = broken("catalogue", f"{detail}: it expired", "imagefactory site publish")
+                line = broken("catalog", f"{detail}: it expired", "imagefactory site publish")
             elif expires - self.now < CATALOG_EXPIRY_WARNING:
-                line = warn("catalogue", f"{detail}, which is soon", "imagefactory site publish")
+                line = warn("catalog", f"{detail}, which is soon", "imagefactory site publish")
             elif (
                 own := self._own_key()
             ) and own.keyid != current.keyid:  # only one of two facilitators signs it
-                line = good("catalogue", f"{detail}; the key here, '{own.name}', cannot sign it")
+                line = good("catalog", f"{detail}; the key here, '{own.name}', cannot sign it")
             else:
-                line = good("catalogue", detail)
+                line = good("catalog", detail)
         return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), catalog_time=created)
 
     def _own_key(self) -> SigningKey | None:
@@ -279,7 +279,7 @@ class _SiteCheck:
             return None  # the check of the signing key reports it
 
     def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
-        """Check the invitation next to the catalog, or the local one for a catalog in a file."""
+        """Check the invitation next to the catalog, or the local invitation for a catalog in a file."""
         push = "imagefactory site invite --push"
         try:
             if isinstance(where, StoreRepository):
@@ -300,23 +300,23 @@ class _SiteCheck:
         trusted = {key.keyid for key in self.trust.keys if key.since <= self.now < key.until}
         named = {grant.key.keyid for grant in invited.keys}
         if not trusted & named:
-            return broken("invitation", f"{name} names no key that is trusted here now", push)
+            return broken("invitation", f"{name} has no key that this project trusts now", push)
         own = self._own_key()
         if own and own.keyid not in named:
             return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
-        return good("invitation", f"{name}, for {invited.catalogue}")
+        return good("invitation", f"{name}, for {invited.catalog}")
 
     def mirrors(self, created: datetime | None) -> Iterator[Diagnosis]:
-        mirrors = listed(self.settings.catalogue_mirrors.value)
+        mirrors = listed(self.settings.catalog_mirrors.value)
         if not mirrors:
-            detail = "none: while the registry is down, readers have only the copies that they keep"
-            yield warn("mirrors", detail, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
+            detail = "none: while the registry is down, readers have only their cached copies"
+            yield warn("mirrors", detail, 'catalog-mirrors = "HOST/PATH" in imagefactory.toml')
             return
         with ThreadPoolExecutor(len(mirrors)) as threads:
             yield from threads.map(lambda mirror: self._mirror(mirror, created), mirrors)
 
     def _mirror(self, mirror: str, created: datetime | None) -> Diagnosis:
-        copy = "imagefactory image copy REGISTRY/catalogue:current MIRROR/catalogue:current"
+        copy = "imagefactory image copy REGISTRY/catalog:current MIRROR/catalog:current"
         where: StoreRepository | Path = Path(mirror)
         try:
             if not mirror.startswith("/"):
@@ -326,10 +326,10 @@ class _SiteCheck:
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
-        if current is None or current.catalogue is None:
-            return broken("mirrors", f"{mirror} has no catalog that a trusted key signed", copy)
-        if created and current.catalogue.made < created:
-            detail = f"{mirror} has an older catalog, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
+        if current is None or current.catalog is None:
+            return broken("mirrors", f"{mirror} has no catalog signed by a trusted key", copy)
+        if created and current.catalog.made < created:
+            detail = f"{mirror} has an older catalog, of {current.catalog.made:%Y-%m-%d %H:%M} UTC"
             return warn("mirrors", detail, copy)
         return good("mirrors", mirror)
 
@@ -346,12 +346,12 @@ def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
 
 
 def _unknown_rows(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
-    for name in ("catalogue", "invitation"):
+    for name in ("catalog", "invitation"):
         yield say(name, f"not known: {why}", "see registry")
 
 
 def read_small(path: Path) -> str:
-    """Return the text of a small file, empty if it is unreadable or not a regular file such as a pipe."""
+    """Return the text of a small file, empty if it is unreadable or not a regular file (such as a pipe)."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -371,7 +371,7 @@ def warn(name: str, detail: str, remedy: str) -> Diagnosis:
 
 
 def missing(name: str, detail: str, remedy: str) -> Diagnosis:
-    """Return the check of something that is not set up."""
+    """Return the check for something that is not set up."""
     return Diagnosis(name=name, state=Health.MISSING, detail=detail, remedy=remedy, needed_for="site")
 
 

@@ -1,8 +1,8 @@
-"""Publish a catalog, or an earlier one again. It never silently replaces a catalog of another key.
+"""Publish a catalog, or an earlier one again. Never silently replace a catalog of another key.
 
     read_current(place) -> check_signer() -> prepare_catalog() or roll_back() -> publish()
 
-The revocations of the last catalog stay in the next one.
+The next catalog includes the revocations of the last one.
 """
 
 from __future__ import annotations
@@ -82,27 +82,27 @@ JOIN_AGAIN = "--yes-everybody-must-join-again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCatalog:
-    """The current catalog of a place. `keyid` is empty if it names no key.
+    """The current catalog of a place. `keyid` is empty if the catalog names no key.
 
-    `catalogue` is None if no key that is trusted now signed it.
+    `catalog` is None if no trusted key signed it.
     """
 
     where: str
     keyid: str
-    catalogue: Catalog | None
+    catalog: Catalog | None
 
 
 def current_place(project: Project, registry: str) -> StoreRepository:
-    """Return the repository of the catalog, in the registry `registry` or that of the settings."""
+    """Return the repository of the catalog, in `registry` or in the registry of the settings."""
     host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     return StoreRepository(store=open_registry(project, host), repository=reference.repository)
 
 
 def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime) -> PublishedCatalog | None:
-    """Return the catalog that is there now, None if there is none.
+    """Return the current catalog, None if there is none.
 
-    Raises RegistryError if a registry does not answer, UsageError for a file that cannot be read.
+    Raises RegistryError if a registry does not answer, UsageError for an unreadable file.
     """
     name = str(where) if isinstance(where, Path) else f"{where}:{CURRENT}"
     data = _read(where)
@@ -110,22 +110,22 @@ def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime
 
 
 def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[PublishedCatalog, str]:
-    """Return a catalog by a key that is trusted now, even if it expired; else why it does not count."""
+    """Return a catalog that a trusted key signed, even if it expired, or the reason to reject it."""
     try:
         opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
     except StatementError as error:
-        return PublishedCatalog(where=name, keyid="", catalogue=None), error.message
+        return PublishedCatalog(where=name, keyid="", catalog=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
-    catalogue: Catalog | None = None
+    catalog: Catalog | None = None
     why = f"{opened.standing}, {opened.why}"
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
         late = out_of_period(opened.key, now)
         try:
-            catalogue = None if late else parse_catalog(opened.envelope.payload, name, keyid)
+            catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
             why = f"{late[0]}, {late[1]}" if late else ""
         except StatementError as error:  # of another version
             why = error.message
-    return PublishedCatalog(where=name, keyid=keyid, catalogue=catalogue), why
+    return PublishedCatalog(where=name, keyid=keyid, catalog=catalog), why
 
 
 def _read(where: StoreRepository | Path) -> bytes | None:
@@ -138,7 +138,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
         except OSError as error:  # its signer is unknown
             raise UsageError(
                 *os_problem("read", where, error),
-                hint="it would be replaced: make it readable, or write to another file",
+                hint="make this file readable, or write the catalog to another file",
             ) from error
     manifest = where.store.manifest(where.repository, CURRENT)
     if manifest is None:
@@ -151,7 +151,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
 
 
 def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: TrustRules, now: datetime) -> None:
-    """Raise CheckFailedError if another key signed the current catalog, unless that key is retired here."""
+    """Raise CheckFailedError if another key signed the current catalog and is not retired here."""
     if current is None or current.keyid in ("", key.keyid):
         return
     other = trust.key(current.keyid)
@@ -161,13 +161,13 @@ def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: Trust
     raise CheckFailedError(
         "catalog-other-key",
         f"{current.where} is signed by {whose}, and people who joined may trust only that key",
-        hint=f"sign with that key, or retire it (key rotate); to replace its catalog: {JOIN_AGAIN}, then "
-        "imagefactory site invite --push",
+        hint="sign with that key, or retire it (imagefactory key rotate). To replace this catalog: "
+        f"{JOIN_AGAIN}, then imagefactory site invite --push",
     )
 
 
 def publishing_key(project: Project, now: datetime) -> SigningKey:
-    """Return the key that signs. Raises CheckFailedError if this project trusts none of the local keys."""
+    """Return the signing key. Raises CheckFailedError if this project trusts none of the local keys."""
     key = signing_key(project, now)
     if key is None:
         raise CheckFailedError(
@@ -186,64 +186,65 @@ def prepare_catalog(
     result = build_catalog(project, request, progress)
     if project.faults and not request.named and (request.registry or project.settings.registry.value):
         result = with_former_families(project, result, request.registry, request.now)
-    former = current.catalogue if current else None
+    former = current.catalog if current else None
     return _with_previous_revocations(result, former, [name for name, _ in result.left_out])
 
 
 def _with_previous_revocations(
     result: CatalogResult, former: Catalog | None, dropped: Iterable[str]
 ) -> CatalogResult:
-    """Add the revocations of the last catalog, also of `dropped` targets.
+    """Add the revocations of the last catalog, also those of `dropped` targets.
 
-    A dropped image without any tag stays in the list without verdicts: its users learn why not to use it.
+    A dropped image without any tag stays in the catalog without verdicts, so that its users see the reason.
     """
     before = {image.target: image for image in former.images} if former else {}
     images = [
         replace(image, revoked=merge_revoked(image.revoked, before[image.target].revoked))
         if image.target in before
         else image
-        for image in result.catalogue.images
+        for image in result.catalog.images
     ]
     for image in (before[name] for name in dropped if name in before):
         revoked = merge_revoked(image.revoked, result.revoked.get(image.target, ()))
         if any(row.subject.manifest == image.subject.manifest for row in revoked):
             images.append(replace(image, envelopes=(), sifs=(), revoked=revoked))
-    return replace(result, catalogue=replace(result.catalogue, images=tuple(images)))
+    return replace(result, catalog=replace(result.catalog, images=tuple(images)))
 
 
 def publish(
     project: Project,
-    catalogue: Catalog,
+    catalog: Catalog,
     key: SigningKey,
     registry: str = "",
     *,
     output: Path | None = None,
     rollback: str = "",
 ) -> tuple[Catalog, tuple[str, ...]]:
-    """Sign a catalog and write it to `output` or a registry. Return it as signed, and the places.
+    """Sign a catalog, and write it to `output` or a registry. Return the signed catalog and its places.
 
-    It expires with its key at the latest. `rollback` says which earlier catalog it is.
+    It expires with its key at the latest. `rollback` is the name of the earlier catalog that is published
+    again.
     """
     trusted = read_trust(project.settings.files).key(key.keyid)
     if trusted:
-        catalogue = replace(catalogue, expires=min(catalogue.expires, trusted.until))
-    envelope = sign_catalog(catalogue, key)
+        catalog = replace(catalog, expires=min(catalog.expires, trusted.until))
+    envelope = sign_catalog(catalog, key)
     if output is not None:
         write_catalog(output, envelope)
         written: tuple[str, ...] = (str(output),)
     else:
         place = current_place(project, registry)
-        written = tuple(map(str, publish_catalog(place, envelope, catalogue.made)))
-        cache_published(project.settings, str(place), envelope, catalogue.made)
+        written = tuple(map(str, publish_catalog(place, envelope, catalog.made)))
+        cache_published(project.settings, str(place), envelope, catalog.made)
     act = AuditEntry(
         action=ROLLBACK if rollback else PUBLISH,
-        what=f"catalogue of {len(catalogue.images)} images",
+        what=f"catalog of {len(catalog.images)} images",
         where=written[-1],
         key=key.keyid,
         why=rollback,
     )
     log_acts(project, (act,))
-    return catalogue, written
+    return catalog, written
 
 
 def publish_again(
@@ -256,21 +257,21 @@ def publish_again(
 ) -> tuple[str, ...]:
     """Sign the catalog again in its place. Return the places, none if there never was a catalog.
 
-    `before` is what was there, if the caller has read it. Raises as `publish`.
+    `before` is the current catalog, if the caller has read it. Raises as `publish`.
     """
     trust = read_trust(project.settings.files)
     output: Path | None = None
     if not (registry or project.settings.registry.value):
-        if not project.settings.catalogue.value.startswith("/"):
+        if not project.settings.catalog.value.startswith("/"):
             return ()
-        output = Path(project.settings.catalogue.value)
+        output = Path(project.settings.catalog.value)
     current = read_current(output or current_place(project, registry), trust, now)
     if current is None:
         return ()
     check_signer(current, key, trust, now)
     request = CatalogRequest(targets=project.targets, now=now, registry=registry)
     result = prepare_catalog(project, request, before or current, progress)
-    return publish(project, result.catalogue, key, registry, output=output)[1]
+    return publish(project, result.catalog, key, registry, output=output)[1]
 
 
 # --- Rollback: what an earlier catalog offered, verified and signed again
@@ -282,7 +283,7 @@ def publish_again(
 
 PREVIOUS = "previous"
 MOST_OPENED = 60
-"""Catalogs to open in search of the previous one: anyone who may push can write many tags."""
+"""The most catalogs to open in search of the previous one: anyone who may push can write many tags."""
 _OWN = re.compile(r"([0-9]{8})-([0-9a-f]{12})")
 _Form = TypeVar("_Form", CatalogImage, CatalogSif)
 
@@ -292,12 +293,12 @@ class CatalogRevision:
     """An earlier published catalog, by the digest of its manifest."""
 
     digest: str
-    catalogue: Catalog
+    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogChange:
-    """A target whose image or verdicts differ: its digests now and then, and the numbers of verdicts."""
+    """A target whose image or verdicts differ: its digests now and then, and its numbers of verdicts."""
 
     target: str
     now: str
@@ -308,7 +309,7 @@ class CatalogChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
-    """The catalog that would replace the current one, and the changes."""
+    """The earlier catalog that would replace the current one, and the changes."""
 
     earlier: CatalogRevision
     made: CatalogResult
@@ -316,7 +317,7 @@ class RollbackPlan:
 
     @property
     def why(self) -> str:
-        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalogue.made)}"
+        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalog.made)}"
 
 
 def find_earlier(
@@ -328,8 +329,8 @@ def find_earlier(
 ) -> CatalogRevision:
     """Return the catalog of a tag, a digest or its first digits, or the PREVIOUS one.
 
-    Raises UsageError if none or several match, StatementError unless a key that is trusted now signed it:
-    with a retired key anyone who has it can write any date.
+    Raises UsageError unless exactly one matches, StatementError unless a trusted key signed it. A retired
+    key does not count, because anyone who has the key can write any date.
     """
     place, now = current_place(project, request.registry), request.now
     tags = [match for tag in place.store.tags(place.repository) if (match := _OWN.fullmatch(tag))]
@@ -351,7 +352,7 @@ def find_earlier(
         raise UsageError(
             "catalog-digest-mismatch",
             f"{place}:{names[0]} is {revision.digest}, not {name[:80]}",
-            hint="use its tag",
+            hint=f"use the tag {names[0]}",
         )
     return revision
 
@@ -363,10 +364,10 @@ def _find_previous(
     trust: TrustRules,
     now: datetime,
 ) -> CatalogRevision:
-    """Return the newest one from before the current one. A tag only counts on the day in its content."""
+    """Return the newest catalog before the current one. A tag counts only on the day in its content."""
     manifest = place.store.manifest(place.repository, CURRENT)
     digits = manifest[0].digest.removeprefix("sha256:") if manifest else ""
-    last = current.catalogue.made if current and current.catalogue else now
+    last = current.catalog.made if current and current.catalog else now
     days: dict[str, list[str]] = {}
     for tag in tags:
         if tag[1] <= f"{last:%Y%m%d}" and not digits.startswith(tag[2]):
@@ -379,22 +380,22 @@ def _find_previous(
                 raise RegistryError(
                     "catalog-search-limit",
                     f"{place} has more than {MOST_OPENED} catalogs that are not the previous one",
-                    hint="name it: --rollback DIGEST",
+                    hint="pass the catalog's digest: --rollback DIGEST",
                 )
             try:
                 revision = _open_catalog(place, name, trust, now)
             except StatementError as error:
                 faults.append(error.message)
                 continue
-            time, hexes = revision.catalogue.made, revision.digest.removeprefix("sha256:")
+            time, hexes = revision.catalog.made, revision.digest.removeprefix("sha256:")
             if name == f"{time:%Y%m%d}-{hexes[:12]}" and time < last:
                 revisions.append(revision)
         if revisions:
-            return max(revisions, key=lambda revision: revision.catalogue.made)
+            return max(revisions, key=lambda revision: revision.catalog.made)
     why = f": {faults[0]}" if faults else ""
     raise UsageError(
         "no-earlier-catalog",
-        f"{place} has no earlier catalog by a key that is trusted now{why}",
+        f"{place} has no earlier catalog that a trusted key signed{why}",
         hint="create one from the available images: imagefactory site publish",
     )
 
@@ -407,22 +408,22 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
         raise UsageError(
             "rollback-not-found",
             f"no catalog at {where}",
-            hint="see imagefactory site publish --rollback --dry-run",
+            hint="to see the newest valid one, run imagefactory site publish --rollback --dry-run",
         )
     try:
         layer = parse_layer(manifest[1], where)
     except RegistryError as error:
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     published, why = _open(b"".join(place.store.read(place.repository, layer)), where, trust, now)
-    catalogue, key = published.catalogue, trust.key(published.keyid)
-    late = out_of_period(key, catalogue.made) if catalogue and key else None
-    if catalogue is None or late:
+    catalog, key = published.catalog, trust.key(published.keyid)
+    late = out_of_period(key, catalog.made) if catalog and key else None
+    if catalog is None or late:
         raise StatementError(
             "catalog-rejected",
             f"{where} cannot be used: {f'{late[0]}, {late[1]}' if late else why}",
             hint="choose another: imagefactory site publish --rollback --dry-run shows the newest valid one",
         )
-    return CatalogRevision(digest=manifest[0].digest, catalogue=catalogue)
+    return CatalogRevision(digest=manifest[0].digest, catalog=catalog)
 
 
 def roll_back(
@@ -432,18 +433,18 @@ def roll_back(
     earlier: CatalogRevision,
     progress: Progress,
 ) -> RollbackPlan:
-    """Return an earlier catalog's images, as far as they count now. Raises RegistryError and StoreError.
+    """Return the images of an earlier catalog that are valid now. Raises RegistryError and StoreError.
 
-    Raises CheckFailedError if clients would take it for older than the current one, NothingSelectedError if
-    none of them counts.
+    Raises CheckFailedError if readers would reject it as older than the current one, NothingSelectedError if
+    no image is valid.
     """
     now = time.replace(microsecond=0)
-    former = current.catalogue if current else None
+    former = current.catalog if current else None
     if former and former.made >= now:
         raise CheckFailedError(
             "clock-before-catalog",
-            f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
-            hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
+            f"this machine's time {format_time(now)} is before the catalog's, {format_time(former.made)}",
+            hint="set this machine's clock: readers reject a catalog that is older than one they have seen",
         )
     policy = read_verification_policy(project, time)
     review = _ImageReview(project=project, policy=policy, revocations=_revocations_of(former))
@@ -454,7 +455,7 @@ def roll_back(
         progress.stage("checking the verdicts of the earlier catalog again"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="rollback") as pool,
     ):
-        before = earlier.catalogue.images
+        before = earlier.catalog.images
         for old, (image, lines) in zip(before, pool.map(review.verify_image, before), strict=True):
             if image:
                 images.append(
@@ -465,15 +466,15 @@ def roll_back(
         why = [f"{target}: {line}" for target, line in skipped] or ["it has no images"]
         raise NothingSelectedError(
             "catalog-nothing-valid",
-            f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
+            f"no image of the catalog {earlier.digest} is valid now: {'; '.join(why[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
-    catalogue = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
-    result = CatalogResult(catalogue=catalogue, left_out=tuple(skipped), revoked=known)
+    catalog = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
+    result = CatalogResult(catalog=catalog, left_out=tuple(skipped), revoked=known)
     targets = {image.target for image in images}
     dropped = [image.target for image in (former.images if former else ()) if image.target not in targets]
     result = _with_previous_revocations(result, former, dropped)
-    return RollbackPlan(earlier=earlier, made=result, changes=tuple(_changes(former, result.catalogue)))
+    return RollbackPlan(earlier=earlier, made=result, changes=tuple(_changes(former, result.catalog)))
 
 
 def _changes(now: Catalog | None, then: Catalog) -> Iterator[CatalogChange]:
@@ -493,17 +494,17 @@ def _changes(now: Catalog | None, then: Catalog) -> Iterator[CatalogChange]:
 
 
 def _compared_parts(image: CatalogImage | None) -> tuple[str, frozenset[str]]:
-    """Return the digest of an image and its verdicts, those of its .sif files too."""
+    """Return the digest of an image and its verdicts, including those of its .sif files."""
     if image is None or (image.revoked and not image.envelopes and not image.sifs):
         return "", frozenset()
     envelopes = (image.envelopes, *(sif.envelopes for sif in image.sifs))
     return image.subject.index, frozenset(digest for rows in envelopes for digest, _ in rows)
 
 
-def _revocations_of(catalogue: Catalog | None) -> Mapping[str, Mapping[str, bytes]]:
+def _revocations_of(catalog: Catalog | None) -> Mapping[str, Mapping[str, bytes]]:
     """Return the revocations in a catalog, by the manifest of their subject."""
     revocations: dict[str, dict[str, bytes]] = {}
-    for image in catalogue.images if catalogue else ():
+    for image in catalog.images if catalog else ():
         rows = [(image.subject, image.revocations), *((sif.subject, sif.revocations) for sif in image.sifs)]
         for subject, envelopes in rows:
             revocations.setdefault(subject.manifest, {}).update(envelopes)
@@ -512,14 +513,14 @@ def _revocations_of(catalogue: Catalog | None) -> Mapping[str, Mapping[str, byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ImageReview:
-    """A second verification of images. `revocations` are those of the current catalog."""
+    """Verifies images of an earlier catalog again. `revocations` are those of the current catalog."""
 
     project: Project
     policy: VerificationPolicy
     revocations: Mapping[str, Mapping[str, bytes]]
 
     def verify_image(self, image: CatalogImage) -> tuple[CatalogImage | None, list[str]]:
-        """Return the image with its valid statements, None if it is gone, and a line for each invalid one."""
+        """Return the image with its valid statements, None if it is gone; and a line for each invalid one."""
         lines: list[str] = []
         verified = self._verify(image, lines)
         if verified is None:

@@ -1,8 +1,8 @@
-"""Read a catalog: from a file, a registry or a mirror, else the cached copy; or build the project's own.
+"""Read a catalog from a file, a registry, a mirror or the cache; or build the project's own.
 
-A cached copy is verified as strictly as a new one: its digest, signature and time. One request finds out
-which one is current. An attacker who moves that tag cannot bring back an older catalog, without later
-revocations, for clients that saw the newer one.
+A cached copy is verified like a new one: its digest, signature and time. One request finds out which catalog
+is current. An attacker who moves that tag cannot bring back an older catalog, without later revocations, to
+readers who saw the newer one.
 
 If a place cannot be read, its mirrors are tried, then the cached copy. There is no fallback for a catalog
 that is rejected.
@@ -36,38 +36,38 @@ from imagefactory.trust.catalog_package import catalog_repository, pack_artifact
 from imagefactory.trust.policy import TrustRules, read_trust
 
 # --- The cache, so that a registry may be down and an old catalog cannot come back
-#     <cache>/catalogues/<64 hex>             the last valid catalog of a place
-#     <cache>/catalogues-seen/<64 hex>        the time of the newest one
+#     <cache>/catalogs/<64 hex>             the last valid catalog of a place
+#     <cache>/catalogs-seen/<64 hex>        the time of the newest one
 # The names are sha256 sums of the names of places. Nothing here is trusted: signature and time are verified
 # at each read. A cache that cannot be written is not an error.
 
 
 MOST = 16
-"""Cached catalogs; the least recently used one is removed first."""
+"""The most cached catalogs. The least recently used one is removed first."""
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCatalog:
-    """The cached catalog of a place with the name `where`."""
+    """The cached catalog of the place with the name `where`."""
 
     cache: Path
     where: str
 
     @property
     def path(self) -> Path:
-        return self.cache / "catalogues" / self._name
+        return self.cache / "catalogs" / self._name
 
     @property
     def seen_path(self) -> Path:
-        return self.cache / "catalogues-seen" / self._name
+        return self.cache / "catalogs-seen" / self._name
 
     @property
     def _name(self) -> str:
         return hashlib.sha256(os.fsencode(self.where)).hexdigest()
 
     def read(self) -> bytes:
-        """Return the bytes, none if they cannot be read."""
+        """Return the cached bytes, empty if they cannot be read."""
         with contextlib.suppress(OSError):  # another user's may be read only
             os.utime(self.path)
         with contextlib.suppress(OSError), self.path.open("rb") as file:
@@ -75,21 +75,21 @@ class CachedCatalog:
         return b""
 
     def seen(self) -> str:
-        """Return the time of the newest catalog seen of this place, empty if unknown."""
+        """Return the time of the newest catalog that was read from this place, empty if unknown."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = self.seen_path.read_text(encoding="ascii")
             return text if _TIME.fullmatch(text) else ""
         return ""
 
     def refuse_older(self, time: datetime) -> None:
-        """Raise StatementError for a catalog older than the newest one seen of this place."""
+        """Raise StatementError for a catalog older than the newest one that was read from this place."""
         seen, text = self.seen(), format_time(time)
         if seen > text:
             raise StatementError(
                 "catalog-rolled-back",
-                f"{self.where} has a catalog of {text}, older than the one of {seen} that was there before",
-                hint="ask the project's maintainers for a new catalog; if they restored this one: "
-                f"rm {self.seen_path}",
+                f"{self.where} has a catalog from {text}, and you have already read one from {seen}",
+                hint="ask the project's maintainers for a new catalog; if they restored this one, "
+                f"run rm {self.seen_path}",
             )
 
     def write(self, data: bytes, time: datetime) -> None:
@@ -108,7 +108,7 @@ class CachedCatalog:
 
 
 def place_name(place: str) -> str:
-    """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or the path of a file."""
+    """Return the full name of a catalog's place: `HOST/PATH/catalog:current`, or the path of a file."""
     return place if place.startswith("/") else str(catalog_repository(place))
 
 
@@ -117,12 +117,12 @@ def _cached(settings: Settings, place: str) -> CachedCatalog:
 
 
 def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
-    """Cache a catalog that was just published, for this machine while the registry is down."""
+    """Cache a catalog that was just published, for use while the registry is down."""
     _cached(settings, registry).write(pack_artifact(envelope), time)
 
 
 def cached_expiry(settings: Settings) -> datetime | None:
-    """Return when the newest cached catalog of the setting `registry` expires, None if there is none."""
+    """Return the expiry of the newest cached catalog of the setting `registry`, None without one."""
     cached = _cached(settings, settings.registry.value)
     try:
         time = datetime.fromisoformat(cached.seen())
@@ -135,20 +135,20 @@ def cached_expiry(settings: Settings) -> datetime | None:
 def read_catalog(
     settings: Settings, environ: Mapping[str, str], now: datetime, name: str = "", *, hurried: bool = False
 ) -> Catalog:
-    """Return the catalog of the setting `catalogue`, else the project's own, else that of `registry`.
+    """Return the catalog of the setting `catalog`, else the project's own, else that of `registry`.
 
-    In a project only its own file and the environment name another one: the settings of a user or a site are
-    for people without a project. The project's own is built now, of the target `name` or of all, and is not
-    signed. Any other must be signed by a trusted key and be valid. If the registry does not answer, the
-    catalog is that of a mirror or the cached copy: `source` and `notes` say so. With `hurried` the timeouts
-    are short.
+    In a project only its own file and the environment can name another catalog: the settings of a user or a
+    site are for people without a project. The project's own catalog is built now, for the target `name` or
+    for all targets, and is not signed. Any other must be valid and signed by a trusted key. If the registry
+    does not answer, the catalog is read from a mirror or the cache: `source` and `notes` say so. `hurried`
+    sets short timeouts.
 
-    Raises UsageError if none is set, StatementError for one that is rejected, RegistryError.
+    Raises UsageError if none is set, StatementError for a rejected one, RegistryError.
     """
-    place = settings.catalogue.value
+    place = settings.catalog.value
     trust = read_trust(settings.files, settings.limits)
     reader = _CatalogReader(settings=settings, environ=environ, trust=trust, now=now)
-    origin = settings.catalogue.origin
+    origin = settings.catalog.origin
     near = place and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
     if not is_project(settings) or near:
         return reader.read(place or settings.registry.value, HURRIED if hurried else None)
@@ -159,9 +159,9 @@ def read_catalog(
         targets=targets, now=now, named=bool(name), hurried=cached is not None and cached.path.exists()
     )
     try:
-        catalogue = build_catalog(project, request, QuietProgress()).catalogue
+        catalog = build_catalog(project, request, QuietProgress()).catalog
         notes = (invalid_note(tuple(project.invalid)),) if project.invalid else ()
-        return replace(catalogue, source=CatalogSource.MADE, notes=(*catalogue.notes, *notes))
+        return replace(catalog, source=CatalogSource.MADE, notes=(*catalog.notes, *notes))
     except RegistryError as error:
         if cached is None:
             raise
@@ -185,59 +185,59 @@ class _CatalogReader:
             for mirror in mirrors:
                 where = place_name(mirror)
                 try:
-                    catalogue = self._open(cached, self._fetch(mirror, cached, HURRIED), where)
+                    catalog = self._open(cached, self._fetch(mirror, cached, HURRIED), where)
                 except (RegistryError, UsageError, StatementError) as fault:
                     faults.append(f"its mirror {where}: {fault.message}")
                     continue
-                note = f"this is the catalog of its mirror {where}, {age_of(catalogue, self.now)}"
-                return self._with_notes(replace(catalogue, source=CatalogSource.MIRROR), *faults, note)
+                note = f"this is the catalog of its mirror {where}, {age_of(catalog, self.now)}"
+                return self._with_notes(replace(catalog, source=CatalogSource.MIRROR), *faults, note)
             return self.read_cached(cached, error, *faults[1:])
         return self._with_notes(self._open(cached, data, cached.where))
 
     def read_cached(self, cached: CachedCatalog, error: RegistryError | UsageError, *faults: str) -> Catalog:
-        """Return the cached copy, or raise `error` (why the place cannot be read) if none is valid."""
+        """Return the cached copy. Raises `error` (the reason for no catalog) if no copy is valid."""
         if not (data := cached.read()):
             raise error
         try:
             data = unpack_artifact(data, cached.where)
-            catalogue = verify_catalog(data, self.trust, self.now, "the copy kept here")
-            cached.refuse_older(catalogue.made)
+            catalog = verify_catalog(data, self.trust, self.now, "the copy kept here")
+            cached.refuse_older(catalog.made)
         except StatementError as fault:
             raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
-        note = f"this is the catalog that is kept here, {age_of(catalogue, self.now)}"
-        return self._with_notes(replace(catalogue, source=CatalogSource.KEPT), error.message, *faults, note)
+        note = f"this is the catalog that is kept here, {age_of(catalog, self.now)}"
+        return self._with_notes(replace(catalog, source=CatalogSource.KEPT), error.message, *faults, note)
 
     def _open(self, cached: CachedCatalog, data: bytes, where: str) -> Catalog:
-        """Return the catalog in these bytes, and cache it. Raises StatementError for one that is rejected."""
-        catalogue = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
-        cached.refuse_older(catalogue.made)
-        cached.write(data, catalogue.made)
-        return catalogue
+        """Return the catalog in these bytes, and cache it. Raises StatementError if it is rejected."""
+        catalog = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
+        cached.refuse_older(catalog.made)
+        cached.write(data, catalog.made)
+        return catalog
 
-    def _with_notes(self, catalogue: Catalog, *notes: str) -> Catalog:
-        if catalogue.expires_soon(self.now):
-            days = (catalogue.expires - self.now).days
-            when = f"{catalogue.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
+    def _with_notes(self, catalog: Catalog, *notes: str) -> Catalog:
+        if catalog.expires_soon(self.now):
+            days = (catalog.expires - self.now).days
+            when = f"{catalog.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
-        return replace(catalogue, notes=notes)
+        return replace(catalog, notes=notes)
 
     def _fetch(self, place: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
         if not place.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
             return _read_registry(access, catalog_repository(place), cached.read(), retry_policy)
-        hint = "check the setting catalogue (imagefactory config), or ask your center where the file is"
+        hint = "check the setting catalog (imagefactory config), or ask your center where the file is"
         data = read_limited(Path(place), LARGEST, hint)
         if len(data) > LARGEST:
             raise StatementError(
                 "catalog-too-large",
-                f"{place} has more than {LARGEST} bytes",
-                hint="check that it is a catalog",
+                f"{place} is not a catalog: it has more than {LARGEST} bytes",
+                hint="fix the setting catalog (imagefactory config)",
             )
         return data
 
 
 def read_limited(path: Path, largest: int, hint: str) -> bytes:
-    """Return the bytes of a file, one more than `largest` of a file that is larger. Raises UsageError."""
+    """Return at most `largest` + 1 bytes of a file, so that a larger file is detected. Raises UsageError."""
     try:
         with path.open("rb") as file:
             return file.read(largest + 1)
@@ -245,15 +245,15 @@ def read_limited(path: Path, largest: int, hint: str) -> bytes:
         raise UsageError(*os_problem("read", path, error), hint=hint) from error
 
 
-def age_of(catalogue: Catalog, now: datetime) -> str:
+def age_of(catalog: Catalog, now: datetime) -> str:
     """Return `3 days old, valid until 2026-12-20`; in hours within the first two days."""
-    age = max(now - catalogue.made, timedelta(0))
+    age = max(now - catalog.made, timedelta(0))
     count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
-    return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalogue.expires:%Y-%m-%d %H:%M} UTC"
+    return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalog.expires:%Y-%m-%d %H:%M} UTC"
 
 
 def _mirrors(settings: Settings) -> tuple[str, ...]:
-    """Return the mirrors of the catalog, none if a closer file or the environment names another catalog."""
+    """Return the mirrors of the catalog, none if a closer file or the environment sets another catalog."""
 
     def distance(setting: SettingValue) -> int:
         known = [str(path) for path in settings.files]
@@ -261,17 +261,17 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
             return -1
         return known.index(setting.origin) if setting.origin in known else len(known)
 
-    catalogue = settings.catalogue if settings.catalogue.value else settings.registry
-    mirrors = settings.catalogue_mirrors
-    return listed(mirrors.value) if distance(mirrors) <= distance(catalogue) else ()
+    catalog = settings.catalog if settings.catalog.value else settings.registry
+    mirrors = settings.catalog_mirrors
+    return listed(mirrors.value) if distance(mirrors) <= distance(catalog) else ()
 
 
 def with_former_families(
     project: Project, result: CatalogResult, registry: str, now: datetime
 ) -> CatalogResult:
-    """Add the last catalog's images of families whose recipes have errors now.
+    """Add images of the last catalog for families whose recipes have errors now.
 
-    People use these images, and their verdicts are valid: a typing mistake must not remove them.
+    These images have valid verdicts and users: an error in a recipe must not remove them.
     """
     host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
@@ -282,14 +282,14 @@ def with_former_families(
         return result
     known = {target.family for target in project.targets}
     images = tuple(image for image in former.images if image.family not in known)
-    catalogue = replace(result.catalogue, images=(*result.catalogue.images, *images))
-    return replace(result, catalogue=catalogue, kept=tuple(image.target for image in images))
+    catalog = replace(result.catalog, images=(*result.catalog.images, *images))
+    return replace(result, catalog=catalog, kept=tuple(image.target for image in images))
 
 
 def _read_registry(
     access: Access, reference: ImageReference, cached: bytes = b"", retry_policy: RetryPolicy | None = None
 ) -> bytes:
-    """Return the bytes of the layer: those that are `cached` if they are the same."""
+    """Return the bytes of the catalog's layer, from `cached` if they are the same."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     store = open_registry(access, mirror.registry, retry_policy=retry_policy)
     manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
@@ -297,7 +297,7 @@ def _read_registry(
         raise RegistryError(
             "catalog-not-found",
             f"no catalog at {reference}",
-            hint="check the setting catalogue (imagefactory config), or ask the project's owner to run "
+            hint="check the setting catalog (imagefactory config), or ask the project's owner to run "
             "imagefactory site publish",
         )
     layer = parse_layer(manifest[1], str(mirror))

@@ -123,7 +123,7 @@ def publish_catalog(
             earlier = find_earlier(factory, request, rollback, before, trust)
             back = roll_back(factory, now, before, earlier, call.progress)
         draft = back.made if back else prepare_catalog(factory, request, before, call.progress)
-        if not draft.catalogue.images:
+        if not draft.catalog.images:
             if draft.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
@@ -139,12 +139,12 @@ def publish_catalog(
         written: tuple[str, ...] = ()
         if key:
             signed, written = publish(
-                factory, draft.catalogue, key, place, output=output, rollback=back.why if back else ""
+                factory, draft.catalog, key, place, output=output, rollback=back.why if back else ""
             )
-            draft = replace(draft, catalogue=signed)
+            draft = replace(draft, catalog=signed)
             if output is None:
                 _note_other_repository(factory, str(current_place(factory, place)))
-        offers = [verify_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
+        offers = [verify_offer(draft.catalog, image, trust, now) for image in draft.catalog.images]
         proven, ages = (
             {offer.image.target: _verdict_age_text(offer.judged) for offer in offers},
             verdict_ages_of(offers, now),
@@ -153,7 +153,7 @@ def publish_catalog(
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
             return print_json(
-                {"format": "imagefactory.catalogue/1", **_as_json(draft, proven, written), **more}
+                {"format": "imagefactory.catalog/1", **_as_json(draft, proven, written), **more}
             )
         print_result(_format_images(draft, proven))
         for line in _skipped(draft.left_out):
@@ -170,7 +170,7 @@ def publish_catalog(
         print_result(format_ages(ages))
         if written:
             print_result(
-                f"signed by '{key.name if key else ''}', valid until {draft.catalogue.expires:%Y-%m-%d}"
+                f"signed by '{key.name if key else ''}', valid until {draft.catalog.expires:%Y-%m-%d}"
             )
         if written and back:
             print_result(
@@ -189,7 +189,7 @@ def _format_images(draft: CatalogResult, verified: dict[str, list[str]]) -> str:
     from imagefactory.views.text import format_table
 
     rows = []
-    for image in draft.catalogue.images:
+    for image in draft.catalog.images:
         status = f"verified {' '.join(verified[image.target])}" if verified[image.target] else "not verified"
         status += "; from the last catalog, because its recipe has errors" * (image.target in draft.kept)
         rows.append((image.target, status, image.reference or image.subject.index))
@@ -210,7 +210,7 @@ def _skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[str]:
 def _note_other_repository(factory: Project, place: str) -> None:
     from imagefactory.trust.catalog_package import CURRENT, catalog_repository
 
-    entry = factory.settings.catalogue
+    entry = factory.settings.catalog
     remote = entry.value and not entry.value.startswith("/")
     if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{place}:{CURRENT}"):
         write_terminal(
@@ -231,7 +231,7 @@ def _rollback_json(back: RollbackPlan) -> dict[str, object]:
 
     return {
         "digest": back.earlier.digest,
-        "made": format_time(back.earlier.catalogue.made),
+        "made": format_time(back.earlier.catalog.made),
         "changes": [format_value(change) for change in back.changes],
     }
 
@@ -255,10 +255,10 @@ def _as_json(
         }
 
     return {
-        "made": format_time(draft.catalogue.made),
-        "expires": format_time(draft.catalogue.expires),
+        "made": format_time(draft.catalog.made),
+        "expires": format_time(draft.catalog.expires),
         "written": list(written),
-        "images": [row(image) for image in draft.catalogue.images],
+        "images": [row(image) for image in draft.catalog.images],
         "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
         "kept": list(draft.kept),
         "waiting": list(draft.waiting),

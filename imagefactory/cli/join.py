@@ -42,14 +42,14 @@ FILE = "invitation.toml"
 @click.option("--push", is_flag=True, help="Also push it to the registry, next to the catalog.")
 @click.option(
     "--catalog",
-    "catalogue",
+    "catalog",
     default="",
     metavar="PLACE",
-    help="HOST/PATH, or a file that everybody reads.  [default: the setting `catalogue`, else `registry`]",
+    help="HOST/PATH, or a file that everybody reads.  [default: the setting `catalog`, else `registry`]",
 )
 @json_option
 @click.pass_obj
-def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
+def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, as_json: bool) -> None:
     """Write an invitation to this site.
 
     \b
@@ -66,17 +66,17 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
     from imagefactory.trust.policy import first_moment
 
     now = datetime.now(UTC)
-    invitation = invitation_of(call.settings, catalogue, now)
+    invitation = invitation_of(call.settings, catalog, now)
     text, path = format_invitation(invitation), output or Path(FILE)
     place = ""
     if push:
-        if invitation.catalogue.startswith("/"):
+        if invitation.catalog.startswith("/"):
             raise UsageError(
                 "catalog-not-in-registry",
-                f"the catalog is a file ({invitation.catalogue}), not in a registry",
+                f"the catalog is a file ({invitation.catalog}), not in a registry",
                 hint="share the invitation file, or pass a registry: --catalog HOST/PATH",
             )
-        place = push_invitation(call, str(invitation_place(invitation.catalogue)), text, now)
+        place = push_invitation(call, str(invitation_place(invitation.catalog)), text, now)
     try:
         replace_text(path, text)
     except OSError as error:
@@ -104,7 +104,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
         print_result(f"key {grant.key.name}, until {grant.until}; publish its fingerprint on your website:")
         print_result(f"  {fingerprint(grant.key.keyid)}")
     print_result("give it to your users, who run the next command")
-    return print_next_command("site", "join", invitation.catalogue if place else str(path))
+    return print_next_command("site", "join", invitation.catalog if place else str(path))
 
 
 def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
@@ -166,7 +166,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             "keys": keys,
         }
         return print_json(
-            {"format": "imagefactory.join/1", **value, "catalogue_works": not note.startswith("note")}
+            {"format": "imagefactory.join/1", **value, "catalog_works": not note.startswith("note")}
         )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} is up to date"
@@ -181,7 +181,7 @@ def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
     from imagefactory.trust.invitation import fingerprint
     from imagefactory.trust.policy import first_moment
 
-    lines = [f"An invitation to {invitation.catalogue} (site {invitation.site})."]
+    lines = [f"An invitation to {invitation.catalog} (site {invitation.site})."]
     joining = user.joining
     if user.beside:
         lines += [
@@ -246,16 +246,16 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
         return "note: in this folder the factory's own images count, not the catalog"
     if user.path != user_file(os.environ):
         if user.path not in settings.centers:
-            origin = (settings.catalogue if settings.catalogue.value else settings.registry).origin
-            return f"note: it does not count here, where {origin} names the one catalogue"
+            origin = (settings.catalog if settings.catalog.value else settings.registry).origin
+            return f"note: it does not count here, where {origin} names the one catalog"
         settings = center_settings(settings, user.path)
     try:
-        catalogue = read_catalog(settings, os.environ, datetime.now(UTC))
+        catalog = read_catalog(settings, os.environ, datetime.now(UTC))
     except ImagefactoryError as error:
         return f"note: its catalog cannot be used yet: {error.message}"
-    print_catalog_notes(catalogue.notes)
-    count = len(catalogue.images)
-    return f"its catalog of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
+    print_catalog_notes(catalog.notes)
+    count = len(catalog.images)
+    return f"its catalog of {catalog.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
 @click.command(cls=Command)
@@ -288,7 +288,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
         (
             str(row["name"]),
             str(row["site"]),
-            str(row["catalogue"]),
+            str(row["catalog"]),
             row["error"] or f"{row['images']} images, {row['age']}",
             ", ".join(f"{key['name']} ({key['state']})" for key in row["keys"]) or "none",
         )

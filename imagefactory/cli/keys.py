@@ -378,8 +378,8 @@ def _published(
         written += publish_again(factory, publishing_key(factory, now), now, "", call.progress, before)
         if before:
             invitation = invitation_of(factory.settings, "", now)
-            if not invitation.catalogue.startswith("/"):
-                place = str(invitation_place(invitation.catalogue))
+            if not invitation.catalog.startswith("/"):
+                place = str(invitation_place(invitation.catalog))
                 written.append(push_invitation(call, place, format_invitation(invitation), now))
     except ImagefactoryError as error:
         return written, CheckFailedError(

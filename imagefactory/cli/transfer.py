@@ -12,7 +12,6 @@ import click
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
-    artifact_json,
     complete_targets,
     exit_with_first_failure,
     json_option,
@@ -23,6 +22,7 @@ from imagefactory.cli.output import (
     print_result,
     registry_option,
     reject_conflict,
+    sif_json,
     targets_argument,
 )
 from imagefactory.errors import BuildError, UsageError
@@ -207,7 +207,7 @@ def pull(
     from imagefactory.views.images import format_pulled, format_pulled_sif
 
     platform = ""
-    if not place and _is_catalogued(call, name):
+    if not place and _is_cataloged(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
@@ -243,7 +243,7 @@ def pull(
     return print_next_command("run", pulled.name, "--", "python")
 
 
-def _is_catalogued(call: CommandContext, name: str) -> bool:
+def _is_cataloged(call: CommandContext, name: str) -> bool:
     """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.actions.centers import names_center
     from imagefactory.project import uses_catalog
@@ -252,7 +252,7 @@ def _is_catalogued(call: CommandContext, name: str) -> bool:
     if not uses_catalog(settings):
         return False
     plain = not any(mark in name for mark in "/:@")
-    joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
+    joined = settings.centers or (settings.catalog.value and not settings.registry.value)
     return bool(plain and joined) or names_center(name, settings)
 
 
@@ -410,7 +410,7 @@ def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None
     compression, output = options
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
-        artifact = {**artifact_json(sif), "path": str(path)}
+        artifact = {**sif_json(sif), "path": str(path)}
         return print_json(
             {"format": "imagefactory.export/1", "target": target.name, "kind": "sif", **artifact}
         )

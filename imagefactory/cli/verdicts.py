@@ -415,7 +415,7 @@ def revoke(
             for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
         written: tuple[str, ...] = ()
-        with failures.of("catalogue"):
+        with failures.of("catalog"):
             written = _publish(call, factory, key, now, _registry_of(name, place))
             for address in written:
                 print_result(f"written: {address}", unless=as_json)
@@ -427,7 +427,7 @@ def revoke(
                     "manifest": result.subject.manifest,
                     "revocation": result.digest,
                     "revoked": list(result.taken),
-                    "catalogue": list(written),
+                    "catalog": list(written),
                     "promotions": [promotion_json(promotion) for promotion in moved],
                     "errors": failures.as_json(),
                 },

@@ -1,7 +1,7 @@
 """Find cells that another sweep already has, in this store or in another store of the registry.
 
     the store's sweeps, one query of the queue -> RunningSweep -> leave_out_underway -> SweepPlan
-    <registry>/catalogue:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
+    <registry>/catalog:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
 
 A cell is one image on a capability; the same target built from another lock is another cell. A cell is
 excluded only if its state is certain. If a sweep cannot be read, belongs to another user, or its queue cannot

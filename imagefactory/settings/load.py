@@ -96,8 +96,8 @@ def _check_places(values: Mapping[str, SettingValue]) -> None:
         if _check_place("plain-http", values["plain_http"], host)[1]:
             hint = 'write hosts separated by commas: plain-http = "registry.site:5000,other.site"'
             raise _invalid("plain-http", values["plain_http"], "a host", hint, host)
-    for name in ("catalogue", "catalogue_mirrors"):
-        texts = listed(values[name].value) if name == "catalogue_mirrors" else (values[name].value,)
+    for name in ("catalog", "catalog_mirrors"):
+        texts = listed(values[name].value) if name == "catalog_mirrors" else (values[name].value,)
         for text in texts:
             if text and not text.startswith("/"):
                 _check_place(_toml_name(name), values[name], text, tagged=True)
@@ -206,7 +206,7 @@ It is not a setting, since `config` prints settings.
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The bundled recipes and locks: links in a checkout, files in a wheel."""
-DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
+DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder")
 """Settings that can be paths. Relative paths start at the file that sets them."""
 
 
@@ -257,11 +257,11 @@ class Settings:
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
-    catalogue: SettingValue
-    catalogue_mirrors: SettingValue
+    catalog: SettingValue
+    catalog_mirrors: SettingValue
     center: SettingValue
     site: SettingValue
-    licences: SettingValue
+    licenses: SettingValue
     sif_folder: SettingValue
     submit_commands: SettingValue
     sbatch_options: SettingValue
@@ -303,8 +303,8 @@ class Settings:
         return listed(self.plain_http.value)
 
     @property
-    def allowed_licences(self) -> tuple[str, ...]:
-        return listed(self.licences.value)
+    def allowed_licenses(self) -> tuple[str, ...]:
+        return listed(self.licenses.value)
 
     @property
     def mirror_map(self) -> Mirrors:
@@ -416,13 +416,13 @@ def load_settings(
     check_values(values)
     trusted_files = files if trusted else tuple(path for path in files if path != project)
     own = set(map(str, own_files(environ)))
-    named = values["catalogue"] if values["catalogue"].value else values["registry"]
+    named = values["catalog"] if values["catalog"].value else values["registry"]
     theirs = named.origin in own or named.origin == "default"
     centers = center_files(environ) if theirs else ()
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
-OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+OF_CENTERS = ("catalog", "catalog-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
 """Settings that each center sets. For all others, the user's settings apply to all centers."""
 
 
@@ -439,15 +439,15 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             f"{path}: '{path.stem}' is not a center name",
             hint="rename the file: 1 to 32 lowercase letters, digits, '_' and '-', then .toml",
         )
-    if not isinstance(document.get("catalogue"), str) or not document["catalogue"]:
+    if not isinstance(document.get("catalog"), str) or not document["catalog"]:
         raise UsageError(
             "center-without-catalog",
             f"{path} has no catalog",
-            hint='write catalogue = "HOST/PATH", or remove the file',
+            hint='write catalog = "HOST/PATH", or remove the file',
         )
     for key, text in parse_values(document, path, OF_CENTERS).items():
         values[key.replace("-", "_")] = SettingValue(value=text, origin=str(path))
-    for key in ("catalogue", "sif_folder"):
+    for key in ("catalog", "sif_folder"):
         if key in values and _is_path(key, values[key].value) and not values[key].value.startswith("/"):
             raise UsageError(
                 "setting-invalid",
@@ -482,7 +482,7 @@ def _names() -> tuple[str, ...]:
 
 def _is_path(key: str, text: str) -> bool:
     """Return whether a value is a path, not a name, an address or empty."""
-    if key == "catalogue":
+    if key == "catalog":
         return text.startswith(("/", "./", "../", "~/"))
     if key == "signing_key":
         return "/" in text

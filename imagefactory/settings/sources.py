@@ -27,11 +27,11 @@ REASONS = {
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
-    "catalogue": "it decides which servers are asked, or which file is read",
-    "catalogue-mirrors": "it decides which servers are asked, or which file is read",
+    "catalog": "it decides which servers are asked, or which file is read",
+    "catalog-mirrors": "it decides which servers are asked, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
-    "licences": "it decides what a check accepts",
+    "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
     "sbatch-options": "it changes what your jobs may do, and who pays for them",
@@ -137,24 +137,24 @@ MEANINGS = {
         "the one key that you have",
         "what signs verdicts: the name of a key, or the path of a `.pem`",
     ),
-    "catalogue": (
+    "catalog": (
         "that of `registry`",
         "where signed catalogs are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
-    "catalogue-mirrors": (
+    "catalog-mirrors": (
         "none",
         "where the catalog is read when its place does not answer: `HOST[:PORT][/PATH][:TAG],...` or files "
-        "(`/...`). Ignored if a nearer file sets `catalogue`",
+        "(`/...`). Ignored if a nearer file sets `catalog`",
     ),
     "center": (
         "the site's name, else made of the catalog's",
-        "what the center of `catalogue` is called where several are joined: `CENTER/TARGET`",
+        "what the center of `catalog` is called where several are joined: `CENTER/TARGET`",
     ),
     "site": (
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
-    "licences": (
+    "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "
         "commas",

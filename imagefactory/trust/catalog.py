@@ -128,10 +128,10 @@ class CatalogImage:
 class CatalogSource(StrEnum):
     """The source of a catalog: this process, the configured address, a mirror, or the local cache."""
 
-    MADE = "made"
+    MADE = "created"
     PLACE = "place"
     MIRROR = "mirror"
-    KEPT = "kept"
+    KEPT = "cached"
 
 
 SOON = timedelta(days=7)
@@ -181,7 +181,7 @@ class ImageOffer:
 
 
 FORMAT = 1
-CATALOG_TYPE = "application/vnd.imagefactory.catalogue+json"
+CATALOG_TYPE = "application/vnd.imagefactory.catalog+json"
 LARGEST = 96 << 20
 FORM = EnvelopeForm(payload_type=CATALOG_TYPE, largest=LARGEST)
 LIFE = timedelta(days=30)
@@ -263,9 +263,9 @@ _CATALOG_SCHEMA = ObjectSchema(
 )
 
 
-def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
+def sign_catalog(catalog: Catalog, key: SigningKey) -> bytes:
     """Return the envelope of a catalog. Raises StatementError if readers would reject the catalog."""
-    payload = format_catalog(catalogue)
+    payload = format_catalog(catalog)
     parse_catalog(payload, "the catalog to sign", key.keyid)
     envelope = sign_envelope(payload, key, FORM)
     if len(envelope) > LARGEST:
@@ -287,20 +287,20 @@ def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "
     if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
         raise _rejection(where, opened.standing, opened.why)
     try:
-        catalogue = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
+        catalog = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
     except StatementError as error:
         raise _rejection(where, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
-    late = out_of_period(opened.key, catalogue.made) or out_of_period(opened.key, max(now, catalogue.made))
+    late = out_of_period(opened.key, catalog.made) or out_of_period(opened.key, max(now, catalog.made))
     if late:
         raise _rejection(where, *late)
-    if catalogue.made - now > SKEW:
+    if catalog.made - now > SKEW:
         raise _rejection(
-            where, VerdictStatus.NOT_YET, f"made at {format_time(catalogue.made)}, which is in the future"
+            where, VerdictStatus.NOT_YET, f"made at {format_time(catalog.made)}, which is in the future"
         )
-    if now >= catalogue.expires:
-        raise _rejection(where, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalogue.expires)}")
-    return catalogue
+    if now >= catalog.expires:
+        raise _rejection(where, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalog.expires)}")
+    return catalog
 
 
 CENTER_HINT = (
@@ -331,15 +331,15 @@ def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
     return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
 
 
-def format_catalog(catalogue: Catalog) -> bytes:
+def format_catalog(catalog: Catalog) -> bytes:
     """Return the bytes of the payload, without `keyid`. Times are in whole seconds."""
     return format_json(
         {
             "format": FORMAT,
-            "made": format_time(catalogue.made),
-            "expires": format_time(catalogue.expires),
-            "suites": list(catalogue.suites),
-            "images": [_format_image(image) for image in catalogue.images],
+            "made": format_time(catalog.made),
+            "expires": format_time(catalog.expires),
+            "suites": list(catalog.suites),
+            "images": [_format_image(image) for image in catalog.images],
         }
     )
 
@@ -384,7 +384,7 @@ def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
 def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
     """Parse a payload. Raises StatementError for anything but the output of `format_catalog`."""
     row = _CATALOG_SCHEMA.parse(parse_json(payload, where, LARGEST), where)
-    catalogue = Catalog(
+    catalog = Catalog(
         made=row["made"],
         expires=row["expires"],
         suites=row["suites"],
@@ -393,12 +393,12 @@ def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
         ),
         keyid=keyid,
     )
-    if not timedelta(0) < catalogue.expires - catalogue.made <= LIFE:
+    if not timedelta(0) < catalog.expires - catalog.made <= LIFE:
         raise invalid_value_error(f"{where}: expires", f"it is not within {LIFE.days} days after it was made")
-    names = [image.target for image in catalogue.images]
+    names = [image.target for image in catalog.images]
     if len(set(names)) != len(names):
         raise invalid_value_error(f"{where}: images", "it has a duplicate target")
-    return catalogue
+    return catalog
 
 
 def _parse_image(value: object, where: str) -> CatalogImage:

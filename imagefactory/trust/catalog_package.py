@@ -1,8 +1,8 @@
 """A catalog in a registry: its address, its manifest, and its compressed bytes. Pure functions.
 
-    <registry>/catalogue:current                    the newest catalog; this tag moves
-    <registry>/catalogue:<YYYYMMDD>-<12 hex>        each catalog, under a separate tag
-    <registry>/catalogue:invitation                 the invitation to the catalog (invitation.py)
+    <registry>/catalog:current                    the newest catalog; this tag moves
+    <registry>/catalog:<YYYYMMDD>-<12 hex>        each catalog, under a separate tag
+    <registry>/catalog:invitation                 the invitation to the catalog (invitation.py)
 
 Catalogs and invitations are OCI artifacts with one layer, compressed with gzip.
 """
@@ -22,7 +22,7 @@ from imagefactory.oci.store import ImageReference, split_place, split_tagged
 from imagefactory.serialize import DIGEST
 from imagefactory.trust.catalog import LARGEST
 
-REPOSITORY, CURRENT = "catalogue", "current"
+REPOSITORY, CURRENT = "catalog", "current"
 LARGEST_PACKED = 64 << 20
 
 
@@ -36,8 +36,8 @@ class ArtifactFormat:
 
 
 CATALOG_ARTIFACT = ArtifactFormat(
-    name="catalogue",
-    artifact_type="application/vnd.imagefactory.catalogue.v1+json",
+    name="catalog",
+    artifact_type="application/vnd.imagefactory.catalog.v1+json",
     layer_type="application/vnd.dsse.envelope.v1+json+gzip",
 )
 INVITATION = ArtifactFormat(
@@ -52,7 +52,7 @@ _PIECE = 1 << 20
 def catalog_repository(text: str) -> ImageReference:
     """Return the catalog's reference in the registry `HOST[/PATH][:TAG]`.
 
-    A path that already ends in `catalogue` is unchanged. Raises UsageError for an empty text.
+    A path that already ends in `catalog` is unchanged. Raises UsageError for an empty text.
     """
     if not text:
         raise UsageError(

@@ -1,8 +1,8 @@
 """A site's invitation: one small file with the settings that people need to use the catalog of the site.
 
     format = "imagefactory.invitation/1"
-    catalogue = "registry.example.org/gpu"      # or the path of a file on a shared file system
-    catalogue-mirrors = "mirror.example.org/gpu"    # optional
+    catalog = "registry.example.org/gpu"      # or the path of a file on a shared file system
+    catalog-mirrors = "mirror.example.org/gpu"    # optional
     center = "chtc"                             # the name of the site, optional
     site = "chtc"
     sif-folder = "/shared/gpu/images"           # optional
@@ -46,18 +46,18 @@ FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
 LARGEST = 1 << 16
 _PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
-SETTINGS = ("catalogue", "center", "site", "sif-folder", "catalogue-mirrors")
+SETTINGS = ("catalog", "center", "site", "sif-folder", "catalog-mirrors")
 _HEADER = re.compile(r"\s*\[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """The settings of a site. `catalogue` is `HOST[/PATH][:TAG]` or a path, `mirrors` lists several of these.
+    """The settings of a site. `catalog` is `HOST[/PATH][:TAG]` or a path, `mirrors` lists several of these.
 
     All values may be empty.
     """
 
-    catalogue: str
+    catalog: str
     site: str
     sif_folder: str
     keys: tuple[TrustGrant, ...]
@@ -67,7 +67,7 @@ class Invitation:
     @property
     def settings(self) -> dict[str, str]:
         """Return the settings with values, by their names in imagefactory.toml."""
-        values = (self.catalogue, self.center, self.site, self.sif_folder, self.mirrors)
+        values = (self.catalog, self.center, self.site, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 
@@ -139,14 +139,14 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
             hint="upgrade imagefactory to the version of your center, or a newer one",
         )
     invitation = Invitation(
-        catalogue=_text(document, "catalogue", where),
+        catalog=_text(document, "catalog", where),
         site=_text(document, "site", where) or SITES[0],
         sif_folder=_text(document, "sif-folder", where),
         keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
-        mirrors=_text(document, "catalogue-mirrors", where),
+        mirrors=_text(document, "catalog-mirrors", where),
         center=_text(document, "center", where),
     )
-    for place in (invitation.catalogue, *listed(invitation.mirrors)):
+    for place in (invitation.catalog, *listed(invitation.mirrors)):
         if not _PATH.fullmatch(place):
             catalog_repository(place)
     if invitation.site not in SITES:
@@ -228,9 +228,7 @@ def join_center(
             expected[name] = value
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
-    before = _existing_text(
-        rows, invitation, same_place=moved or known.get("catalogue") == invitation.catalogue
-    )
+    before = _existing_text(rows, invitation, same_place=moved or known.get("catalog") == invitation.catalog)
     check_not_retired(rows, invitation, where, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)

@@ -46,37 +46,37 @@ from imagefactory.verify.suite_files import suite_digest
 LACKING = "the catalog has no target"
 
 
-def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
+def find_offer(catalog: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
     """Return the offer of a target. Raises like `find_image`."""
-    return verify_offer(catalogue, find_image(catalogue, name), trust, now)
+    return verify_offer(catalog, find_image(catalog, name), trust, now)
 
 
-def find_image(catalogue: Catalog, name: str) -> CatalogImage:
+def find_image(catalog: Catalog, name: str) -> CatalogImage:
     """Return the image of a target.
 
     Raises NothingSelectedError if there is none, UsageError if there are several.
     """
-    target = choose_name(name, _find_catalog_image(catalogue), LACKING)
-    return next(image for image in catalogue.images if image.target == target)
+    target = choose_name(name, _find_catalog_image(catalog), LACKING)
+    return next(image for image in catalog.images if image.target == target)
 
 
-def select_images(catalogue: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
+def select_images(catalog: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
     """Return the images of the targets that `names` select, all if `names` is empty.
 
     Raises like `find_image`.
     """
-    chosen = choose_names(names, _find_catalog_image(catalogue), LACKING)
-    return tuple(image for image in catalogue.images if image.target in chosen)
+    chosen = choose_names(names, _find_catalog_image(catalog), LACKING)
+    return tuple(image for image in catalog.images if image.target in chosen)
 
 
-def _find_catalog_image(catalogue: Catalog) -> KnownNames:
-    if not catalogue.images:
+def _find_catalog_image(catalog: Catalog) -> KnownNames:
+    if not catalog.images:
         raise NothingSelectedError(
             "catalog-empty",
             "the catalog is empty",
             hint="its maintainers must push images, verify them, and run imagefactory site publish again",
         )
-    return {image.target: image.family for image in catalogue.images}
+    return {image.target: image.family for image in catalog.images}
 
 
 def find_revoked(
@@ -97,9 +97,9 @@ def find_revoked(
     return "", ()
 
 
-def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
+def verify_offer(catalog: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
     """Return an image of the catalog and its .sif files, each with its verdicts verified."""
-    policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalogue.suites))))
+    policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalog.suites))))
     court = VerificationPolicy(
         trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True
     )

@@ -69,7 +69,7 @@ def check(
     from imagefactory.extras.lint.reader import parse_submit_file, read_neighbor_lists, read_text
     from imagefactory.schedulers.sites import find_site
     from imagefactory.trust.offers import verify_offer
-    from imagefactory.views.catalog import centers_json, source_json
+    from imagefactory.views.catalog import catalog_json
 
     now, settings = datetime.now(UTC), call.settings
     text = read_text(path)
@@ -80,18 +80,16 @@ def check(
         "remove --fix: the check prints what to write in a script",
     )
     opened = _open_to_compare(call, now)
-    catalogue = merge_centers(opened) if opened else None
+    catalog = merge_centers(opened) if opened else None
     nodes = _inventory_to_compare(inventory, now, SLURM if batch else HTCONDOR)
 
     def offer(image: CatalogImage) -> ImageOffer:
-        assert opened is not None  # the image is of one of its catalogues
-        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalogue.images))
-        return verify_offer(entry.catalogue, image, entry.center.trust, now)
+        assert opened is not None  # the image is of one of its catalogs
+        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalog.images))
+        return verify_offer(entry.catalog, image, entry.center.trust, now)
 
     rules = find_site(SLURM if batch else site or settings.site.value)
-    around = CheckContext(
-        site=rules, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call)
-    )
+    around = CheckContext(site=rules, inventory=nodes, catalog=catalog, offer=offer, digest=_digests(call))
 
     def checked_as(text: str) -> SubmitCheckResult:
         if batch:
@@ -104,9 +102,8 @@ def check(
     if fixed != text:
         _write_fixed(path, fixed)
     if as_json:
-        more = {"site": rules.name, "mended": diff, **source_json(catalogue)}
-        more |= centers_json(opened.open if opened else ())
-        print_json({"format": "imagefactory.job-check/1", **check_json(checked), **more})
+        catalogs = [catalog_json(row.center, row.catalog) for row in opened.open] if opened else []
+        print_json(check_json(checked, rules.name, diff, catalogs))
     else:
         print_result("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:

@@ -285,8 +285,8 @@ class _NightlyRun:
             _, document = self.steps.do("tags", "image", "promote", *promotable, expected=EXIT_CHECK)
             self.steps.notes += waiting_tags(document)
             self.steps.do("reconcile", "verdict", "sync")
-        _, catalogue = self.steps.do("catalogue", "site", "publish")
-        self.ages = _ages_in(catalogue.get("proofs"))
+        _, catalog = self.steps.do("catalog", "site", "publish")
+        self.ages = _ages_in(catalog.get("proofs"))
         self._warn_of_expiry()
         self.steps.do("store", "image", "prune")
         after = before
@@ -465,14 +465,14 @@ def waiting_tags(document: Mapping[str, object]) -> list[str]:
 
 def _ages_in(proofs: object) -> VerdictAges | None:
     """Return the ages of verdicts from the JSON of `site publish`, None without them."""
-    if not isinstance(proofs, dict) or not isinstance(proofs.get("lapsing"), int):
+    if not isinstance(proofs, dict) or not isinstance(proofs.get("expiring"), int):
         return None
     oldest = proofs.get("oldest")
     try:
         issued = datetime.fromisoformat(oldest) if oldest else None
     except (TypeError, ValueError):
         return None
-    return VerdictAges(oldest=issued, lapsing=proofs["lapsing"])
+    return VerdictAges(oldest=issued, expiring=proofs["expiring"])
 
 
 def _merge_ages(there: TargetStatus, here: TargetStatus) -> TargetStatus:

@@ -18,7 +18,7 @@ from imagefactory.cli.output import (
     reject_conflict,
     terminal_width,
 )
-from imagefactory.errors import EXIT_BILL, UsageError
+from imagefactory.errors import EXIT_AUDIT, UsageError
 from imagefactory.views.text import format_table
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 def format_bill(bill: BillOfMaterials, path: str) -> str:
     count = len(bill.components)
-    unknown = sum(not component.licences for component in bill.components)
+    unknown = sum(not component.licenses for component in bill.components)
     return f"wrote {path}: {count} packages, {unknown} of them without a known license"
 
 
 def format_licenses(check: LicenseCheck, width: int | None) -> str:
     """Return the licenses, then each package whose license is not allowed or unknown."""
-    counted = [("yes" if fits else "no", str(count), licence.text) for licence, count, fits in check.counted]
+    counted = [("yes" if fits else "no", str(count), license.text) for license, count, fits in check.counted]
     blocks = [format_table(("ALLOWED", "PACKAGES", "LICENSE"), counted, width)] if counted else []
     rows = [
         (component.name, component.version, f"not allowed: {_joined(wrong)}")
@@ -67,8 +67,8 @@ def bill_json(bill: BillOfMaterials) -> dict[str, object]:
         "name": bill.name,
         "digest": bill.digest,
         "packages": len(bill.components),
-        "without_licence": [
-            component.purl.to_string() for component in bill.components if not component.licences
+        "without_license": [
+            component.purl.to_string() for component in bill.components if not component.licenses
         ],
     }
 
@@ -76,12 +76,12 @@ def bill_json(bill: BillOfMaterials) -> dict[str, object]:
 def licenses_json(check: LicenseCheck) -> dict[str, object]:
     return {
         "holds": check.holds,
-        "licences": [
-            {"licence": licence.text, "spdx": licence.spdx, "packages": count, "allowed": fits}
-            for licence, count, fits in check.counted
+        "licenses": [
+            {"license": license.text, "spdx": license.spdx, "packages": count, "allowed": fits}
+            for license, count, fits in check.counted
         ],
         "refused": [
-            {"package": component.purl.to_string(), "licences": [licence.text for licence in wrong]}
+            {"package": component.purl.to_string(), "licenses": [license.text for license in wrong]}
             for component, wrong in check.refused
         ],
         "unknown": [
@@ -99,8 +99,8 @@ def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
     }
 
 
-def _joined(licences: tuple[ComponentLicense, ...]) -> str:
-    return ", ".join(licence.text for licence in licences)
+def _joined(licenses: tuple[ComponentLicense, ...]) -> str:
+    return ", ".join(license.text for license in licenses)
 
 
 def _fixed(vulnerability: Vulnerability) -> str:
@@ -173,7 +173,7 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
     "--allow",
     multiple=True,
     metavar="LICENSE",
-    help="Allow this license: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licences`]",
+    help="Allow this license: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licenses`]",
 )
 @click.option(
     "--osv",
@@ -207,7 +207,7 @@ def audit(
     from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
 
     access = call.access
-    allowed = allow or access.settings.allowed_licences
+    allowed = allow or access.settings.allowed_licenses
     if not checks:
         checks = ("licenses",) * (bool(allowed) or not osv) + ("vulnerabilities",) * bool(osv)
     _check_useful_options(checks, allow, osv, allowed)
@@ -217,7 +217,7 @@ def audit(
     if "licenses" in checks:
         licenses = check_licenses(bill, allowed)
         blocks.append(format_licenses(licenses, width))
-        value["licences"] = licenses_json(licenses)
+        value["licenses"] = licenses_json(licenses)
         passed = licenses.holds
     if "vulnerabilities" in checks:
         vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
@@ -228,7 +228,7 @@ def audit(
         print_json({"format": "imagefactory.sbom/1", **value})
     else:
         print_result("\n\n".join(blocks))
-    raise click.exceptions.Exit(0 if passed else EXIT_BILL)
+    raise click.exceptions.Exit(0 if passed else EXIT_AUDIT)
 
 
 def _check_useful_options(
@@ -243,7 +243,7 @@ def _check_useful_options(
         raise UsageError(
             "argument-missing",
             "no license is allowed",
-            hint="add --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
+            hint="add --allow MIT --allow 'BSD-*', or the setting licenses = \"MIT,BSD-*\"",
         )
     if "vulnerabilities" in checks and not osv:
         raise UsageError(

@@ -119,7 +119,7 @@ def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
     )
 
 
-def read_catalogued_report(
+def read_cataloged_report(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> ReportContents:
     """Return the report of a signed catalog, without layers and packages. Raises as `survey_catalog`."""

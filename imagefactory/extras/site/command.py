@@ -184,7 +184,7 @@ def tables_request(
 
 
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
-    from imagefactory.extras.site.tables import read_catalogued, read_tables
+    from imagefactory.extras.site.tables import read_cataloged, read_tables
     from imagefactory.project import is_project
 
     settings = call.settings
@@ -192,7 +192,7 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
         project = call.factory
         return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogued(settings, os.environ, names, request)
+    return read_cataloged(settings, os.environ, names, request)
 
 
 def check_registry_has_targets(registry: str) -> None:
@@ -200,7 +200,7 @@ def check_registry_has_targets(registry: str) -> None:
     reject_conflict(
         registry,
         "--registry requires a project: elsewhere the images are those of the signed catalog",
-        "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
+        "remove --registry: the settings `catalog` and `registry` say where the catalog is",
     )
 
 
@@ -248,7 +248,7 @@ def _write_report(
 
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
-    from imagefactory.extras.site.action import read_catalogued_report, read_report
+    from imagefactory.extras.site.action import read_cataloged_report, read_report
     from imagefactory.project import is_project
 
     settings = call.settings
@@ -256,4 +256,4 @@ def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -
         project = call.factory
         return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogued_report(settings, os.environ, names, request)
+    return read_cataloged_report(settings, os.environ, names, request)

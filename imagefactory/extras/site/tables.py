@@ -270,7 +270,7 @@ def _capability(text: str, folder: Path) -> Capability:
         ) from error
 
 
-def read_catalogued(
+def read_cataloged(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> TableData:
     """Return the tables of a signed catalog, with its own predictions, for users without a project.
@@ -284,10 +284,10 @@ def read_catalogued(
 def survey_catalog(
     center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> tuple[TableData, tuple[ImageOffer, ...]]:
-    """Return the tables of a center's catalog, and its offers. Raises as `read_catalogued`."""
-    catalogue, trust = read_catalog(center.settings, environ, request.now), center.trust
+    """Return the tables of a center's catalog, and its offers. Raises as `read_cataloged`."""
+    catalog, trust = read_catalog(center.settings, environ, request.now), center.trust
     offers = tuple(
-        verify_offer(catalogue, image, trust, request.now) for image in select_images(catalogue, names)
+        verify_offer(catalog, image, trust, request.now) for image in select_images(catalog, names)
     )
     entries = [_catalog_entries(offer) for offer in offers if offer.image.gpu]
     sweep_states, notes = _read_sweeps(request)
@@ -298,7 +298,7 @@ def survey_catalog(
         place=center.place,
         combos=combos,
         ranges=make_ranges(combos),
-        notes=(*catalogue.notes, *notes),
+        notes=(*catalog.notes, *notes),
     )
     return tables, offers
 

@@ -19,12 +19,12 @@ from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import TrustGrant, read_trust
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, envelope, join_site, person_at
 from tests.made.verdicts import LAB, STRANGER, SUITE, digest
 
-FIRST = "catalogue"  # the first center's name, made of its catalogue's
+FIRST = "catalog"  # the first center's name, made of its catalog's
 DAY = timedelta(days=1)
 COMMON, ONLY = "pytorch-2.5-cu124", "pytorch-2.7-cu128"
 REFERENCE = f"registry.example.org/second/pytorch@{digest('d')}"  # of ONLY
@@ -36,16 +36,14 @@ def grant(key: SigningKey = STRANGER, until: datetime = NOW + 99 * DAY) -> Trust
 
 
 def invitation(tmp_path: Path, **changes: Any) -> str:
-    made = Invitation(
-        catalogue=str(tmp_path / "second.json"), site="slurm", sif_folder="/sif", keys=(grant(),)
-    )
+    made = Invitation(catalog=str(tmp_path / "second.json"), site="slurm", sif_folder="/sif", keys=(grant(),))
     path = tmp_path / "invitation.toml"
     path.write_text(format_invitation(replace(made, **changes)))
     return str(path)
 
 
 def publish_second(tmp_path: Path, key: SigningKey = STRANGER) -> None:
-    """A catalogue with an image that the first center has too, and one that it alone has.
+    """A catalog with an image that the first center has too, and one that it alone has.
 
     Its own key verified both on 9.0, the first center's key on 8.0.
     """
@@ -58,8 +56,8 @@ def publish_second(tmp_path: Path, key: SigningKey = STRANGER) -> None:
     only = replace(common, target=ONLY, version="2.7.0", cuda="12.8", subject=subject, envelopes=of_it)
     only = replace(only, reference=REFERENCE)
     made = NOW - timedelta(hours=1)
-    catalogue = make_catalogue(common, only, made=made, expires=made + LIFE, suites=(SUITE,))
-    (tmp_path / "second.json").write_bytes(sign_catalog(catalogue, key))
+    catalog = make_catalog(common, only, made=made, expires=made + LIFE, suites=(SUITE,))
+    (tmp_path / "second.json").write_bytes(sign_catalog(catalog, key))
 
 
 @pytest.fixture
@@ -75,12 +73,12 @@ def joined(person: Call, tmp_path: Path) -> Call:
     told = json_of(
         person("site", "join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "join"
     )
-    assert (told["joined_as"], told["beside"], told["catalogue_works"]) == ("second", [FIRST], True)
+    assert (told["joined_as"], told["beside"], told["catalog_works"]) == ("second", [FIRST], True)
     return person
 
 
 def verified(call: Call, *names: str) -> dict[str, list[str]]:
-    images = json_of(call("list", *names, "--json"), "images")["images"]
+    images = json_of(call("list", *names, "--json"), "catalog-images")["images"]
     return {image["name"]: image["verified"] for image in images}
 
 
@@ -88,17 +86,17 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     join_site(tmp_path)
     own = tmp_path / "config/imagefactory/imagefactory.toml"
     before = own.read_bytes()
-    first = json_of(person("list", "--json"), "images")
-    assert "centers" not in first
+    first = json_of(person("list", "--json"), "catalog-images")
+    assert len(first["catalogs"]) == 1
     publish_second(tmp_path)
     person("site", "join", invitation(tmp_path), "--name", "second", "--yes")
     assert own.read_bytes() == before
     own_file = tomllib.loads((own.parent / "centers/second.toml").read_text())
-    assert (own_file["catalogue"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
+    assert (own_file["catalog"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
     assert [row["keyid"] for row in own_file["trust"]] == [STRANGER.keyid]
     assert json_of(person("site", "join", invitation(tmp_path), "--json"), "join")["changed"] == []
     person("site", "remove", "second", "--yes")
-    assert json_of(person("list", "--json"), "images") == first
+    assert json_of(person("list", "--json"), "catalog-images") == first
 
 
 def test_images_of_both_are_named_with_their_center(joined: Call) -> None:
@@ -117,7 +115,7 @@ def test_images_of_both_are_named_with_their_center(joined: Call) -> None:
         (f"{FIRST}/{COMMON}", FIRST, COMMON),
         (f"second/{COMMON}", "second", COMMON),
     }
-    assert [one["center"] for one in told["centers"]] == [FIRST, "second"]
+    assert [one["center"] for one in told["catalogs"]] == [FIRST, "second"]
     assert [
         one["name"] for one in json_of(joined("search", "second", "2.7", "--json"), "search")["images"]
     ] == [f"second/{ONLY}"]
@@ -136,22 +134,22 @@ def test_a_key_of_one_center_vouches_for_no_image_of_another(joined: Call) -> No
     assert {(row["key"], row["standing"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
 
 
-def test_a_catalogue_of_one_center_signed_by_the_other_is_left_out(joined: Call, tmp_path: Path) -> None:
+def test_a_catalog_of_one_center_signed_by_the_other_is_left_out(joined: Call, tmp_path: Path) -> None:
     publish_second(tmp_path, LAB)
     (tmp_path / "cache").rename(tmp_path / "elsewhere")  # without the copy that is kept
     said = joined("list", "--json")
-    assert "centers" in json_of(said, "images")
-    assert {image["center"] for image in json_of(said, "images")["images"]} == {FIRST}
+    assert [row["center"] for row in json_of(said, "catalog-images")["catalogs"]] == [FIRST]
+    assert {image["center"] for image in json_of(said, "catalog-images")["images"]} == {FIRST}
     assert "second" in said.err
     joined("list", "second/*", code=9)
 
 
 def test_a_name_that_one_center_has_is_enough(joined: Call) -> None:
     told = json_of(joined("job", "write", ONLY, "--json"), "job")
-    assert (told["center"], told["name"], told["site"]) == ("second", f"second/{ONLY}", "slurm")
+    assert (told["catalog"]["center"], told["target"], told["site"]) == ("second", ONLY, "slurm")
     assert [one["capability"] for one in told["gpus"]] == ["9.0"]
     told = json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")
-    assert (told["center"], told["site"]) == (FIRST, "generic")
+    assert (told["catalog"]["center"], told["site"]) == (FIRST, "generic")
 
 
 @pytest.mark.parametrize(
@@ -186,14 +184,14 @@ def test_an_image_is_fetched_by_the_digest_of_its_center(
 def test_one_center_down_hides_no_other(joined: Call, tmp_path: Path) -> None:
     joined("list")
     (tmp_path / "second.json").unlink()
-    told = json_of(joined("list", "--json"), "images")  # kept, and told
-    assert [one["catalogue_source"] for one in told["centers"]] == ["place", "kept"]
+    told = json_of(joined("list", "--json"), "catalog-images")  # kept, and told
+    assert [one["source"] for one in told["catalogs"]] == ["place", "cached"]
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     said = joined("search", "pytorch", "--json")
     assert {one["center"] for one in json_of(said, "search")["images"]} == {FIRST}
     assert "images of second are skipped: " in " ".join(said.err.split())
     joined("job", "write", f"second/{ONLY}", code=2)
-    assert json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")["center"] == FIRST
+    assert json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")["catalog"]["center"] == FIRST
     sites = {one["name"]: one for one in json_of(joined("site", "list", "--json"), "sites")["sites"]}
     assert (sites[FIRST]["images"], sites[FIRST]["error"]) == (4, "")
     assert sites["second"]["images"] is None
@@ -211,8 +209,8 @@ def test_a_check_knows_the_images_of_both(joined: Call) -> None:
     Path("pool.json").write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": machines}))
     said = joined("job", "check", "job.sub", "--inventory", "pool.json", "--json", code=9)
     told = json_of(said, "job-check")
-    assert [one["center"] for one in told["centers"]] == [FIRST, "second"]
-    assert {one["capability"]: one["image"] for one in told["queues"][0]["reached"]} == {
+    assert [one["center"] for one in told["catalogs"]] == [FIRST, "second"]
+    assert {one["capability"]: one["status"] for one in told["queues"][0]["gpus"]} == {
         "8.0": "not-tested",
         "9.0": "verified",
     }
@@ -233,21 +231,22 @@ def test_doctor_looks_at_each(joined: Call, tmp_path: Path) -> None:
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     rows = json_of(joined("doctor", "--for", "job", "--json", code=6), "doctor")["findings"]
     states = {row["name"]: row["status"] for row in rows}
-    assert (states[f"{FIRST}: catalogue"], states["second: catalogue"]) == ("ok", "denied")
+    assert (states[f"{FIRST}: catalog"], states["second: catalog"]) == ("ok", "denied")
     assert (states[f"{FIRST}: key lab"], states["second: key stranger"]) == ("ok", "ok")
 
 
 def test_only_people_s_own_files_join_centers(
     joined: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the environment names a catalogue it is the only one."""
-    monkeypatch.setenv("IMAGEFACTORY_CATALOGUE", str(tmp_path / "catalogue"))
-    assert "centers" not in json_of(joined("list", "--json"), "images")
+    """Where the environment names a catalog it is the only one."""
+    monkeypatch.setenv("IMAGEFACTORY_CATALOG", str(tmp_path / "catalog"))
+    (row,) = json_of(joined("list", "--json"), "catalog-images")["catalogs"]
+    assert row["reference"] == str(tmp_path / "catalog")
     project = tmp_path / "project"
     (project / "centers").mkdir(parents=True)
     (project / "imagefactory.toml").write_text("")
-    (project / "centers/evil.toml").write_text('catalogue = "evil.example.org/gpu"\n')
-    monkeypatch.delenv("IMAGEFACTORY_CATALOGUE")
+    (project / "centers/evil.toml").write_text('catalog = "evil.example.org/gpu"\n')
+    monkeypatch.delenv("IMAGEFACTORY_CATALOG")
     monkeypatch.chdir(project)
     assert {one["name"] for one in json_of(joined("site", "list", "--json"), "sites")["sites"]} == {
         *(FIRST, "second")
@@ -260,7 +259,7 @@ def test_only_people_s_own_files_join_centers(
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"keys": (grant(LAB),)}, ""),  # a key of the first one, and another catalogue: did that move?
+        ({"keys": (grant(LAB),)}, ""),  # a key of the first one, and another catalog: did that move?
         ({"center": FIRST}, ""),
         ({}, "No/Name"),
         ({}, "a.b"),
@@ -284,20 +283,18 @@ def test_a_center_that_moved_takes_the_place_of_itself(person: Call, tmp_path: P
     publish_second(tmp_path, LAB)
     own = tmp_path / "config/imagefactory"
     person("site", "join", invitation(tmp_path, keys=(grant(LAB),)), "--name", FIRST, "--yes")
-    assert tomllib.loads((own / "imagefactory.toml").read_text())["catalogue"] == str(
-        tmp_path / "second.json"
-    )
+    assert tomllib.loads((own / "imagefactory.toml").read_text())["catalog"] == str(tmp_path / "second.json")
     assert not (own / "centers").exists()
     # with another key it is asked loudly, so not by a script
-    person("site", "join", invitation(tmp_path, catalogue="/other.json"), "--name", FIRST, "--yes", code=9)
+    person("site", "join", invitation(tmp_path, catalog="/other.json"), "--name", FIRST, "--yes", code=9)
 
 
-def test_the_first_gets_a_name_and_no_catalogue_is_joined_twice(joined: Call, tmp_path: Path) -> None:
+def test_the_first_gets_a_name_and_no_catalog_is_joined_twice(joined: Call, tmp_path: Path) -> None:
     own = tmp_path / "config/imagefactory"
     again = ("site", "join", invitation(tmp_path), "--yes")
     joined(*again, "--name", "third", code=2)
     joined(*again, "--name", FIRST, code=2)
-    first = invitation(tmp_path, catalogue=str(tmp_path / "catalogue"), keys=(grant(LAB),), site="generic")
+    first = invitation(tmp_path, catalog=str(tmp_path / "catalog"), keys=(grant(LAB),), site="generic")
     joined("site", "join", first, "--name", "ours", "--yes")
     assert tomllib.loads((own / "imagefactory.toml").read_text())["center"] == "ours"
     assert [path.name for path in (own / "centers").iterdir()] == ["second.toml"]
@@ -310,7 +307,7 @@ def test_a_key_that_was_retired_anywhere_comes_back_by_no_invitation(joined: Cal
     path = tmp_path / "config/imagefactory/imagefactory.toml"
     row = tomllib.loads(path.read_text())["trust"][0]
     path.write_text(path.read_text().replace(str(row["until"]), (NOW - DAY).date().isoformat()))
-    third = invitation(tmp_path, catalogue="/third.json", keys=(grant(LAB),))
+    third = invitation(tmp_path, catalog="/third.json", keys=(grant(LAB),))
     joined("site", "join", third, "--name", "third", "--yes", code=2)
 
 
@@ -326,7 +323,7 @@ def test_a_key_that_the_person_retires_counts_for_no_center(joined: Call, tmp_pa
     trust = read_trust((center,), (path,))
     assert [(key.name, key.until > NOW) for key in trust.keys] == [("stranger", False)]
     assert trust.policy.days == 3
-    joined("list", "second/*", code=9)  # its catalogue is signed by that key
+    joined("list", "second/*", code=9)  # its catalog is signed by that key
 
 
 def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) -> None:
@@ -335,23 +332,25 @@ def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) ->
     joined("site", "remove", "nobody", "--yes", code=3)
     joined("site", "remove", FIRST, code=2)  # nobody can be asked
     told = json_of(joined("site", "remove", FIRST, "--yes", "--json"), "site-removed")
-    assert told["removed"] == [f"catalogue = {tmp_path / 'catalogue'}", "key lab"]
+    assert told["removed"] == [f"catalog = {tmp_path / 'catalog'}", "key lab"]
     assert tomllib.loads(path.read_text()) == {"workers": "2"}
-    told = json_of(joined("list", "--json"), "images")  # the one that is left needs no name
-    assert "centers" not in told
+    told = json_of(joined("list", "--json"), "catalog-images")  # the one that is left needs no name
+    assert [row["center"] for row in told["catalogs"]] == ["second"]
     assert {image["target"] for image in told["images"]} == {COMMON, ONLY}
-    assert json_of(joined("show", f"second/{ONLY}", "--json"), "images")["images"][0]["verified"] == ["9.0"]
+    assert json_of(joined("show", f"second/{ONLY}", "--json"), "catalog-images")["images"][0]["verified"] == [
+        "9.0"
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("A.toml", 'catalogue = "x.example.org"\n'),
+        ("A.toml", 'catalog = "x.example.org"\n'),
         ("a.toml", ""),
-        ("a.toml", 'catalogue = "./x.json"\n'),
-        ("a.toml", 'catalogue = "x.example.org"\nregistry = "x.example.org"\n'),
-        ("a.toml", 'catalogue = "x.example.org"\nsite = "nowhere"\n'),
-        (f"{FIRST}.toml", 'catalogue = "x.example.org"\n'),
+        ("a.toml", 'catalog = "./x.json"\n'),
+        ("a.toml", 'catalog = "x.example.org"\nregistry = "x.example.org"\n'),
+        ("a.toml", 'catalog = "x.example.org"\nsite = "nowhere"\n'),
+        (f"{FIRST}.toml", 'catalog = "x.example.org"\n'),
     ],
 )
 def test_a_file_that_cannot_be_used_stops_what_reads_it(
@@ -366,17 +365,17 @@ def test_a_file_that_cannot_be_used_stops_what_reads_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "catalogue", "called"),
+    ("name", "site", "catalog", "called"),
     [
         ("ours", "chtc", "registry.example.org/gpu", "ours"),
         ("", "chtc", "registry.example.org/gpu", "chtc"),
         ("", "generic", "registry.example.org:5000/gpu:x", "registry-example-org-5000"),
-        ("", "slurm", "/shared/gpu/catalogue.json.gz", "catalogue"),
+        ("", "slurm", "/shared/gpu/catalog.json.gz", "catalog"),
         ("", "generic", "/", "center"),
     ],
 )
-def test_a_center_has_a_name(name: str, site: str, catalogue: str, called: str) -> None:
-    assert center_name(name, site, catalogue) == called
+def test_a_center_has_a_name(name: str, site: str, catalog: str, called: str) -> None:
+    assert center_name(name, site, catalog) == called
 
 
 def test_each_center_has_settings_of_its_own(joined: Call, tmp_path: Path) -> None:
@@ -397,7 +396,7 @@ def test_each_center_has_settings_of_its_own(joined: Call, tmp_path: Path) -> No
     ]
 
 
-# --- list, show and verdicts in an empty folder, answered by the catalogue that somebody joined
+# --- list, show and verdicts in an empty folder, answered by the catalog that somebody joined
 
 
 @pytest.fixture
@@ -417,14 +416,14 @@ def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
         "jax-0.4.30-cu12 jax 0.4.30 predicted 7.0",
         "pytorch-2.1-cu121 torch 2.1.2 -",
     ]
-    told = json_of(member("list", "pytorch-2.3", "--json"), "images")
-    assert told["proofs"]["oldest"]
+    told = json_of(member("list", "pytorch-2.3", "--json"), "catalog-images")
+    assert told["catalogs"][0]["verdict_ages"]["oldest"]
     assert [(one["target"], one["verified"], one["predicted"]) for one in told["images"]] == [
         ("pytorch-2.3-cu121", ["8.0"], ["7.0"])
     ]
-    assert [one["target"] for one in json_of(member("list", "jax", "--json"), "images")["images"]] == [
-        "jax-0.4.30-cu12"
-    ]
+    assert [
+        one["target"] for one in json_of(member("list", "jax", "--json"), "catalog-images")["images"]
+    ] == ["jax-0.4.30-cu12"]
 
 
 @pytest.mark.parametrize(
@@ -434,8 +433,8 @@ def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
         (("search",), "search"),
         (("job", "write", "pytorch-2.3"), "job"),
         (("job", "check", "job.sub"), "job-check"),
-        (("list",), "images"),
-        (("show", "pytorch-2.3"), "images"),
+        (("list",), "catalog-images"),
+        (("show", "pytorch-2.3"), "catalog-images"),
     ],
 )
 def test_each_reader_says_that_the_catalog_is_the_kept_one(
@@ -444,14 +443,15 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
     Path("job.sub").write_text(
         f"executable = /bin/true\ncontainer_image = docker://x.example/y@sha256:{0:064}\nqueue\n"
     )
-    assert json_of(member("list", "--json"), "images")["catalogue_source"] == "place"
-    (tmp_path / "catalogue").unlink()
+    assert json_of(member("list", "--json"), "catalog-images")["catalogs"][0]["source"] == "place"
+    (tmp_path / "catalog").unlink()
     said = member(*command, "--json", code=9 if kind == "job-check" else 0)
     told = json_of(said, kind)
     made = NOW - timedelta(hours=1)
-    assert told["catalogue_source"] == "kept"
-    assert told["catalogue_made"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
-    assert told["catalogue_expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
+    (row,) = [told["catalog"]] if kind == "job" else told["catalogs"]
+    assert row["source"] == "cached"
+    assert row["created"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
+    assert row["expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
     assert [line for line in said.err.splitlines() if f"{made + LIFE:%Y-%m-%d}" in line]
 
 
@@ -469,7 +469,7 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
 )
 def test_texts_say_it_too(member: Call, tmp_path: Path, command: tuple[str, ...]) -> None:
     member("list")
-    (tmp_path / "catalogue").unlink()
+    (tmp_path / "catalog").unlink()
     said = member(*command)
     assert "1 hour old" in said.out + said.err
 
@@ -487,11 +487,11 @@ def test_show_says_what_is_known_of_one(member: Call) -> None:
     assert member("show", "jax").out.splitlines()[-1] == (
         "next: imagefactory job write jax-0.4.30-cu12 --allow-unverified"
     )
-    assert json_of(member("show", "jax", "--json"), "images")["images"][0]["framework"] == "jax"
+    assert json_of(member("show", "jax", "--json"), "catalog-images")["images"][0]["framework"] == "jax"
     assert "matches 3 targets" in member("show", "pytorch", code=2).err
 
 
-def test_verdicts_are_those_that_the_catalogue_carries(member: Call) -> None:
+def test_verdicts_are_those_that_the_catalog_carries(member: Call) -> None:
     said = member("verdict", "list", "pytorch-2.5")
     assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
     assert said.out.count("verified  yes ") == 2

@@ -1,4 +1,4 @@
-"""What is found by a few words: from a catalogue, on a pool, and without either."""
+"""What is found by a few words: from a catalog, on a pool, and without either."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made.catalogue import make_image
+from tests.made.catalog import make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, join_site, person_at
 
@@ -49,7 +49,7 @@ def pool(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
+def test_on_a_pool_from_a_catalog(joined: Call, pool: str) -> None:
     said = joined("search", "pytorch", "2.5", "--inventory", pool)
     lines = said.out.splitlines()
     assert lines[0].startswith("images of the catalog /")
@@ -85,10 +85,10 @@ def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, p
         "pytorch-2.1-cu121",  # failed there
     ]
     assert told["images"][3]["gpus"] == []
-    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalogue", 5, "now")
+    assert (told["source"], told["pool"]["total"], told["pool"]["free_when"]) == ("catalog", 5, "now")
     assert told["images"][0]["gpus"][1] == {
-        "capability": "8.0", "name": "NVIDIA A100-SXM4-80GB", "gpus": 2, "free": 1, "unsure": 0,
-        "known": "verified", "why": told["images"][0]["gpus"][1]["why"],
+        "capability": "8.0", "name": "NVIDIA A100-SXM4-80GB", "total": 2, "free": 1, "uncertain": 0,
+        "basis": "verified", "reason": told["images"][0]["gpus"][1]["reason"],
     }  # fmt: skip
     said = joined("search", "jax", "--inventory", pool)
     assert "verified" not in said.out
@@ -131,7 +131,7 @@ def test_without_a_pool_it_names_capabilities(joined: Call) -> None:
     assert "no scheduler here" in said.out
     assert "pytorch-2.5-cu124  verified   8.0 9.0\n                   predicted  7.0" in said.out
     assert "--gpus and --gpu-memory exclude nothing" in said.err
-    assert json_of(joined("search", "jax", "--json"), "search")["images"][0]["gpus"][0]["gpus"] is None
+    assert json_of(joined("search", "jax", "--json"), "search")["images"][0]["gpus"][0]["total"] is None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, 
     assert hint in said.err
 
 
-def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:
+def test_without_a_catalog_nothing_is_verified(person: Call, pool: str) -> None:
     said = person("search", "pytorch", "2.5", "--inventory", pool)
     assert said.out.startswith("no catalog is joined")
     assert said.err.splitlines()[-1] == "next: imagefactory build pytorch-2.5-cu124"
@@ -180,7 +180,7 @@ def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> Non
     assert [row for row in rows if "A100" in row and row.endswith(("predicted", "documented"))]
     told = json_of(person("search", "torch", "2.5", "--json"), "search")
     assert told["source"] == "knowledge"
-    assert {gpu["known"] for one in told["images"] for gpu in one["gpus"]} <= {"predicted", "documented"}
+    assert {gpu["basis"] for one in told["images"] for gpu in one["gpus"]} <= {"predicted", "documented"}
 
 
 def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:

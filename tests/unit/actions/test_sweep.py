@@ -107,7 +107,7 @@ def start(*arguments: str) -> int:
 
 
 def writes(site: Site) -> int:
-    """Requests that brought something for the images, beside claims and catalogues."""
+    """Requests that brought something for the images, beside claims and catalogs."""
     return sum(
         one.method in ("POST", "PUT", "PATCH") and one.path.startswith("/v2/pytorch/")
         for one in site.registry.log

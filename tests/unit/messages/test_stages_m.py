@@ -22,7 +22,7 @@ from imagefactory.model import FilesSpec, SourceLocation
 from imagefactory.project import recipes_directory, require_own_project
 from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.load import load_settings
-from tests.made.catalogue import make_image
+from tests.made.catalog import make_image
 from tests.made.values import make_target
 
 
@@ -48,7 +48,7 @@ def own_files(path: Path) -> None:
         (
             lambda path: require_own_project(access(path).settings, "lock"),
             "project-not-found",
-            "lock writes into a project, and there is no imagefactory.toml here or in a parent directory",
+            "lock needs a project, and no imagefactory.toml is here or in a parent directory",
             "create one: imagefactory init (--with pytorch,jax adds recipes)",
         ),
         (
@@ -73,7 +73,7 @@ def own_files(path: Path) -> None:
             lambda _: offered_reference(make_image(target="lab-1.0-cu121", reference="", sifs=())),
             "image-not-pullable",
             "lab-1.0-cu121 is in no registry",
-            "see others with imagefactory search",
+            "to see other images, run imagefactory search",
         ),
         (
             lambda path: find_sweep(access(path).settings, "20261122-061500-1f3a"),

@@ -19,7 +19,7 @@ from imagefactory.trust.verdict import sign
 from imagefactory.verify.kits import read_nonce, read_returned_kit
 from imagefactory.verify.nonces import LIFETIME, NonceStore, NonceSubject, check_open, check_run
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.verdicts import LAB, NOW, TRUST, whole_report
 
 NONCE = "0" * 32
@@ -58,7 +58,7 @@ def nonce_of_a_pool(folder: Path) -> None:
 
 
 def expired_catalog(_: Path) -> None:
-    catalog = make_catalogue()
+    catalog = make_catalog()
     verify_catalog(sign_catalog(catalog, LAB), TRUST, catalog.expires)
 
 
@@ -125,7 +125,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "catalog-rejected": (
         expired_catalog,
-        f"the catalog is rejected: expired, it was valid until {make_catalogue().expires:%Y-%m-%dT%H:%M:%SZ}",
+        f"the catalog is rejected: expired, it was valid until {make_catalog().expires:%Y-%m-%dT%H:%M:%SZ}",
         "ask the maintainers of the project for a new one (they run imagefactory site publish)",
     ),
     "no-catalog-set": (

@@ -82,8 +82,8 @@ def test_one_is_not_several() -> None:
     ],
 )
 def test_what_is_proposed_is_no_other_version(word: str, hint: str) -> None:
-    with pytest.raises(NothingSelectedError, match="the catalogue has no") as caught:
-        choose_names((word,), KNOWN, "the catalogue has no target")
+    with pytest.raises(NothingSelectedError, match="the catalog has no") as caught:
+        choose_names((word,), KNOWN, "the catalog has no target")
     assert caught.value.code == "target-unknown"
     assert suggest(word, KNOWN) == hint
 

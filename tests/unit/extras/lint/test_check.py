@@ -42,7 +42,7 @@ from tests.made.offers import (
     IMAGE,
     REFERENCE,
     SIF,
-    catalogue_of,
+    catalog_of,
     digest,
     failed,
     job_spec,
@@ -85,7 +85,7 @@ def check(
         assert image == offered.image
         return offered
 
-    given = {"inventory": POOL, "catalogue": catalogue_of(offered.image) if offered else None, **more}
+    given = {"inventory": POOL, "catalog": catalog_of(offered.image) if offered else None, **more}
     return check_submit_file(
         parse_submit_file(text, "a.sub"), CheckContext(site=find_site(site), offer=judge, **given)
     )
@@ -353,7 +353,7 @@ def test_strange_values_are_findings_and_no_crash(lines: list[tuple[str, list[st
         assert error.message.startswith("a.sub:")  # noqa: PT017
         return
     assert format_check(checked)
-    json.dumps(check_json(checked), default=plain)
+    json.dumps(check_json(checked, "chtc", "", []), default=plain)
 
 
 def test_each_size_of_a_list_of_retries_is_judged() -> None:
@@ -561,15 +561,15 @@ def test_disk_for_a_file_that_is_sent() -> None:
     assert ("disk", 4) in found(check(text, offered=offer(of_sif=[verdict("8.0")])))
 
 
-def test_an_image_that_the_catalogue_does_not_have() -> None:
+def test_an_image_that_the_catalog_does_not_have() -> None:
     other = f"docker://registry.example.org/gpu/other@{digest('9')}"
     assert ("unknown-image", 3) in found(check(f"{RUNS}container_image = {other}\nqueue", offered=offer()))
     alone = check(f"{RUNS}container_image = {other}\nqueue")
     assert not alone.wrong
-    assert ("no-catalogue", 3) in found(alone, "advice")
+    assert ("no-catalog", 3) in found(alone, "advice")
 
 
-def test_a_tag_of_a_catalogued_repository_is_told_its_digest() -> None:
+def test_a_tag_of_a_cataloged_repository_is_told_its_digest() -> None:
     tag = "docker://registry.example.org/gpu/pytorch:2.3.1-cu121"
     checked = check(f"{RUNS}container_image = {tag}\nqueue", offered=offer())
     (one,) = (one for one in checked.all_findings if one.rule == "tag")
@@ -600,10 +600,10 @@ def test_text_and_json() -> None:
     assert said.count("request_disk is missing") == 1  # of two queues
     assert said.endswith("a.sub: nothing is wrong, 3 can be had better")
     assert max(len(line) for line in said.splitlines()) <= 80
-    told = json.loads(json.dumps(check_json(checked), default=plain))
-    assert (told["wrong"], [one["gpus"] for one in told["queues"]]) == (False, [7, 6])
-    unknown = check_json(check(text, inventory=None))
-    assert unknown["queues"][0]["gpus"] is None  # type: ignore[index]
+    told = json.loads(json.dumps(check_json(checked, "chtc", "", []), default=plain))
+    assert (told["failed"], [one["matching"] for one in told["queues"]]) == (False, [7, 6])
+    unknown = check_json(check(text, inventory=None), "chtc", "", [])
+    assert unknown["queues"][0]["matching"] is None  # type: ignore[index]
     assert "no inventory" in format_check(check(text, inventory=None))
 
 
@@ -708,7 +708,7 @@ def test_no_prediction_outweighs_a_revocation() -> None:
     assert [len(before.classes), len(now.classes)] == [1, 0]
 
 
-def test_an_image_that_the_catalogue_has_no_more_was_revoked() -> None:
+def test_an_image_that_the_catalog_has_no_more_was_revoked() -> None:
     other, file = digest("8"), digest("7")
     rows = (taken_back(digest("6"), "8.0", index=other, config=file),)
     offered = offer(verdict("8.0"), revoked=rows)

@@ -146,7 +146,7 @@ def test_the_front_pages_picture_is_what_the_recipes_and_locks_say(call: Call, t
     assert made.stat().st_size < 300_000
 
 
-def test_outside_of_a_factory_the_catalogue_says_which_images(
+def test_outside_of_a_factory_the_catalog_says_which_images(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
