@@ -454,7 +454,7 @@ def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
     try:
         return find_inventory(path, now)
     except ImagefactoryError as error:
-        write_terminal(2, f"note: how many GPUs it reaches is not known: {error.message}")
+        write_terminal(2, f"note: the number of GPUs for this job is unknown: {error.message}")
         return None
 
 

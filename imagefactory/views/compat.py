@@ -31,13 +31,13 @@ LETTERS = {
     Compatibility.UNKNOWN: "?",
 }
 LEGEND = (
-    "Y runs, P runs through PTX that the driver compiles, ~ runs in part, - does not run, ? nothing is known",
-    "d documented: a project's page says so   p predicted: a scan of the GPU code says so",
-    "v verified: the suite ran there          ! there is a known fault",
+    "Y runs   P runs, if the driver compiles its PTX   ~ runs in part",
+    "- does not run   ? unknown   ! has a known fault",
+    "v verified by the suite   p predicted by a scan of its GPU code   d documented",
 )
 
-ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
-ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
+ALIKE = "5.0-6.1: the same for all GPUs of this range, except those of ARM boards (8.7, 11.0)"
+ALIKE_AMD = "gfx908-gfx942: the same for all known processors of this range"
 
 
 def format_gpu(
