@@ -313,7 +313,7 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
     (cell,) = call("plan", "--inventory", str(file), "--json", "pytorch-2.3-cu121").json()["targets"][0][
         "cells"
     ]
-    assert (cell["capability"], cell["part"]) == ("9.0", "1g.10gb")
+    assert (cell["capability"], cell["mig"]) == ("9.0", "1g.10gb")
 
 
 @pytest.mark.parametrize(
