@@ -242,12 +242,12 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         header = (
             ("IMAGE", "GPU", "TOTAL", "FREE", "STATUS")
             if inventory
-            else ("IMAGE", "GPUS BY CAPABILITY", "STATUS")
+            else ("IMAGE", "STATUS", "GPUS BY CAPABILITY")
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
-        lines.append(f"and {len(usable) - MOST} more: say it with more words")
+        lines.append(f"and {len(usable) - MOST} more: add words to narrow the search")
     for match in finding.matches[:MOST]:
         lines += [
             f"{match.candidate.name} {row.where}: {row.summary}"
@@ -264,7 +264,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
-        lines.append("* some of these machines may reject such jobs: their rules are unknown")
+        lines.append("* some of these machines may reject such jobs, because their rules are unknown")
     return "\n".join(lines).rstrip()
 
 
@@ -296,10 +296,10 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the lines about the source of the answer, which come first."""
     if finding.catalog is None:
-        what = f"nothing is built in {finding.place}" if finding.own_project else "no catalog is known here"
-        yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
+        what = f"{finding.place} has no images" if finding.own_project else "no catalog is joined"
+        yield f"{what}, so no image is verified; these answers are predicted or documented"
         if not finding.own_project:
-            yield "your center may have one: imagefactory site join ADDRESS|FILE"
+            yield "to join one: imagefactory site join ADDRESS|FILE"
     elif finding.own_project:
         yield f"images of the project {finding.place}"
     else:
@@ -311,7 +311,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
     yield (
         f"pool: {pool_summary(inventory)}"
         if inventory
-        else "no pool is available here (see --inventory FILE): any GPU"
+        else "no scheduler here, so these are all known GPUs; --inventory FILE selects those of a cluster"
     )
 
 
@@ -323,7 +323,7 @@ def _pool_rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         yield (
             "" if number else match.candidate.name,
             gpu,
-            f"{row.gpus:4}",
+            f"{row.gpus:5}",
             f"{row.free:4}",
             f"{row.basis}{mark}",
         )
@@ -335,7 +335,7 @@ def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         by_basis.setdefault(row.basis, []).append(row)
     for number, (basis, rows) in enumerate(by_basis.items()):
         title = "" if number else match.candidate.name
-        yield title, " ".join(row.capability for row in rows), basis.value
+        yield title, basis.value, " ".join(row.capability for row in rows)
 
 
 class SearchGpuRow(TypedDict):
