@@ -77,7 +77,7 @@ def test_an_image_for_amd_is_left_out_of_a_sweep() -> None:
     )
     (left_out,) = plan(STAGE, amd).left_out
     assert (left_out.target, left_out.rule) == ("jax-0.10.2-rocm7", "no-gpu")
-    assert "no pool says which processor they are" in left_out.reason
+    assert "pools do not report their processor" in left_out.reason
 
 
 # --- what is queued --------------------------------------------------------------------------------

@@ -167,11 +167,11 @@ WORDS: dict[str, tuple[dict[str, Any], VerdictStatus, str]] = {
         VerdictStatus.REVOKED,
         "wrong",
     ),
-    "expired": ({"now": NOW + 90 * DAY}, VerdictStatus.EXPIRED, "held until 2027-02-20T03:00:00Z"),
+    "expired": ({"now": NOW + 90 * DAY}, VerdictStatus.EXPIRED, "expired at 2027-02-20T03:00:00Z"),
     "expired by policy": (
         {"now": NOW + 7 * DAY, "trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(days=7))},
         VerdictStatus.EXPIRED,
-        "held until 2026-11-29",
+        "expired at 2026-11-29",
     ),
     "from the future": ({"now": NOW - timedelta(minutes=6)}, VerdictStatus.NOT_YET, "still to come"),
 }

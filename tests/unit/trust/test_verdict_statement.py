@@ -136,11 +136,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "NVML",
     ),
     "another capability": ({"device": replace(MADE_UP, capability="8.6")}, UNSIGNABLE, "NVML tells 8.0"),
-    "not below /proc": ({"hardware": replace(HOST, known=())}, UNSIGNABLE, "driver itself"),
+    "not below /proc": ({"hardware": replace(HOST, known=())}, UNSIGNABLE, "the driver does not list"),
     "another below /proc": (
         {"hardware": replace(HOST, known=("GPU-" + PART[4:],))},
         UNSIGNABLE,
-        "driver itself",
+        "the driver does not list",
     ),
     "no node": ({"hardware": replace(HOST, nodes=())}, UNSIGNABLE, "device node"),
     "no driver": ({"hardware": replace(HOST, driver="")}, UNSIGNABLE, "no driver"),
