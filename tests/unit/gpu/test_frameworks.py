@@ -157,8 +157,8 @@ def test_cuda_by_file_names() -> None:
         (
             ["pytorch==2.10.0=cpu_mkl_py312hf462abe_109"],
             [],
-            "pytorch 2.10.0 (build cpu_mkl_py312hf462abe_109) has no code for GPUs and computes only on the CPU: "
-            'install "pytorch 2.10.0 *cuda*" instead',
+            "pytorch 2.10.0 (build cpu_mkl_py312hf462abe_109) has no code for GPUs and computes only "
+            'on the CPU: install "pytorch 2.10.0 *cuda*" instead',
         ),
         (
             ["jax==0.7.2=pyhd8ed1ab_0", "jaxlib==0.7.2=cpu_py312h1d65785_0"],

@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         UNSIGNABLE,
         "NVML",
     ),
-    "another capability": ({"device": replace(MADE_UP, capability="8.6")}, UNSIGNABLE, "NVML tells 8.0"),
+    "another capability": ({"device": replace(MADE_UP, capability="8.6")}, UNSIGNABLE, "NVML reports 8.0"),
     "not below /proc": ({"hardware": replace(HOST, known=())}, UNSIGNABLE, "the driver does not list"),
     "another below /proc": (
         {"hardware": replace(HOST, known=("GPU-" + PART[4:],))},
