@@ -31,9 +31,7 @@ ANSWERS = {
     Compatibility.NO: "no",
     Compatibility.UNKNOWN: "?",
 }
-LEGEND = (
-    "N machine code of its own, P through PTX that the driver compiles, 12/397 so many of its modules, - none"
-)
+LEGEND = "N machine code   P only PTX, which the driver compiles   12/397 modules with it   - none"
 NAME_WIDTH = 44
 _ROLES = (LibraryRole.GATES, LibraryRole.ON_DEMAND, LibraryRole.OTHER, LibraryRole.REPORT)
 # Package or file of CUDA's libraries, and their usual names.
