@@ -31,7 +31,7 @@ ANSWERS = {
     Compatibility.NO: "no",
     Compatibility.UNKNOWN: "?",
 }
-LEGEND = "N machine code   P only PTX, which the driver compiles   12/397 modules with it   - none"
+LEGEND = "N machine code   P PTX, compiled by the driver   12/397 modules   - none"
 NAME_WIDTH = 44
 _ROLES = (LibraryRole.GATES, LibraryRole.ON_DEMAND, LibraryRole.OTHER, LibraryRole.REPORT)
 # Package or file of CUDA's libraries, and their usual names.
