@@ -273,7 +273,7 @@ def _format_cuda(
     hidden = len(libraries) - len(displayed)
     if hidden:
         some = "1 library" if hidden == 1 else f"{hidden} libraries"
-        note = f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
+        note = f"{some} of CUDA select their own code and are not shown; --all shows them"
         lines += fold([note], width)
     return "\n".join(lines)
 
