@@ -205,7 +205,7 @@ class _CatalogBuilder:
         except (LockError, StaleError) as error:
             lock, why = None, error.message
         except ModuleNotFoundError as error:  # a light install cannot compute the digest by the lock
-            lock, why = None, f"its image cannot be told from others without {error.name}"
+            lock, why = None, f"its image cannot be identified without {error.name}"
         tagged = place.store.manifest(place.repository, plain_tag(target))
         roots = []
         for digest in dict.fromkeys((expected, tagged[0].digest if tagged else "")):
@@ -215,20 +215,17 @@ class _CatalogBuilder:
                 subject = replace(read_subject(place, digest), target=target.name)
                 root = self._read_root(place, subject, lock if digest == expected else None)
             except NoImageError as error:
-                why = f"{digest} is left out: {error.message}"
+                why = f"{digest} is skipped: {error.message}"
                 continue
             # Anyone who may push can move a tag.
             if digest == expected or root.proven or is_own(project, place, digest):
                 roots.append(root)
             else:
-                why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
+                why = f"{digest} is skipped: it has no valid verdict, and this store did not push it"
         offered = []
         for root in roots:
             if self._waits(target, place, root):
-                why = (
-                    f"{root.subject.index} waits, too few keys approved it: "
-                    f"imagefactory image promote {target.name}"
-                )
+                why = f"{root.subject.index} has too few approvals: imagefactory image promote {target.name}"
                 project.tell(f"{target.name}: {why}")
             else:
                 offered.append(root)

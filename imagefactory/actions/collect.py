@@ -242,7 +242,7 @@ def _explain_pulls(drafts: list[PendingNode], project: Project, progress: Progre
     if not count:
         return drafts
     check = AnonymousPullCheck(project)
-    with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
+    with progress.stage(f"check the images of {count} nodes that could not be pulled"):
         return [
             replace(draft, one=replace(draft.one, why=check.explain(draft.node)))
             if draft.one.result.outcome is Outcome.PULL_FAILED
@@ -281,16 +281,16 @@ class AnonymousPullCheck:
         try:
             manifest = registry.manifest(where.repository, where.tag_or_digest)
         except ImagefactoryError as error:
-            self._failures.append(f"asked from here, without a password: {error.message}")
+            self._failures.append(f"not readable from this machine without a password: {error.message}")
             return self._failures[-1]
         finally:
             registry.close()
         self._failures.clear()
         if manifest is None:
-            return f"{where.registry} has no such image any more: a new sweep sends it again"
+            return f"{where.registry} no longer has this image: a new sweep sends it again"
         return (
-            f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "
-            "more (the registry's CA, the way there)"
+            f"{where.registry} has the image; for the reason, run `apptainer pull {address}` on that machine "
+            "(its network, the registry's CA)"
         )
 
 

@@ -126,7 +126,7 @@ def _check_settings(
     offers = [verify_offer(catalog, image, trust, now) for image in catalog.images]
     forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
     where = center.place or str(settings.root_path)
-    summary = f"{where}, made {catalog.made:%Y-%m-%d}, holds until {catalog.expires:%Y-%m-%d}"
+    summary = f"{where}, created {catalog.made:%Y-%m-%d}, valid until {catalog.expires:%Y-%m-%d}"
     return replace(
         facts,
         catalog=ProbeResult(name="catalog", answer=summary),

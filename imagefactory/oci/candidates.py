@@ -333,11 +333,11 @@ def _keep_reason(candidate: TagTarget, tagged: Sequence[TagTarget], before: date
             return f"{other.tag} points to it"
     match = CANDIDATE.fullmatch(candidate.tag)
     if match is None or match["hex"] not in candidate.names:
-        return "its name is not that of its content: somebody else's"
+        return "its name does not match its content, so another program pushed it"
     if candidate.verdicts:
         return "it has a verdict"
     if candidate.pushed is None:
-        return "nobody knows when it was pushed"
+        return "the time of its push is unknown"
     if candidate.pushed >= before:
         return f"pushed {_day(candidate.pushed)}"
     return ""

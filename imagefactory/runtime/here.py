@@ -23,11 +23,11 @@ class PrivateDirectory:
 
 SYSTEM_PLACES = (
     *(
-        PrivateDirectory(path=Path(path), name="a folder of the system")
+        PrivateDirectory(path=Path(path), name="a system directory")
         for path in ("/run", "/var/run", "/dev", "/proc", "/sys", "/etc", "/boot", "/root")
     ),
     *(
-        PrivateDirectory(path=Path(path), name="a folder of all users", below=False)
+        PrivateDirectory(path=Path(path), name="a directory of all users", below=False)
         for path in ("/tmp", "/var/tmp")  # noqa: S108 - the places themselves, no file in them
     ),
 )
@@ -42,8 +42,8 @@ def private_directories(
     """
     return (
         *(PrivateDirectory(path=path, name="your home", below=False) for path in homes),
-        *(PrivateDirectory(path=path, name="a folder of imagefactory's own") for path in own),
-        *(PrivateDirectory(path=path, name="a folder of running programs") for path in runtime),
+        *(PrivateDirectory(path=path, name="a directory of imagefactory itself") for path in own),
+        *(PrivateDirectory(path=path, name="a directory of running programs") for path in runtime),
         *(
             replace(place, below=place.below and not any(home.is_relative_to(place.path) for home in homes))
             for place in SYSTEM_PLACES
@@ -60,14 +60,14 @@ def mount_current_directory(
     """
     why = _hidden_reason(folder, private)
     if mounted:
-        why = why or f"holds {mounted[0]}, where another disk is mounted,"
+        why = why or f"contains {mounted[0]}, where another disk is mounted,"
     if not readable:
         why = "cannot be read by you"
     if why:
         return (
             None,
-            f"{folder} {why} and is not shown inside; --mount DIR:{WORKDIR} --workdir {WORKDIR} "
-            f"shows another",
+            f"{folder} {why} and is not mounted; to mount another directory: --mount DIR:{WORKDIR} "
+            f"--workdir {WORKDIR}",
         )
     return Mount(source=folder, target=WORKDIR), (
         f"{folder} is {WORKDIR} inside, read-only; to write there: --mount .:{WORKDIR}:rw --workdir {WORKDIR}"
@@ -79,8 +79,8 @@ def _hidden_reason(folder: Path, private: Sequence[PrivateDirectory]) -> str:
         if folder == place.path:
             return f"is {place.name}"
         if place.path.is_relative_to(folder):
-            return f"holds {place.path}"
+            return f"contains {place.path}"
         if place.below and folder.is_relative_to(place.path):
             return f"is in {place.path} ({place.name})"
     hidden = next((part for part in folder.parts if part.startswith(".")), "")
-    return f"is in a hidden folder ({hidden})" if hidden else ""
+    return f"is in a hidden directory ({hidden})" if hidden else ""

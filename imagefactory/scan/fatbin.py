@@ -636,7 +636,7 @@ class _FatbinParser:
         try:
             return zstd_start(packed, _TEXT)
         except ToolError:
-            self._leave(at, "PTX by its header alone, for zstandard is not installed")
+            self._leave(at, "PTX by only its header, because zstandard is not installed")
             return b""
 
     def _concatenation(self, at: int, table: bytes, codes: set[GpuCode]) -> None:
@@ -668,7 +668,7 @@ class _FatbinParser:
         code = self._codes.get(key)
         if code is None:
             if kind not in _CODE_KINDS:
-                self._leave(at, f"CUDA Tile IR (kind {_TILE})" if kind == _TILE else f"kind {kind}")
+                self._leave(at, f"CUDA Tile IR (type {_TILE})" if kind == _TILE else f"type {kind}")
                 return
             if not 10 <= architecture <= 999 or major > 99 or minor > 99:
                 raise CorruptBundleError(
@@ -705,7 +705,7 @@ class _FatbinParser:
         if not self._unread:
             self._unread_at = at
         if what not in self._unread and len(self._unread) >= _MAX_UNREAD:
-            what = "other kinds"
+            what = "other types"
         self._unread[what] = self._unread.get(what, 0) + 1
 
     def _describe_unread(self) -> str:
