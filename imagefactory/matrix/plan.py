@@ -290,8 +290,8 @@ def _target_reason(stage: TargetStatus, state: CellState) -> str:
         return "every requested GPU is excluded"
     if state is CellState.BLOCKED:
         return stage.block
-    where = "candidate in the registry" if stage.reference else "image in the store"
-    return stage.missing or f"the {where} matches the lock: nothing to build"
+    location = "candidate in the registry" if stage.reference else "image in the store"
+    return stage.missing or f"the {location} matches the lock: nothing to build"
 
 
 def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:

@@ -159,9 +159,9 @@ def _fields(
         "capabilities": () if sorted(family) == sorted(capabilities) else capabilities,
     }
     own = (recipe.base, recipe.python) != (near.base, near.python)
-    place = [f"base: {near.base}", f'python: "{near.python}"'] if own and not near.own_base else []
+    lines_of_base = [f"base: {near.base}", f'python: "{near.python}"'] if own and not near.own_base else []
     written = [f"{key}: [{', '.join(map(quoted, values))}]" for key, values in lists.items() if values]
-    return [f'cuda: ["{cuda}"]', *place, *written]
+    return [f'cuda: ["{cuda}"]', *lines_of_base, *written]
 
 
 def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
@@ -187,12 +187,12 @@ def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Itera
     available = {row.package for row in knowledge.companions(framework, version, python)}
     for name in sorted(knowledge.companion_names(framework) & _requested(recipe, node) - available):
         if series.get(name):
-            why = f"{name} {series[name]} has no wheels for Python {python}"
+            reason = f"{name} {series[name]} has no wheels for Python {python}"
         elif series:
-            why = f"no release of {name} for {framework} {version} is known"
+            reason = f"no release of {name} for {framework} {version} is known"
         else:
-            why = f"the companions of {framework} {version} are not known"
-        yield f"without {name}: {why}; if there is one, add it to packages"
+            reason = f"the companions of {framework} {version} are not known"
+        yield f"without {name}: {reason}; if there is one, add it to packages"
 
 
 def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
@@ -331,9 +331,9 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
 def check_name(value: str, rule: str) -> None:
     """Raise UsageError for an argument that RULES[rule] rejects."""
     if not RULES[rule].allows(value):
-        what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
-        what = what or f"{show(value)} is not a valid name for a {rule}"
-        raise UsageError("option-invalid", what, hint=f"write {RULES[rule].write}")
+        message = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
+        message = message or f"{show(value)} is not a valid name for a {rule}"
+        raise UsageError("option-invalid", message, hint=f"write {RULES[rule].write}")
 
 
 _SCAFFOLD = """\
