@@ -27,6 +27,7 @@ EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
 EXIT_BILL = 10
+EXIT_UNKNOWN = 11
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -41,6 +42,7 @@ EXIT_CODES = {
     EXIT_REGISTRY: "registry",
     EXIT_CHECK: "a check failed, or the answer is no",
     EXIT_BILL: "a license or vulnerability (image audit)",
+    EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "a limit of `run` ended it",
 }
@@ -269,6 +271,12 @@ class CheckFailedError(ImagefactoryError):
     """A check that ran and failed."""
 
     exit_code = EXIT_CHECK
+
+
+class UnknownAnswerError(ImagefactoryError):
+    """A question whose answer is not known: neither yes nor no."""
+
+    exit_code = EXIT_UNKNOWN
 
 
 class NoGpuError(CheckFailedError):

@@ -236,8 +236,10 @@ def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) ->
         unknown = candidate.unknown(None)
     else:
         rows = _on_pool(candidate, machines)
-        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, candidate.resources))
-        unknown = any(candidate.unknown(gpu) for gpu in fitting)
+        resources = candidate.resources
+        fitting = ([gpu for gpu in machine.gpus if fits(gpu, resources)] for machine in machines)
+        enough = (gpu for gpus in fitting if len(gpus) >= resources.gpus for gpu in gpus)
+        unknown = any(candidate.unknown(gpu) for gpu in enough)
     rows.sort(key=lambda row: (_WEIGHT[row.basis], parse_capability(row.capability), row.name))
     return FindMatch(candidate=candidate, gpus=tuple(rows), unknown=candidate.gpu and not rows and unknown)
 

@@ -21,8 +21,9 @@ from imagefactory.cli.output import (
     print_result,
     reject_conflict,
     terminal_width,
+    write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, NothingSelectedError, RecipeError, UsageError
+from imagefactory.errors import EXIT_CHECK, EXIT_UNKNOWN, NothingSelectedError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,6 +127,7 @@ def compat(
     trust come first. Without a scan nothing is downloaded: the tables have scans of framework wheels.
 
     Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if not all of a scan runs.
+    Exit code 11 if that is not known.
 
     --cover prefers machine code to PTX, verified to scanned to documented, and newer versions. Images in
     which some calls fail, and documented PTX, serve only if nothing better does.
@@ -178,10 +180,12 @@ def _is_place(name: str) -> bool:
 def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
-    from imagefactory.matrix.compat import columns, rows
+    from imagefactory.matrix.compat import check_known, columns, rows
     from imagefactory.views.compat import format_rows
 
     amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
+    if not any(candidate.name for candidate in candidates):
+        check_known([row for maker in sorted(set(amd)) for row in rows(candidates, columns(amd=maker))])
     if as_json:
         gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
         return _print_rows(rows(candidates, gpus), gpus)
@@ -194,10 +198,13 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
 
 
 def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
-    from imagefactory.matrix.compat import rows, serves
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import check_known, rows, serves
     from imagefactory.views.compat import format_gpu
 
     table = rows(candidates, (gpu,))
+    check_known(table)
+    unknown = [row.candidate for row in table if row.cells[0].answer is Compatibility.UNKNOWN]
     if as_json:
         _print_rows(table, (gpu,))
     else:
@@ -205,12 +212,15 @@ def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_js
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
             print_next_command("show", named[0])
+        elif unknown and unknown[0].name:  # the suite on such a GPU answers it
+            print_next_command("verify" if unknown[0].lock == "ok" else "lock", unknown[0].name)
     if not any(serves(row.cells[0]) for row in table):
-        raise click.exceptions.Exit(EXIT_CHECK)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
 def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
-    from imagefactory.matrix.compat import CompatGpu, by_group, cover
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import CompatGpu, by_group, check_known, cover, rows
     from imagefactory.matrix.gpus import read_gpus
     from imagefactory.views.compat import cover_json, format_covers
 
@@ -224,7 +234,9 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json:
         )
         for row in read_gpus(file)
     ]
-    covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
+    candidates = _candidates(call, names)
+    check_known(rows(candidates, gpus))
+    covers = [cover(group, some, gpus) for group, some in by_group(candidates)]
     if as_json:
         print_json("cover", {"covers": [cover_json(row) for row in covers]})
     else:
@@ -232,8 +244,11 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json:
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             print_next_command("build", *named)
-    if any(all(gpu in [row.gpu for row in cover.unserved] for cover in covers) for gpu in gpus):
-        raise click.exceptions.Exit(EXIT_CHECK)
+    lacking = [[row for cover in covers for row in cover.unserved if row.gpu == gpu] for gpu in gpus]
+    lacking = [rows for rows in lacking if len(rows) == len(covers)]
+    if lacking:
+        unknown = all(any(row.answer is Compatibility.UNKNOWN for row in rows) for rows in lacking)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
 def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
@@ -371,6 +386,7 @@ def _scan(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
+    from imagefactory.gpu.values import Compatibility
     from imagefactory.trust.claims import verified_claims
     from imagefactory.views.inspect import RUNS, GpuQuery, Inspection, format_inspection, inspection_json
 
@@ -392,7 +408,12 @@ def _scan(
             print_json("inspect-answer", answers[0][2])
         else:
             print_json("inspect-answers", {"answers": [value for _, _, value in answers]})
-        raise click.exceptions.Exit(0 if all(answer in RUNS for answer, _, _ in answers) else EXIT_CHECK)
+        wrong = [answer for answer, _, _ in answers if answer not in RUNS]
+        unknown = all(answer is Compatibility.UNKNOWN for answer in wrong)
+        if wrong and unknown and not as_json:
+            image = name if inspected.digest else "TARGET, after building an image with it"
+            write_terminal(2, f"hint: run the suite on such a GPU to know: imagefactory verify {image}")
+        raise click.exceptions.Exit(0 if not wrong else EXIT_UNKNOWN if unknown else EXIT_CHECK)
     inspection = Inspection(
         name=name,
         how=inspected.how,

@@ -21,7 +21,7 @@ from imagefactory.cli.output import (
     terminal_width,
     write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, ImagefactoryError
+from imagefactory.errors import EXIT_CHECK, EXIT_UNKNOWN, ImagefactoryError
 from imagefactory.settings.choices import HTCONDOR, SITES
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def search(
     documented: a page says so. Images are those of this project, else of the catalog that you joined;
     without either nothing is verified. GPUs are those of the pool if it answers, or of --inventory.
 
-    Exit code 3 without such an image, 9 if it requires a GPU and runs on none that you may have, or nothing
-    is known about it there.
+    Exit code 3 without such an image, 9 if it requires a GPU and runs on none that you may have, 11 if that
+    is not known.
     """
     from imagefactory.actions.find import FindRequest, find_images
     from imagefactory.jobs.offer import ResourceRequest
@@ -83,7 +83,8 @@ def search(
         print_result(format_matches(result, terminal_width()))
         print_next_command(*next_command(result))
     if not any(row.gpus or not row.candidate.gpu for row in result.matches):
-        raise click.exceptions.Exit(EXIT_CHECK)
+        unknown = any(row.unknown for row in result.matches)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:

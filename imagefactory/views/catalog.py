@@ -217,7 +217,8 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
     ]
     which = "these GPUs" if inventory else "the known GPUs"
     if unknown := sum(match.unknown for match in finding.matches):
-        lines.append(f"nothing is known of {unknown} image{'s' * (unknown != 1)} on some of {which}")
+        what = "image may run" if unknown == 1 else "images may run"
+        lines.append(f"unknown: whether {unknown} {what} on some of {which}")
     if rest := len(finding.matches) - len(usable) - len(for_cpus) - unknown:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")

@@ -197,7 +197,7 @@ def rows_summary(judged: Sequence[RowRuling]) -> str:
 def _ground(ruling: CellRuling) -> str:
     if ruling.allowed:
         return "allowed"
-    return str(ruling.claim.basis) if ruling.claim else "of which nothing is known"
+    return str(ruling.claim.basis) if ruling.claim else "unknown"
 
 
 def format_kits(plan: VerificationPlan) -> str:

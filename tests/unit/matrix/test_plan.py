@@ -501,9 +501,7 @@ def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
     text = format_rows(rule_rows(RowsQuery(rows=found, answer=judging({"8.0": [NO]}))), ("partly",))
     assert "OUTCOME" in text
     assert "no-code, predicted: because of no-code [1]" in text
-    assert (
-        "2 rows: 1 accepted (1 of which nothing is known), 1 pruned (1 no-code)\n  valid: 1 accepted" in text
-    )
+    assert "2 rows: 1 accepted (1 unknown), 1 pruned (1 no-code)\n  valid: 1 accepted" in text
     assert "--ignore-rule partly changed nothing" in text
 
 
