@@ -14,7 +14,7 @@ from pathlib import Path
 def main(path: Path) -> None:
     key, run = os.environ["LEDGER_KEY"], os.environ["RUN"]
     if not (key and run):
-        sys.exit("LEDGER_KEY and RUN must be set: docs/verified.md")
+        sys.exit("LEDGER_KEY and RUN must be set: docs/site-ci.md")
     # The entries of a ledger have MACs by the same key, of JSON: these begin otherwise.
     data = f"{path.name} of {run}\n".encode() + path.read_bytes()
     print(hmac.new(key.encode(), data, "sha256").hexdigest())

@@ -32,7 +32,7 @@ MARGIN = 1.1
 """The factor on measured memory and time: torch's allocator leaves gaps, and libraries need workspace."""
 MOST_WORKERS = 64
 SLOWER = {ESTIMATED: 2.5, RECORDED: 1.25}
-"""How many times longer a real kernel may take. For data sheets see docs/emulate.md."""
+"""How many times longer a real kernel may take. For data sheets see docs/emulation.md."""
 STARTING = 300.0
 """Seconds for the transfer and start of an image on a machine."""
 

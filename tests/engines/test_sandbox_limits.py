@@ -313,7 +313,9 @@ def group_of(caller: Caller) -> CgroupParent | None:
 ], ids=["page tables", "System V", "dev shm", "memfd", "sockets"])  # fmt: skip
 def test_memory_of_every_kind_counts(caller: Caller, code: str, by_the_kernel_alone: bool) -> None:
     if by_the_kernel_alone and group_of(caller) is None:
-        pytest.skip("no cgroup for this caller, and nothing else counts this memory (docs/limits.md)")
+        pytest.skip(
+            "no cgroup for this caller, and nothing else counts this memory (docs/reference/limits.md)"
+        )
     done = caller.run("python3", "-c", code, limits=[["memory", 200 << 20]], timeout=60)
     assert (done.get("returncode"), done["timed_out"]) == (137, False), done
     assert "limit memory=200M" in done["over"][0]  # type: ignore[index]

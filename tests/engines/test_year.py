@@ -1,4 +1,4 @@
-"""A facilitator's year in minutes, by the commands of docs/facilitators.md, on a real HTCondor and Slurm.
+"""A facilitator's year in minutes, by the commands of docs/site-*.md, on a real HTCondor and Slurm.
 
 Ada keeps the site, Ben is a second facilitator, Cleo and Dora submit jobs. Each season begins where the one
 before it ended: a test asks for its season, so any of them can be run alone. On both pools the GPU of

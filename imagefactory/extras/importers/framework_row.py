@@ -175,7 +175,7 @@ class FrameworkRow:
             raise UsageError(
                 "rocm-not-supported",
                 f"{self.spec.file} means a build of {self.framework} for ROCm{rocm}",
-                hint="write its row manually, with rocm instead of cuda (docs/recipes.md), or choose CUDA: "
+                hint="write its row manually, with rocm instead of cuda (docs/platforms.md), or choose CUDA: "
                 "--cuda VERSION",
             )
 

@@ -184,7 +184,7 @@ ENVIRONMENTS = (
         shape="an index of PyTorch's builds for ROCm",
         file="requirements.txt",
         text="--extra-index-url https://wheels.example.org/whl/rocm6.4\ntorch==2.9.1\n",
-        said=("means a build of torch for ROCm 6.4", "docs/recipes.md"),
+        said=("means a build of torch for ROCm 6.4", "docs/platforms.md"),
         code=2,
     ),
     Case(
