@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from imagefactory.actions.centers import CenterCatalog, JoinedCenter, read_centers
+from imagefactory.actions.centers import CenterCatalog, CenterCatalogs, JoinedCenter, read_centers
 from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
 from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.verdicts import VerdictReader
@@ -50,7 +50,7 @@ from imagefactory.matrix.compat import (
 )
 from imagefactory.model import NO_CUDA, Outcome, Target
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.project import Project, has_catalog, is_project
+from imagefactory.project import Project, uses_catalog
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
@@ -152,7 +152,8 @@ class FindRequest:
 class FindResult:
     """The matches, the best first. `open` are the centers with images, none if nothing is verified.
 
-    `own_project`: the project itself answers. `place` is its path, or the place of the only catalog. `ages`
+    `own_project`: the recipes here answer. `place` is the path of the project, empty for the bundled
+    recipes, or the place of the only catalog. `ages`
     are those of the verdicts.
     """
 
@@ -180,8 +181,9 @@ def find_images(
 
     `recipes` loads the project of the settings, or the bundled recipes: None if there are none.
     """
-    own = is_project(settings)
-    opened = read_centers(settings, environ, request.now) if own or has_catalog(settings) else None
+    own = not uses_catalog(settings)
+    project = recipes() if own else None
+    opened = None if own and project is None else read_centers(settings, environ, request.now)
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
     for row in opened.open if opened else ():
@@ -189,9 +191,8 @@ def find_images(
             offers.append(verify_offer(row.catalogue, image, row.center.trust, request.now))
             if offered := _offered_candidate(offers[-1], row.center, request):
                 candidates.append(offered)
-    if own or opened is None:
+    if own:
         targets = {row.target for row in candidates}
-        project = recipes()
         covers = (
             read_candidates(project, project.targets)
             if project
@@ -205,10 +206,17 @@ def find_images(
         request=request,
         open=tuple(row for row in opened.open if row.catalogue.images) if opened else (),
         own_project=own,
-        place=str(settings.root_path) if own else opened.open[0].center.place if opened else "",
+        place=_place(settings, opened, own=own),
         ages=verdict_ages_of(offers, request.now) if offers else None,
         notes=opened.notes if opened else (),
     )
+
+
+def _place(settings: Settings, opened: CenterCatalogs | None, *, own: bool) -> str:
+    """Return the project, or the place of the catalog; empty for the bundled recipes."""
+    if own:
+        return "" if settings.shipped else str(settings.root_path)
+    return opened.open[0].center.place if opened else ""
 
 
 def _find_matches(

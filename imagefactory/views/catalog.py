@@ -255,12 +255,12 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
     if finding.catalogue is None:
-        what = f"nothing is built in {finding.place}" if finding.own_project else "no catalog is known here"
+        what = f"nothing is built in {finding.place}" if finding.place else "no catalog is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
-        if not finding.own_project:
+        if not finding.place:
             yield "your center may have one: imagefactory site join ADDRESS|FILE"
     elif finding.own_project:
-        yield f"images of the factory {finding.place}"
+        yield f"images of the project {finding.place}" if finding.place else "images that were built here"
     else:
         for row in finding.open:
             yield row.center.answers(row.catalogue.made)

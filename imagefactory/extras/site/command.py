@@ -192,10 +192,10 @@ def tables_request(
 
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
     from imagefactory.extras.site.tables import read_catalogued, read_tables
-    from imagefactory.project import is_project
+    from imagefactory.project import uses_catalog
 
     settings = call.settings
-    if is_project(settings):
+    if not uses_catalog(settings):
         project = call.factory
         return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
@@ -256,10 +256,10 @@ def _write_report(
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
     from imagefactory.extras.site.action import read_catalogued_report, read_report
-    from imagefactory.project import is_project
+    from imagefactory.project import uses_catalog
 
     settings = call.settings
-    if is_project(settings):
+    if not uses_catalog(settings):
         project = call.factory
         return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
