@@ -7,9 +7,7 @@ is made from the code by a comment, `<!-- table: settings -->`. No font, script 
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
-import io
 import json
 import re
 import shutil
@@ -22,9 +20,9 @@ import click
 from sphinx.application import Sphinx
 
 from docs.error_codes import DIAGNOSTIC, error_classes, find_errors
+from docs.json_schemas import FORMAT, document_type, document_types, file_name, schema_of
 from imagefactory import errors
 from imagefactory.cli import cli
-from imagefactory.cli.output import print_json
 from imagefactory.extras.nightly import nights
 from imagefactory.extras.site import tables as combos
 from imagefactory.lock.conda import file as conda_lock
@@ -55,10 +53,19 @@ html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
 PAGES = {
-    "Get started": ("docs/install",),
+    "Get started": (
+        "docs/install",
+        "docs/first-image",
+        "docs/first-job",
+        "docs/glossary",
+        "docs/project-status",
+    ),
     "Run jobs": (
-        "docs/researchers",
+        "docs/choose-image",
+        "docs/write-job",
         "docs/throughput-ml",
+        "docs/size-job",
+        "docs/check-job",
         "docs/portability",
     ),
     "Build images": (
@@ -124,6 +131,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", complete)
     app.connect("html-page-context", level_captions, priority=900)
     app.connect("build-finished", name_first_page)
+    app.connect("build-finished", write_schemas)
 
 
 def complete(_: Sphinx, page: str, source: list[str]) -> None:
@@ -153,6 +161,16 @@ def name_first_page(app: Sphinx, failed: Exception | None) -> None:
     """A web server and a browser in a folder look for index.html."""
     if not failed:
         shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
+
+
+def write_schemas(app: Sphinx, failed: Exception | None) -> None:
+    """Publish the JSON Schema of each document."""
+    if not failed:
+        directory = app.outdir / "schemas"
+        directory.mkdir(exist_ok=True)
+        for name in document_types():
+            text = json.dumps(schema_of(name), indent=2)
+            (directory / file_name(name)).write_text(f"{text}\n", encoding="utf-8")
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -301,37 +319,49 @@ def error_codes() -> str:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of cli/ or extras/: the kinds of document that it prints, and which functions it calls."""
+    """A function: the formats in its body, and the functions that it calls."""
 
-    kinds: frozenset[str]
+    formats: frozenset[str]
     calls: frozenset[tuple[str, str]]
 
 
 def printed() -> str:
-    """Every kind that `print_json` is called with, and the commands that come to the call."""
+    """Return a row for each document: its schema, what it is, and the commands that print it."""
     functions = {
         key: function
-        for path in sorted(
-            [*(ROOT / "imagefactory/cli").glob("*.py"), *(ROOT / "imagefactory/extras").rglob("*.py")]
-        )
+        for room in ("cli", "views", "actions", "extras")
+        for path in sorted((ROOT / "imagefactory" / room).rglob("*.py"))
         for key, function in functions_of(path)
     }
-    rows: dict[str, list[str]] = {}
+    commands: dict[str, list[str]] = {}
     for name, command in leaves(cli, "imagefactory"):
         called = inspect.unwrap(command.callback or leaves)
-        for kind in sorted(reached((called.__module__, called.__name__), functions)):
-            rows.setdefault(kind, []).append(f"`{name}`")
-    rows["error"] = ["any of them that fails with nothing else to say"]
+        for row in reached((called.__module__, called.__name__), functions):
+            commands.setdefault(row, []).append(f"`{name}`")
+    commands["imagefactory.error/1"] = ["each command that fails without a document of its own"]
     return table(
-        ("format", "printed by"),
-        ((f"`{format_of(kind)}`", ", ".join(names)) for kind, names in sorted(rows.items())),
+        ("format", "what it is", "printed by"),
+        (
+            (schema_link(name), text(first_sentence(document_type(name))), ", ".join(commands[name]))
+            for name in sorted(document_types())
+            if name in commands
+        ),
     )
+
+
+def schema_link(document_format: str) -> str:
+    """Return a link from a page in docs/reference/. It is HTML: Sphinx would look for a file in the tree."""
+    return f'<a href="../../schemas/{file_name(document_format)}"><code>{document_format}</code></a>'
+
+
+def first_sentence(kind: type) -> str:
+    return (kind.__doc__ or "").partition("\n\n")[0]
 
 
 def functions_of(path: Path) -> Iterator[tuple[tuple[str, str], Function]]:
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    whence = {
+    imports = {
         row.asname or row.name: (node.module, row.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module
@@ -339,30 +369,26 @@ def functions_of(path: Path) -> Iterator[tuple[tuple[str, str], Function]]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            called = [
-                part
-                for part in ast.walk(node)
+            parts = list(ast.walk(node))
+            words = {part.value for part in parts if isinstance(part, ast.Constant)}
+            formats = {word for word in words if isinstance(word, str) and FORMAT.fullmatch(word)}
+            names = {
+                part.func.id
+                for part in parts
                 if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
-            ]
-            kinds = {
-                word.value
-                for call in called
-                if call.func.id == "print_json"
-                for word in ast.walk(call.args[0])
-                if isinstance(word, ast.Constant) and isinstance(word.value, str)
             }
-            calls = {whence.get(call.func.id, (module, call.func.id)) for call in called}
-            yield (module, node.name), Function(frozenset(kinds), frozenset(calls))
+            calls = {imports.get(name, (module, name)) for name in names}
+            yield (module, node.name), Function(frozenset(formats), frozenset(calls))
 
 
 def reached(start: tuple[str, str], functions: dict[tuple[str, str], Function]) -> set[str]:
-    """The kinds that are printed by a function or by whom it calls."""
+    """Return the formats in a function and in all that it calls."""
     seen, left = set(), [start]
     while left:
         if (key := left.pop()) in functions and key not in seen:
             seen.add(key)
             left += functions[key].calls
-    return {kind for key in seen for kind in functions[key].kinds}
+    return {name for key in seen for name in functions[key].formats}
 
 
 def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -371,12 +397,6 @@ def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]
             yield from leaves(command, f"{name} {word}")
         else:
             yield f"{name} {word}", command
-
-
-def format_of(kind: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        print_json(kind, {})
-    return str(json.loads(said.getvalue())["format"])
 
 
 def kept() -> str:

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypedDict
 
 DISTRIBUTION = "gpu-imagefactory"
 """This program's name in the package index; there, `imagefactory` is another project."""
@@ -193,25 +194,52 @@ class UnreachableError(LockError):
     """An index or channel that does not answer, so it is unknown whether a solution exists."""
 
 
-class OutdatedError(UnsolvableError):
-    """Packages that the recipe names would be locked far older than their newest releases.
+class OutdatedPackageRow(TypedDict):
+    """A package that is locked at an older release than the newest."""
 
-    `behind` are rows for JSON: name, locked, newest, reason, accept.
-    """
+    name: str
+    locked: str
+    newest: str
+    reason: str
+    accept: str
+    """The bound that accepts the old release in the recipe."""
+    named: bool
+    """Whether the recipe names the package; then the lock is rejected."""
+    build: str
+    """The requirement that has no wheel and could be built; empty for none."""
+
+
+class OutdatedError(UnsolvableError):
+    """Packages that the recipe names would be locked far older than their newest releases."""
 
     def __init__(
-        self, code: str, message: str, *, behind: tuple[dict[str, object], ...], hint: str, tree: str
+        self, code: str, message: str, *, outdated: tuple[OutdatedPackageRow, ...], hint: str, tree: str
     ) -> None:
         super().__init__(code, message, hint=hint, tree=tree)
-        self.behind = behind
+        self.outdated = outdated
+
+
+class UnbuiltPackageRow(TypedDict):
+    """A package that has no wheel yet."""
+
+    name: str
+    version: str
+    source: str
+    """A file of the index, or the entry of the recipe."""
+    needs: list[str]
+    """The tools that build it: compilers, CUDA."""
+    possible: bool
+    """Whether imagefactory can build it."""
+    requires: list[str]
+    """Names of packages."""
+    named: bool
+    """Whether the recipe names the package."""
 
 
 class UnbuiltError(LockError):
     """Packages that have no wheel yet and must be built from source first.
 
-    `packages` are rows for JSON: name, version, source (a file of the index, or the recipe's entry), needs,
-    requires (names of packages), and named (whether the recipe names it). `pins` (`name==version`) are the
-    other packages of the solution.
+    `pins` (`name==version`) are the other packages of the solution.
     """
 
     def __init__(
@@ -219,7 +247,7 @@ class UnbuiltError(LockError):
         code: str,
         message: str,
         *,
-        packages: tuple[dict[str, object], ...],
+        packages: tuple[UnbuiltPackageRow, ...],
         hint: str = "",
         pins: tuple[str, ...] = (),
     ) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -222,7 +222,7 @@ def solve_request(
     try:
         _check_not_outdated(target, outdated)
     except OutdatedError:
-        newest = tuple(f"{row.name}=={row.newest}" for row in outdated if row.asked and row.build)
+        newest = tuple(f"{row.name}=={row.newest}" for row in outdated if row.named and row.build)
         newer = replace(target, constraints=(*target.constraints, *newest))
         if build and newest and target.source == "pypi":
             with suppress(UnsolvableError):
@@ -386,7 +386,7 @@ def _outdated_path(access: Access, lock: Lock) -> Path:
 
 def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> None:
     """Raise OutdatedError for packages that the recipe names. Others may be old."""
-    if not (named := [row for row in outdated if row.asked]):
+    if not (named := [row for row in outdated if row.named]):
         return
     from_pypi = {canonicalize_name(Requirement(text).name) for text in target.pip}
     by_key: dict[str, list[str]] = {}
@@ -403,7 +403,7 @@ def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> 
     raise OutdatedError(
         "release-outdated",
         f"{target.name}: the lock would pin {', and '.join(map(str, named))}",
-        behind=tuple(asdict(row) for row in outdated),
+        outdated=tuple(row.as_json() for row in outdated),
         hint=f"{newer}{accept}",
         tree="\n".join(map(str, outdated)),
     )

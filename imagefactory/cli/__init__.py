@@ -26,6 +26,7 @@ from imagefactory import __version__
 from imagefactory.cli.arguments import Command, CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorDocument,
     error_json,
     explain,
     print_errors,
@@ -341,4 +342,6 @@ def _exit_process(error: ImagefactoryError, arguments: Sequence[str]) -> int:
 def _print_json_error(arguments: Sequence[str], error: ImagefactoryError, exit_code: int) -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--json" in own:
-        print_json("error", {"errors": [error_json(error) | {"exit_code": exit_code}]})
+        print_json(
+            ErrorDocument(format="imagefactory.error/1", errors=[error_json(error, exit_code=exit_code)])
+        )

@@ -120,7 +120,7 @@ def build(
                     print_result(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)
         if as_json:
-            print_json("build", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.build/1", "results": results, "errors": failures.as_json()})
     if push is None and factory.settings.registry.value and not no_smoke:
         print_next_command("push", *(target.name for target in chosen))
     elif on_gpus := [target.name for target in chosen if target.gpu]:
@@ -291,7 +291,7 @@ def lock(
                     {
                         "target": target.name,
                         "changed": relock.before != relock.after,
-                        "behind": [asdict(package) for package in relock.behind],
+                        "outdated": [package.as_json() for package in relock.behind],
                         "left_out": lacking,
                         "built": wheels,
                         **({"layers_changed": relayered} if deep else {}),
@@ -311,7 +311,7 @@ def lock(
                 unless=as_json,
             )
         if as_json:
-            print_json("locks", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.locks/1", "results": results, "errors": failures.as_json()})
     if changed_names:
         print_next_command("render", *sorted(changed_names)) if names else print_next_command("render")
     elif len(chosen) == 1:
@@ -433,7 +433,14 @@ def _check(
                 check_target_layers(factory, target, call.progress)
                 print_result(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
         if as_json:
-            print_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.locks/1",
+                    "locks": states,
+                    "layers": layers,
+                    "errors": failures.as_json(),
+                }
+            )
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
             print_result(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
@@ -506,7 +513,14 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
             with failures.of("definitions"):
                 check_no_orphans(factory)
         if as_json:
-            print_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.definitions/1",
+                    "written": written,
+                    "stale": stale,
+                    "errors": failures.as_json(),
+                }
+            )
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:

@@ -152,7 +152,9 @@ def publish_catalog(
         if as_json:
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
-            return print_json("catalogue", {**_as_json(draft, proven, written), **more})
+            return print_json(
+                {"format": "imagefactory.catalogue/1", **_as_json(draft, proven, written), **more}
+            )
         for image in draft.catalogue.images:
             print_result(f"{image.target}  {image.reference or image.subject.index}")
             print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")

@@ -238,7 +238,7 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json:
     check_known(rows(candidates, gpus))
     covers = [cover(group, some, gpus) for group, some in by_group(candidates)]
     if as_json:
-        print_json("cover", {"covers": [cover_json(row) for row in covers]})
+        print_json({"format": "imagefactory.cover/1", "covers": [cover_json(row) for row in covers]})
     else:
         print_result(format_covers(covers, terminal_width()))
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
@@ -351,7 +351,13 @@ def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] 
 def _print_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
     from imagefactory.views.compat import gpu_json, row_json
 
-    print_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})
+    print_json(
+        {
+            "format": "imagefactory.compat/1",
+            "gpus": [gpu_json(gpu) for gpu in gpus],
+            "rows": [row_json(row) for row in rows],
+        }
+    )
 
 
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
@@ -364,7 +370,12 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
         raise _unknown_name_error(name, "framework", "")
     differences = [row for row in find_differences() if not names or row.framework in frameworks]
     if as_json:
-        return print_json("differences", {"differences": [difference_json(row) for row in differences]})
+        return print_json(
+            {
+                "format": "imagefactory.differences/1",
+                "differences": [difference_json(row) for row in differences],
+            }
+        )
     return print_result(format_differences(differences, terminal_width()))
 
 
@@ -405,9 +416,11 @@ def _scan(
         if not as_json:
             print_result("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:
-            print_json("inspect-answer", answers[0][2])
+            print_json({"format": "imagefactory.inspect-answer/1", **answers[0][2]})
         else:
-            print_json("inspect-answers", {"answers": [value for _, _, value in answers]})
+            print_json(
+                {"format": "imagefactory.inspect-answers/1", "answers": [value for _, _, value in answers]}
+            )
         wrong = [answer for answer, _, _ in answers if answer not in RUNS]
         unknown = all(answer is Compatibility.UNKNOWN for answer in wrong)
         if wrong and unknown and not as_json:
@@ -426,7 +439,7 @@ def _scan(
         verified=verified,
     )
     if as_json:
-        return print_json("inspect", inspection_json(inspection))
+        return print_json({"format": "imagefactory.inspect/1", **inspection_json(inspection)})
     return print_result(format_inspection(inspection, terminal_width(), every=every))
 
 

@@ -116,7 +116,14 @@ def gpus(
     if as_json:
         kinds = [gpu_group_json(kind) for kind in gpu_groups(pool_inventory)]
         system = None if inventory else name
-        print_json("gpus", {**inventory_json(pool_inventory), "kinds": kinds, "system": system})
+        print_json(
+            {
+                "format": "imagefactory.gpus/1",
+                **inventory_json(pool_inventory),
+                "kinds": kinds,
+                "system": system,
+            }
+        )
     else:
         print_result((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
         print_result(f"saved as {output}", unless=not output)

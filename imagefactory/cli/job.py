@@ -238,7 +238,7 @@ def write(
         known = _reach_json(places, nodes) if nodes else None
         more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalogue)}
         more |= entry.center.json_of(image.target)
-        print_json("job", {**summary(job), **more})
+        print_json({"format": "imagefactory.job/1", **summary(job), **more})
     else:
         reach = format_places(places, nodes, now) if nodes else ""
         _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)

@@ -83,7 +83,15 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
         raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
     if as_json:
         keys = [{"name": grant.key.name, "keyid": grant.key.keyid} for grant in invitation.keys]
-        return print_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
+        return print_json(
+            {
+                "format": "imagefactory.invite/1",
+                "file": str(path),
+                "pushed": place,
+                **invitation.settings,
+                "keys": keys,
+            }
+        )
     print_result(f"wrote {path}")
     if place:
         print_result(f"pushed {place}")
@@ -160,7 +168,9 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             **invitation.settings,
             "keys": keys,
         }
-        return print_json("join", {**value, "catalogue_works": not note.startswith("note")})
+        return print_json(
+            {"format": "imagefactory.join/1", **value, "catalogue_works": not note.startswith("note")}
+        )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
     )
@@ -271,7 +281,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
         )
     rows = list_centers(call.settings, os.environ, datetime.now(UTC))
     if as_json:
-        return print_json("sites", {"sites": rows})
+        return print_json({"format": "imagefactory.sites/1", "sites": rows})
     if not rows:
         return print_result("no center is joined: imagefactory site join ADDRESS|FILE")
     table = [
@@ -319,5 +329,7 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return print_json("site-removed", {"name": name, "file": str(path), "removed": gone})
+        return print_json(
+            {"format": "imagefactory.site-removed/1", "name": name, "file": str(path), "removed": gone}
+        )
     return print_result(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

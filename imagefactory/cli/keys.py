@@ -61,7 +61,9 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
     if as_json:
         private = None if command else str(signer)
         value = {"name": name, "keyid": key.keyid, "private": private, "public": str(folder / f"{name}.pub")}
-        return print_json("key", {**value, "command": str(signer) if command else None})
+        return print_json(
+            {"format": "imagefactory.key/1", **value, "command": str(signer) if command else None}
+        )
     print_result(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
     print_result(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
     print_result(f"key {key.keyid}")
@@ -96,7 +98,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     own = own_keys(keys_directory(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
     if as_json:
-        return print_json("keys", {"keys": rows})
+        return print_json({"format": "imagefactory.keys/1", "keys": rows})
     if not rows:
         print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
@@ -169,7 +171,9 @@ def trust(
     _log(ctx, "trust", (public.name, public.keyid), where)
     if as_json:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
-        return print_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
+        return print_json(
+            {"format": "imagefactory.trust/1", **row, "from": begin.isoformat(), "until": end.isoformat()}
+        )
     print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     print_result("compare that key with its owner's")
     print_result(note) if note else None
@@ -216,7 +220,14 @@ def retire(
     count = len(record.splitlines())
     if as_json:
         value = {"name": key.name, "file": where, "until": end.isoformat()}
-        return print_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
+        return print_json(
+            {
+                "format": "imagefactory.trust/1",
+                **value,
+                "record": str(file) if file else None,
+                "recorded": count,
+            }
+        )
     print_result(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
     if stolen:
         print_result("nothing that it ever signed counts any more, its revocations neither: sign those again")
@@ -313,7 +324,15 @@ def rotate(
     if as_json:
         value = {"name": new_name, "keyid": key.keyid, "from": now.isoformat(), "until": end.isoformat()}
         retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
-        print_json("rotate", {**value, "retired": retired, "files": [where, *files], "published": written})
+        print_json(
+            {
+                "format": "imagefactory.rotate/1",
+                **value,
+                "retired": retired,
+                "files": [where, *files],
+                "published": written,
+            }
+        )
     else:
         _print_rotation((old.name, new_name, key.keyid), count, [where, *files], written)
         print_result(note) if note else None
@@ -397,7 +416,9 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     store = ctx.obj.settings.store_path
     rows = list(read_audit(store))
     if as_json:
-        return print_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
+        return print_json(
+            {"format": "imagefactory.log/1", "file": str(store / "journal" / NAME), "acts": rows}
+        )
     if not rows:
         return print_result("nothing was signed, revoked, approved, promoted or published from this store")
     header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")

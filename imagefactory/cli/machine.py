@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
@@ -26,11 +25,32 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_OK, EXIT_TOOL, UsageError
 
 if TYPE_CHECKING:
+    from imagefactory.doctor.facts import Health
     from imagefactory.settings.sources import RestrictedSetting
 
 
 PURPOSES = ("build", "job", "verify", "site")
 SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
+
+
+class FindingRow(TypedDict):
+    name: str
+    status: Health
+    detail: str
+    fix: str
+    """A command or a setting; empty if all is well."""
+    needed_for: str
+    """`build`, `run`, `push`, `gpu`, `comfort`, or an engine or runner that is not the configured one."""
+
+
+class DoctorDocument(TypedDict):
+    """What this machine has and lacks for a purpose."""
+
+    format: Literal["imagefactory.doctor/1"]
+    purpose: str
+    ready: bool
+    """Whether nothing that the purpose needs is missing or denied."""
+    findings: list[FindingRow]
 
 
 @click.command(cls=Command)
@@ -59,9 +79,17 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 
     findings, good = examine_for(purpose, ctx.obj.checked_settings, os.environ, datetime.now(UTC))
     if as_json:
-        rows = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
-        value: dict[str, object] = {"for": purpose, "good": good, "findings": rows}
-        print_json("doctor", {"can_build": good, **value} if purpose == "build" else value)
+        rows = [
+            FindingRow(
+                name=finding.name,
+                status=finding.state,
+                detail=finding.detail,
+                fix=finding.remedy,
+                needed_for=finding.needed_for,
+            )
+            for finding in findings
+        ]
+        print_json(DoctorDocument(format="imagefactory.doctor/1", purpose=purpose, ready=good, findings=rows))
     else:
         words = SITE_STATUSES if purpose == "site" else {}
         width = 10 if words else 8
@@ -76,6 +104,44 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 
 
 # --- imagefactory config
+
+
+class SettingRow(TypedDict):
+    name: str
+    value: str
+    source: str
+    """The file, variable or default that sets it."""
+
+
+class RestrictedSettingRow(TypedDict):
+    """A setting that only a trusted project may set."""
+
+    name: str
+    value: str
+    line: int | None
+
+
+class ConfigDocument(TypedDict):
+    """Every setting, its value without secrets, and its source."""
+
+    format: Literal["imagefactory.config/1"]
+    settings: list[SettingRow]
+    untrusted: list[RestrictedSettingRow]
+    """The settings of this project that are ignored, because you do not trust it."""
+
+
+class ConfigTrustDocument(TypedDict):
+    """Whether you trust this project."""
+
+    format: Literal["imagefactory.config-trust/1"]
+    file: str
+    trusted: bool
+    digest: NotRequired[str]
+    """The digest of the trusted file."""
+    settings: NotRequired[list[RestrictedSettingRow]]
+    """What the trusted file sets."""
+    changed: NotRequired[bool]
+    """Whether the project was trusted until now."""
 
 
 @click.command(cls=Command)
@@ -103,12 +169,13 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
         return _change(call, trust=trust, untrust=untrust, as_json=as_json)
     loaded = call.checked_settings
     rows = [
-        {"name": name, "value": redact(setting.value), "origin": setting.origin}
+        SettingRow(name=name, value=redact(setting.value), source=setting.origin)
         for name, setting in loaded.rows()
     ]
     if as_json:
-        return print_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
-    table = [(row["name"], row["origin"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
+        untrusted = _restricted_json(loaded.untrusted)
+        return print_json(ConfigDocument(format="imagefactory.config/1", settings=rows, untrusted=untrusted))
+    table = [(row["name"], row["source"], "; ".join(row["value"].split("\n")) or "-") for row in rows]
     print_result(format_table(("NAME", "SOURCE", "VALUE"), table, terminal_width()))
     if loaded.untrusted:
         write_terminal(2, "not used, because you do not trust this project:")
@@ -143,26 +210,38 @@ def _change(call: CommandContext, *, trust: bool, untrust: bool, as_json: bool) 
     if untrust:
         before = untrust_project(root, os.environ)
         if as_json:
-            return print_json("project-trust", {"file": str(file), "trusted": False, "before": before})
+            return print_json(
+                ConfigTrustDocument(
+                    format="imagefactory.config-trust/1", file=str(file), trusted=False, changed=before
+                )
+            )
         return print_result(f"{file} is not trusted" + ("" if before else ", and was not"))
     # What is shown and what is recorded are of the same bytes.
     rows = find_restricted(parse_document(content, file), content.decode())
     trust_project(root, content, os.environ)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(rows)}
-        return print_json("project-trust", value)
+        return print_json(
+            ConfigTrustDocument(
+                format="imagefactory.config-trust/1",
+                file=str(file),
+                trusted=True,
+                digest=digest,
+                settings=_restricted_json(rows),
+            )
+        )
     print_result(f"{file} is trusted until it changes")
     for line in restricted_lines(rows):
         print_prose(f"  {line}")
     return None
 
 
-def _as_json(settings: Iterable[RestrictedSetting]) -> list[dict[str, object]]:
+def _restricted_json(settings: Iterable[RestrictedSetting]) -> list[RestrictedSettingRow]:
     from imagefactory.settings.files import without_secrets
 
     return [
-        {"name": row.name, "value": without_secrets(row.value), "line": row.line or None} for row in settings
+        RestrictedSettingRow(name=row.name, value=without_secrets(row.value), line=row.line or None)
+        for row in settings
     ]
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Literal, NotRequired, ParamSpec, TypedDict
 
 import click
 
@@ -22,8 +22,10 @@ from imagefactory.errors import (
     ImagefactoryError,
     NothingSelectedError,
     OutdatedError,
+    OutdatedPackageRow,
     RecipeError,
     UnbuiltError,
+    UnbuiltPackageRow,
     UnsolvableError,
     UsageError,
     printable,
@@ -144,11 +146,11 @@ def print_result(text: str, *, unless: bool = False) -> None:
         write_terminal(1, text)
 
 
-def print_json(kind: str, value: Mapping[str, object]) -> None:
-    """Print one JSON document to stdout. `format` names its type and version."""
+def print_json(document: Mapping[str, object]) -> None:
+    """Print one JSON document to stdout: a TypedDict whose `format` names its type and version."""
     from imagefactory.serialize import plain
 
-    print_json_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
+    print_json_document(json.dumps(document, indent=2, default=plain))
 
 
 def print_json_document(text: str) -> None:
@@ -180,15 +182,63 @@ def print_errors(error: ImagefactoryError, prefix: str = "") -> None:
         write_terminal(2, f"hint: {error.hint}")
 
 
-def error_json(error: ImagefactoryError) -> dict[str, object]:
-    """Return what every error has in JSON; a recipe's problems are `diagnostics`."""
-    row: dict[str, object] = {"code": error.code, "exit_code": error.exit_code}
-    row |= {"message": error.message, "hint": error.hint}
+class DiagnosticRow(TypedDict):
+    code: str
+    location: str
+    message: str
+    fix: str
+
+
+class ErrorRow(TypedDict):
+    target: NotRequired[str]
+    """The target or image, if the command continued with others; empty for an error of the recipes."""
+    code: str
+    exit_code: int
+    message: str
+    hint: str
+    diagnostics: NotRequired[list[DiagnosticRow]]
+    """The problems of a recipe."""
+    tree: NotRequired[str]
+    """The solver's explanation, if no versions fit together."""
+    outdated: NotRequired[list[OutdatedPackageRow]]
+    packages: NotRequired[list[UnbuiltPackageRow]]
+
+
+class ErrorDocument(TypedDict):
+    """The error that ended a command."""
+
+    format: Literal["imagefactory.error/1"]
+    errors: list[ErrorRow]
+
+
+def error_json(
+    error: ImagefactoryError, *, target: str | None = None, exit_code: int | None = None
+) -> ErrorRow:
+    """Return an error as JSON. `exit_code` replaces that of the error."""
+    row = ErrorRow(
+        code=error.code,
+        exit_code=error.exit_code if exit_code is None else exit_code,
+        message=error.message,
+        hint=error.hint,
+    )
+    if target is not None:
+        row["target"] = without_logins(target)
     if isinstance(error, RecipeError):
-        fields = ("code", "location", "message", "fix")
         row["diagnostics"] = [
-            {name: without_logins(getattr(item, name)) for name in fields} for item in error.diagnostics
+            DiagnosticRow(
+                code=item.code,
+                location=without_logins(item.location),
+                message=without_logins(item.message),
+                fix=without_logins(item.fix),
+            )
+            for item in error.diagnostics
         ]
+    if isinstance(error, UnsolvableError):
+        row["tree"] = error.tree
+    if isinstance(error, OutdatedError):
+        row["outdated"] = list(error.outdated)
+    if isinstance(error, UnbuiltError):
+        row["packages"] = list(error.packages)
     return row
 
 
@@ -437,15 +487,9 @@ class TargetFailures:
         print_errors(error, "" if self._current in error.message else f"{self._current}: ")
         return True
 
-    def as_json(self) -> list[dict[str, object]]:
+    def as_json(self) -> list[ErrorRow]:
         every = [("", self.recipes), *self.errors] if self.recipes else self.errors
-        return [
-            {"target": without_logins(name), **error_json(e)}
-            | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
-            | ({"behind": e.behind} if isinstance(e, OutdatedError) else {})
-            | ({"packages": e.packages} if isinstance(e, UnbuiltError) else {})
-            for name, e in every
-        ]
+        return [error_json(error, target=name) for name, error in every]
 
 
 class exit_with_first_failure:

@@ -184,7 +184,7 @@ def plan(
         unused = unused_rules(rules, (row.ruling for row in ruled_rows))
         if as_json:
             document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
-            return print_json("rows", document)
+            return print_json({"format": "imagefactory.rows/1", **document})
         return print_result(format_rows(ruled_rows, unused, terminal_width()))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
@@ -222,7 +222,7 @@ def _say_plan(whole: VerificationPlan, *, as_json: bool) -> None:
     from imagefactory.views.plan import format_plan
 
     if as_json:
-        return print_json("plan", _plan_json(whole))
+        return print_json({"format": "imagefactory.plan/1", **_plan_json(whole)})
     print_result(format_plan(whole, terminal_width()))
     for state, name in ((cell.state, row.target.name) for row in whole.targets for cell in row.cells):
         if state in (CellState.BUILD, CellState.VERIFY):

@@ -76,7 +76,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
                 }
                 for t in chosen
             ]
-            print_json("targets", {"targets": listed, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.targets/1", "targets": listed, "errors": failures.as_json()})
             return None
         print_result(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
     return (
@@ -93,7 +93,7 @@ def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: b
     shelves = read_center_images(call.settings, os.environ, names, datetime.now(UTC))
     print_catalog_notes(shelves[0].notes)
     if as_json:
-        return print_json("images", center_images_json(shelves))
+        return print_json({"format": "imagefactory.images/1", **center_images_json(shelves)})
     return print_result(format_center_images(shelves, terminal_width()))
 
 
@@ -104,7 +104,7 @@ def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
     print_catalog_notes(shelf.notes)
     if as_json:
-        return print_json("images", center_images_json((shelf,)))
+        return print_json({"format": "imagefactory.images/1", **center_images_json((shelf,))})
     return print_result(format_offer(shelf, terminal_width()))
 
 
@@ -155,13 +155,13 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
         "lock": state,
         "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
         "note": lock.note if lock else "",
-        "behind": [asdict(package) for package in behind],
+        "outdated": [package.as_json() for package in behind],
         "left_out": lacking,
         "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
         "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
     }
-    return print_json("target", value)
+    return print_json({"format": "imagefactory.target/1", **value})
 
 
 @click.command(cls=Command)
@@ -218,7 +218,7 @@ def new(
         check_draft(draft.text, family, others, all_bases(read_bases(folder), others))
     value = recipe_json(family, "" if dry_run else str(path), draft)
     if dry_run:
-        return print_json("recipe", {**value, "errors": []}) if as_json else None
+        return print_json({"format": "imagefactory.recipe/1", **value, "errors": []}) if as_json else None
     write_recipe(path, value, as_json=as_json)
     return print_next_command("lock", family)
 
@@ -263,7 +263,7 @@ def write_recipe(path: Path, value: dict[str, object], *, as_json: bool) -> None
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return print_json("recipe", {**value, "errors": []})
+        return print_json({"format": "imagefactory.recipe/1", **value, "errors": []})
     return print_result(f"wrote {path}: check it before you lock it")
 
 
@@ -337,7 +337,7 @@ def add_version(
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
         document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.notes)}
-        print_json("added", {**document, "targets": names})
+        print_json({"format": "imagefactory.added/1", **document, "targets": names})
     for name in names:
         print_next_command("build", name)
 
@@ -393,7 +393,7 @@ def init(
     where = str(root.absolute())
     if as_json:
         value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
-        return print_json("init", value)
+        return print_json({"format": "imagefactory.init/1", **value})
     what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
     print_result(f"{where}: {what}")
     print_result(f"  families  {', '.join(tree.families) or 'none yet'}")

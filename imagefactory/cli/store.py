@@ -13,6 +13,7 @@ import click
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
     TargetFailures,
     artifact_json,
     exit_with_first_failure,
@@ -88,7 +89,7 @@ class _Contents:
 
     images: list[Image]
     sifs: list[tuple[str, SifArtifact]]
-    errors: list[dict[str, object]]
+    errors: list[ErrorRow]
     unusable: list[tuple[str, str]]
 
 
@@ -132,7 +133,7 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
             "sifs": [{**artifact_json(sif), "name": name} for name, sif in sifs],
             "errors": contents.errors,
         }
-        return print_json("store", {"store": place, **value})
+        return print_json({"format": "imagefactory.store/1", "store": place, **value})
     if not images and not sifs and not contents.unusable:
         print_result(f"no image yet in {place}")
         return print_next_command("list")
@@ -182,7 +183,7 @@ def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
             layout.unrefer(subject, digest)
         print_result(f"removed {name}", unless=as_json)
     if as_json:
-        print_json("removed", {"removed": list(names)})
+        print_json({"format": "imagefactory.removed/1", "removed": list(names)})
     print_next_command("image", "prune")
 
 
@@ -223,7 +224,14 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
                 failures.of(fault.place).add(fault.error)
         counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
         if as_json:
-            return print_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
+            return print_json(
+                {
+                    "format": "imagefactory.store-check/1",
+                    **counts,
+                    "mended": mended,
+                    "errors": failures.as_json(),
+                }
+            )
         print_result(
             f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
             f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
@@ -290,7 +298,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
                 raise error
         if as_json:
             value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
-            return print_json("collected", {**value, "errors": failures.as_json()})
+            return print_json({"format": "imagefactory.collected/1", **value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
         print_result(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
         print_result(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
@@ -316,7 +324,7 @@ def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, 
             }
             for shelf in shelves
         ]
-        return print_json("registry", {"repositories": repositories})
+        return print_json({"format": "imagefactory.registry/1", "repositories": repositories})
     print_result(format_repositories(shelves, terminal_width()))
     tagged = [shelf for shelf in shelves if shelf.tagged]
     if not tagged:
@@ -351,7 +359,14 @@ def _prune_registry(
                 print_result(format_pruned(pruned, dry_run=dry_run), unless=as_json)
         if as_json:
             value = {"dry_run": dry_run, "before": before.isoformat(timespec="seconds")}
-            print_json("registry", {**value, "repositories": results, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.registry/1",
+                    **value,
+                    "repositories": results,
+                    "errors": failures.as_json(),
+                }
+            )
     if dry_run:
         registry = ("--registry", place) if place else ("--registry",)
         print_next_command("image", "prune", "--older-than", older_than, *registry)

@@ -345,7 +345,13 @@ def _print_plan(prepared: SweepDraft, *, as_json: bool, quiet: bool) -> None:
     run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
     limits = replace(options.limits, run=run)
     if as_json:
-        print_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})
+        print_json(
+            {
+                "format": "imagefactory.sweep-plan/1",
+                "image": prepared.place.kind,
+                **plan_json(prepared.plan, limits),
+            }
+        )
     else:
         print_result(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
@@ -379,12 +385,14 @@ def _submit(
         options = CollectOptions(registry=request.registry, promote=request.promote)
         rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
-            print_json("sweep-collect", {"results": rows, "errors": failures.as_json()})
+            print_json(
+                {"format": "imagefactory.sweep-collect/1", "results": rows, "errors": failures.as_json()}
+            )
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
         left_out = {"left_out": sweep.left_out, "notes": list(plan.notes) if plan else []}
-        print_json("sweep-start", {**row, **left_out, "errors": failures.as_json()})
+        print_json({"format": "imagefactory.sweep-start/1", **row, **left_out, "errors": failures.as_json()})
     else:
         ours = sweep.id if folder == sweeps_directory(call.settings) / sweep.id else folder
         print_result(
@@ -514,7 +522,7 @@ def list_(call: CommandContext, as_json: bool) -> None:
     with exit_with_first_failure() as failures:
         statuses = _read_statuses(folders, failures)
         if as_json:
-            print_json("sweeps", {"sweeps": [_status_json(row) for row in statuses]})
+            print_json({"format": "imagefactory.sweeps/1", "sweeps": [_status_json(row) for row in statuses]})
         elif not folders:
             print_result("no sweep was started here: imagefactory sweep start TARGET")
         elif statuses:
@@ -537,7 +545,9 @@ def status(call: CommandContext, sweep: str, as_json: bool) -> None:
     with exit_with_first_failure() as failures:
         statuses = _read_statuses((find_sweep(call.settings, sweep),), failures)
         if as_json:
-            return print_json("sweeps", {"sweeps": [_status_json(row) for row in statuses]})
+            return print_json(
+                {"format": "imagefactory.sweeps/1", "sweeps": [_status_json(row) for row in statuses]}
+            )
         for row in statuses:
             print_result(format_status(row.sweep, row.results, row.driven, datetime.now(UTC)))
             failed = format_failed_machines(row.machines, terminal_width())
@@ -606,7 +616,14 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
             access.tell(f"note: what it has claimed is not known: {error.message}")
     release_claim(access, name, (), datetime.now(UTC), call.progress)
     if as_json:
-        return print_json("sweep-cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
+        return print_json(
+            {
+                "format": "imagefactory.sweep-cancel/1",
+                "sweep": folder.name,
+                "folder": str(folder),
+                "canceled": there,
+            }
+        )
     status = "canceled" if there else "it had no job in the queue"
     print_result(f"{status}; its results are in {folder}")
     return print_next_command("sweep", "collect", sweep)
@@ -685,7 +702,9 @@ def collect(
                 for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
         if as_json:
-            print_json("sweep-collect", {"results": results, "errors": failures.as_json()})
+            print_json(
+                {"format": "imagefactory.sweep-collect/1", "results": results, "errors": failures.as_json()}
+            )
     proven = sorted({str(row["target"]) for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
     print_next_command("verdict", "list", proven[0]) if show_verdicts else print_next_command(

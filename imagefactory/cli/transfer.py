@@ -112,7 +112,7 @@ def push(
                     results[-1]["attached"] = dict(attested.artifacts)
                     print_result(attested.text, unless=as_json)
         if as_json:
-            print_json("push", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.push/1", "results": results, "errors": failures.as_json()})
     if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
         pushed_ones = [str(row["reference"]) for row in results if row["target"] in on_gpus]
@@ -227,7 +227,7 @@ def pull(
         if as_json:
             from imagefactory.serialize import fields_of
 
-            return print_json("pull", fields_of(sif))
+            return print_json({"format": "imagefactory.pull/1", **fields_of(sif)})
         return print_result(format_pulled_sif(sif))
     if output:
         raise UsageError(
@@ -235,7 +235,7 @@ def pull(
         )
     pulled = pull_image(access, where, own, call.progress, platform=platform)
     if as_json:
-        return print_json("pull", _pulled_json(pulled))
+        return print_json({"format": "imagefactory.pull/1", **_pulled_json(pulled)})
     print_result(format_pulled(pulled, access.settings.store.value))
     return print_next_command("run", pulled.name, "--", "python")
 
@@ -299,7 +299,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     if as_json:
         where = copied.destination
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
-        return print_json("copy", {**value, **transfer_json(copied.sent)})
+        return print_json({"format": "imagefactory.copy/1", **value, **transfer_json(copied.sent)})
     print_result(format_copied(copied))
     return print_next_command("verdict", "list", str(copied.destination))
 
@@ -378,7 +378,7 @@ def export(
             export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
         value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
-        return print_json("export", {**value, "digest": image.digest})
+        return print_json({"format": "imagefactory.export/1", **value, "digest": image.digest})
     load = {
         "oci-archive": f"skopeo inspect oci-archive:{path}",
         "docker-archive": f"docker load --input {path}",
@@ -394,7 +394,7 @@ def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bo
     write_module = load_extra("modules.action:write_module")
     module = write_module(factory, factory.select_single(name), folder, call.progress)
     if as_json:
-        return print_json("module", module.as_json())
+        return print_json({"format": "imagefactory.module/1", **module.as_json()})
     return print_result(module.text)
 
 
@@ -407,7 +407,9 @@ def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
         artifact = {**artifact_json(sif), "path": str(path)}
-        return print_json("export", {"target": target.name, "kind": "sif", **artifact})
+        return print_json(
+            {"format": "imagefactory.export/1", "target": target.name, "kind": "sif", **artifact}
+        )
     source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
     print_result(
         f"wrote {path} ({format_bytes(sif.file.size)}, {sif.compression}), {source}\n"

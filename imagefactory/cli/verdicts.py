@@ -86,7 +86,12 @@ def list_(
     images, trust = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
     if as_json:
-        print_json("verdicts", {"images": [_verdict_set_json(image, keys) for image in images]})
+        print_json(
+            {
+                "format": "imagefactory.verdicts/1",
+                "images": [_verdict_set_json(image, keys) for image in images],
+            }
+        )
     else:
         print_result(format_verdicts(images, keys, terminal_width(), numbers=numbers))
         for_cpus = is_project(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
@@ -237,7 +242,14 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
                     failures.add(fault)
                 _insist(result, target, digest)
         if as_json:
-            print_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
+            print_json(
+                {
+                    "format": "imagefactory.promote/1",
+                    "dry_run": dry_run,
+                    "results": results,
+                    "errors": failures.as_json(),
+                }
+            )
     print_next_command("image", "promote", *names) if dry_run else print_next_command(
         "site", "publish", "--dry-run"
     )
@@ -404,8 +416,8 @@ def revoke(
                 print_result(f"written: {address}", unless=as_json)
         if as_json:
             print_json(
-                "revoke",
                 {
+                    "format": "imagefactory.revoke/1",
                     "place": result.place,
                     "manifest": result.subject.manifest,
                     "revocation": result.digest,
@@ -497,6 +509,12 @@ def sync(call: CommandContext, place: str, as_json: bool) -> None:
     with exit_with_first_failure(factory) as failures:
         repositories = repair_all_referrers(factory, place, datetime.now(UTC), call.progress)
         if as_json:
-            return print_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
+            return print_json(
+                {
+                    "format": "imagefactory.reconcile/1",
+                    "repositories": repositories,
+                    "errors": failures.as_json(),
+                }
+            )
         print_result(format_reconciled(repositories))
     return print_next_command("image", "list", "--registry")

@@ -151,7 +151,7 @@ def verify(
                 for _, fault in run.promotion.faults if run.promotion else ():
                     failures.add(fault)
         if as_json:
-            print_json("verify", {"results": results, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.verify/1", "results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
         return print_next_command("key", "create", "lab")
     show_verdicts = options.promote or options.level == MULTI_GPU_LEVELS
@@ -209,8 +209,8 @@ def _as_json(name: str, run: VerifyResult) -> dict[str, object]:
 def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> None:
     if as_json:
         return print_json(
-            "kit",
             {
+                "format": "imagefactory.kit/1",
                 "target": written.subject.target,
                 "kit": str(order.folder),
                 "nonce": written.nonce,

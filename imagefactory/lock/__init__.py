@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from imagefactory.errors import OutdatedPackageRow
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import Progress
@@ -50,7 +51,7 @@ def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple
 class OutdatedPackage:
     """A package locked at an older release than the newest within the recipe's own bounds, and why.
 
-    With `asked` the recipe names it and the lock is rejected; `accept` is the bound that accepts the old
+    With `named` the recipe names it and the lock is rejected; `accept` is the bound that accepts the old
     release in the recipe. `build` is the requirement that has no wheel and could be built, empty for none.
     """
 
@@ -59,8 +60,19 @@ class OutdatedPackage:
     newest: str
     reason: str
     accept: str
-    asked: bool
+    named: bool
     build: str = ""
+
+    def as_json(self) -> OutdatedPackageRow:
+        return OutdatedPackageRow(
+            name=self.name,
+            locked=self.locked,
+            newest=self.newest,
+            reason=self.reason,
+            accept=self.accept,
+            named=self.named,
+            build=self.build,
+        )
 
     def __str__(self) -> str:
         return f"{self.name} {self.locked}, where {self.newest} is the newest: {self.reason}"

@@ -120,7 +120,7 @@ def test_a_registry_s_own_authority_is_added_to_what_the_machine_trusts(site: Si
     done = site.run("lock", "--upgrade", "lab-1.0-cu12", certificates=False, **variables)
     assert done.returncode == 0, done.stderr
     told = json.loads(site.run("doctor", "--json", certificates=False, **variables).stdout)
-    states = {finding["name"]: finding["state"] for finding in told["findings"]}
+    states = {finding["name"]: finding["status"] for finding in told["findings"]}
     assert (states["package index"], states["debian mirror"]) == ("ok", "ok")
 
 
@@ -129,5 +129,5 @@ def test_the_doctor_asks_with_the_sites_certificates(site: Site, *, certificates
     done = site.run("doctor", "--json", certificates=certificates)
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     state = "ok" if certificates else "denied"
-    assert findings["package index"]["state"] == state, findings["package index"]
-    assert findings["debian mirror"]["state"] == state, findings["debian mirror"]
+    assert findings["package index"]["status"] == state, findings["package index"]
+    assert findings["debian mirror"]["status"] == state, findings["debian mirror"]

@@ -447,6 +447,6 @@ def test_what_the_recipe_names_and_is_far_behind_is_told_with_the_reason(
     behind = locker.behind(LockRequest(target=row.target, base=BASE), found, QuietProgress())
     assert [one.name for one in behind] == [told] * bool(told)
     for one in behind:
-        assert one.asked
+        assert one.named
         assert "strict channel priority" in one.reason
         assert one.accept.startswith(f"{told}<")

@@ -204,7 +204,7 @@ def test_an_old_release_in_place_of_one_that_conda_forbids(index: Index, tmp_pat
     lock = make_lock(target=TARGET.name, conda=CONDA, wheels=lock_pip(REQUEST, CONDA, uv))
     assert pins(lock.wheels) == ["small==1.0", "tools==1.0"]
     (behind,) = outdated_pip(REQUEST, lock, uv, QuietProgress())
-    assert (behind.name, behind.newest, behind.accept, behind.asked) == ("tools", "2.0", "tools<2.0", True)
+    assert (behind.name, behind.newest, behind.accept, behind.named) == ("tools", "2.0", "tools<2.0", True)
     assert behind.reason == "it needs numpy>=2, conda brings numpy 1.26.4"
     accepted = replace(REQUEST, target=replace(TARGET, pip=("tools<2.0",)))
     assert outdated_pip(accepted, lock, uv, QuietProgress()) == ()

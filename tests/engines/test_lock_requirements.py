@@ -383,7 +383,7 @@ def test_an_old_release_in_place_of_one_without_a_wheel(index: Index, tmp_path: 
         "hydra-core 0.11.3, where 1.3.2 is the newest: no wheel of antlr 4.9.3 for Python 3.11 on "
         "manylinux_2_36_x86_64"
     )
-    assert (behind.accept, behind.asked) == ("hydra-core<1.3.2", True)
+    assert (behind.accept, behind.named) == ("hydra-core<1.3.2", True)
     accepted = replace(request, target=with_package("hydra-core", behind.accept))
     assert uv.behind(accepted, uv.lock(accepted, QuietProgress()), QuietProgress()) == ()
 
@@ -451,7 +451,7 @@ def test_a_near_release_that_is_a_source_alone_is_told_and_can_be_accepted(
         request = replace(REQUEST, target=with_package(name))
         (behind,) = uv.behind(request, uv.lock(request, QuietProgress()), QuietProgress())
         assert (behind.name, behind.locked, behind.newest) == ("rouge", "0.0.4", "0.1.2")
-        assert (behind.asked, behind.build, behind.accept) == (asked, "rouge==0.1.2", "rouge<0.1.2")
+        assert (behind.named, behind.build, behind.accept) == (asked, "rouge==0.1.2", "rouge<0.1.2")
     accepted = replace(REQUEST, target=with_package("rouge", "rouge<0.1.2"))
     assert uv.behind(accepted, uv.lock(accepted, QuietProgress()), QuietProgress()) == ()
 
@@ -469,7 +469,7 @@ def test_what_a_locked_package_bounds_needs_no_question(index: Index, tmp_path: 
         index.requests.clear()
         behind = uv.behind(request, lock, QuietProgress())
         assert [one.name for one in behind] == told
-        assert [one for one in behind if one.asked] == []
+        assert [one for one in behind if one.named] == []
 
 
 def test_two_cudas_are_refused_with_what_brings_each(index: Index, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from imagefactory.oci.layout import Layout
+from tests.made.documents import check_printed
 from tests.services.once import once
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ class Factory:
         )
         if code is not None:
             assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        check_printed(done.stdout)
         return done
 
     def build(self, target: str, *options: str) -> dict[str, Any]:

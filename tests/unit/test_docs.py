@@ -245,7 +245,9 @@ CORRECT = (
     r"\b(job|jobs|it) (is|are|was|stays) held",
     r"\bHTCondor holds",
     r"\b(hold|held) (jobs?|reason)",
-    r"\bask your (facilitator|center|administrator)",
+    r"\bask your (facilitator|center|administrator|users)",
+    r"\b(ask|asks|asked) for\b",
+    r"\bthere (is|was) no\b",
 )
 """Where an avoided word is the field's own term."""
 _AVOIDED = re.compile(rf"(?<![\w`./-])(?:{'|'.join(AVOIDED)})(?![\w`./=-])", re.IGNORECASE)
@@ -253,7 +255,7 @@ _AVOIDED = re.compile(rf"(?<![\w`./-])(?:{'|'.join(AVOIDED)})(?![\w`./=-])", re.
 
 def avoided_words(text: str) -> list[str]:
     """Return the avoided words in a text, each with what follows it; code spans are skipped."""
-    text = re.sub("|".join(CORRECT), "", re.sub(r"`[^`]*`", "", text))
+    text = re.sub("|".join(CORRECT), "", re.sub(r"`[^`]*`", "", text), flags=re.IGNORECASE)
     return [" ".join(text[found.start() :].split()[:4]) for found in _AVOIDED.finditer(text)]
 
 
@@ -280,9 +282,9 @@ def walk(group: click.Group) -> Iterator[click.Command]:
 def test_pages_use_plain_words() -> None:
     pages = [page for page in PAGES if page not in RECORDS]
     found = [(page, words) for page in pages for text in paragraphs(page) for words in avoided_words(text)]
-    assert len(found) <= 302, found
+    assert len(found) <= 0, found
 
 
 def test_messages_and_help_use_plain_words() -> None:
     found = [words for text in user_strings() for words in avoided_words(text)]
-    assert len(found) <= 367, found
+    assert len(found) <= 294, found

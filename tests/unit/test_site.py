@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from jsonschema import Draft202012Validator
 
 from docs.error_codes import find_errors
+from docs.json_schemas import document_types, file_name
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_CODES
 from imagefactory.settings.load import load_settings
@@ -56,8 +58,11 @@ def test_the_site_is_built_strictly_asks_nobody_and_holds_the_whole_reference(tm
     assert {str(code) for code in EXIT_CODES} - codes == set()
     errors = set(words_of(site / "docs/reference/errors.html").split())
     assert {call.code for call in find_errors()} - {"", *errors} == set()
-    formats = set(re.findall(r"imagefactory\.([a-z-]+)/\d", words_of(site / "docs/reference/json.html")))
-    assert printed_kinds() - formats == set()
+    page = (site / "docs/reference/json.html").read_text(encoding="utf-8")
+    schemas = set(re.findall(r'href="\.\./\.\./(schemas/[^"]+)"', page))
+    assert schemas == {f"schemas/{file_name(name)}" for name in document_types()}
+    for schema in schemas:
+        Draft202012Validator.check_schema(json.loads((site / schema).read_text(encoding="utf-8")))
 
 
 def what_is_loaded(site: Path) -> Iterator[tuple[str, str]]:
@@ -82,12 +87,3 @@ def schema_keys() -> set[str]:
     recipe, bases = schemas
     parts = (recipe, recipe["$defs"]["row"], bases["$defs"]["row"], bases["$defs"]["pulled-row"])
     return {key for part in parts for key in part["properties"]}
-
-
-def printed_kinds() -> set[str]:
-    """By the plainest reading there is: words that follow `print_json(`."""
-    rooms = (ROOT / "imagefactory/cli", ROOT / "imagefactory/extras")
-    texts = (path.read_text(encoding="utf-8") for room in rooms for path in room.rglob("*.py"))
-    kinds = {kind for text in texts for kind in re.findall(r'print_json\(\s*"([a-z-]+)"', text)}
-    assert len(kinds) > 30
-    return kinds

@@ -165,7 +165,7 @@ def import_recipe(
         if stopped:
             failures.add(_incomplete(file.name, draft.lost))
         if as_json:
-            print_json("recipe", {**value, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.recipe/1", **value, "errors": failures.as_json()})
     return None
 
 

@@ -107,7 +107,7 @@ def check(
     if as_json:
         more = {"site": rules.name, "mended": diff, **source_json(catalogue)}
         more |= centers_json(opened.open if opened else ())
-        print_json("job-check", {**check_json(checked), **more})
+        print_json({"format": "imagefactory.job-check/1", **check_json(checked), **more})
     else:
         print_result("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:

@@ -193,7 +193,7 @@ def nightly(
     if metrics:
         _write_metrics(call, metrics, report)
     if as_json:
-        print_json("night", nightly_json(report, folder))
+        print_json({"format": "imagefactory.night/1", **nightly_json(report, folder)})
     else:
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
@@ -309,7 +309,9 @@ def _install(
     folder.mkdir(parents=True, exist_ok=True)
     replace_all({folder / name: text.encode() for name, text in files.items()})
     if as_json:
-        return print_json("night-units", {"files": [str(folder / name) for name in files]})
+        return print_json(
+            {"format": "imagefactory.night-units/1", "files": [str(folder / name) for name in files]}
+        )
     for name in files:
         print_result(f"wrote {folder / name}")
     return print_result(
@@ -349,7 +351,7 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
     folder = create_nightly(project.settings, format_id(now, os.urandom(2)))
     write_nightly(folder / NIGHTLY_FILE, report)
     if as_json:
-        print_json("night", nightly_json(report, folder))
+        print_json({"format": "imagefactory.night/1", **nightly_json(report, folder)})
     elif github:
         if text := format_issue(report).rstrip():
             write_terminal(1, text)
@@ -417,7 +419,7 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
                 if github:
                     write_terminal(2, format_news(news))
         if as_json:
-            print_json("watch", {"news": rows, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.watch/1", "news": rows, "errors": failures.as_json()})
         if github:
             print_result(github_lines(seen))
     moved = [news.unit.name for news in seen if news.locks]
@@ -469,4 +471,4 @@ def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
                     title = [f"--- {unit.name}"] if len(units) > 1 else []
                     print_result("\n".join([*title, message]), unless=as_json)
         if as_json:
-            print_json("watch", {"news": rows, "errors": failures.as_json()})
+            print_json({"format": "imagefactory.watch/1", "news": rows, "errors": failures.as_json()})

@@ -146,7 +146,14 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
     word = report.status_of_check(run.report)
     if as_json:
         summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
-        print_json("model-check", {"report": value, "output": str(options.output), **summary})
+        print_json(
+            {
+                "format": "imagefactory.model-check/1",
+                "report": value,
+                "output": str(options.output),
+                **summary,
+            }
+        )
     else:
         fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
         fields += [("attached", place) for place in run.attached]
@@ -180,7 +187,12 @@ def _show(call: CommandContext, name: str, place: str, *, output: Path | None, a
             for row in result.judged
         ]
         return print_json(
-            "model", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
+            {
+                "format": "imagefactory.model/1",
+                "manifest": result.manifest,
+                "statements": rows,
+                "files": list(map(str, written)),
+            }
         )
     print_result(format_statements(result.judged, result.manifest, terminal_width()))
     for path in written:

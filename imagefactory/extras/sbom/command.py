@@ -150,7 +150,9 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
         return print_json_document(text.rstrip("\n"))
     replace_text(output, text)
     if as_json:
-        return print_json("sbom", {**bill_json(bill), "path": str(output), "kind": kind})
+        return print_json(
+            {"format": "imagefactory.sbom/1", **bill_json(bill), "path": str(output), "kind": kind}
+        )
     return print_result(format_bill(bill, str(output)))
 
 
@@ -219,7 +221,7 @@ def audit(
         value["vulnerabilities"] = vulnerabilities_json(vulnerabilities)
         passed = passed and not vulnerabilities.found
     if as_json:
-        print_json("sbom", value)
+        print_json({"format": "imagefactory.sbom/1", **value})
     else:
         print_result("\n\n".join(blocks))
     raise click.exceptions.Exit(0 if passed else EXIT_BILL)

@@ -161,7 +161,9 @@ def report(
 
 def _print_files(paths: Sequence[Path], summary: str, images: int, *, as_json: bool) -> None:
     if as_json:
-        return print_json("report", {"images": images, "files": [str(path) for path in paths]})
+        return print_json(
+            {"format": "imagefactory.report/1", "images": images, "files": [str(path) for path in paths]}
+        )
     return print_result("\n".join([summary, *(f"  {path}" for path in paths)]))
 
 
@@ -244,7 +246,7 @@ def _write_report(
         pages = write_report(path, dict(make_site(reported)), force=force)
         path, files = path / "index.html", f"  ({pages} files)"
     if as_json:
-        return print_json("report", {"images": count, "files": [str(path)]})
+        return print_json({"format": "imagefactory.report/1", "images": count, "files": [str(path)]})
     print_result(
         f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
     )

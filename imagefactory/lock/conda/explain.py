@@ -422,7 +422,7 @@ async def find_behind_channels(
                 newest=str(newest),
                 reason=await _explain_pin(target, f"{name} =={newest}", solver),
                 accept=to_accept(name, version, known),
-                asked=True,
+                named=True,
             )
         )
     return tuple(outdated)

@@ -419,7 +419,7 @@ class _SolutionCheck:
             newest=str(newest),
             reason=obstacle.reason,
             accept=to_accept(wheel.name, wheel.version, self.known[wheel.name]),
-            asked=stops and wheel.name in self.names,
+            named=stops and wheel.name in self.names,
             build=obstacle.build,
         )
 

@@ -30,6 +30,7 @@ from imagefactory.errors import (
     DownloadError,
     LockError,
     UnbuiltError,
+    UnbuiltPackageRow,
     UnreachableError,
     UnsolvableError,
     UsageError,
@@ -576,7 +577,7 @@ def list_unbuilt(
 ) -> UnbuiltError:
     """Return the error that names all packages of a solution that have no wheel."""
     named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
-    rows, lines, impossible = list[dict[str, object]](), list[str](), list[str]()
+    rows, lines, impossible = list[UnbuiltPackageRow](), list[str](), list[str]()
     for package in unbuilt:
         needs, possible = needs_of(package, target)
         version = "" if package.version == UNKNOWN_VERSION else package.version
@@ -589,17 +590,15 @@ def list_unbuilt(
         requires = package.project.dependencies or () if package.project else ()
         build = package.project.requires if package.project else ()
         rows.append(
-            {
-                "name": package.name,
-                "version": version,
-                "source": package.source,
-                "needs": needs,
-                "possible": possible,
-                "requires": sorted(
-                    {canonicalize_name(Requirement(need).name) for need in (*requires, *build)}
-                ),
-                "named": package.name in named or package.source in question.sources,
-            }
+            UnbuiltPackageRow(
+                name=package.name,
+                version=version,
+                source=package.source,
+                needs=needs,
+                possible=possible,
+                requires=sorted({canonicalize_name(Requirement(need).name) for need in (*requires, *build)}),
+                named=package.name in named or package.source in question.sources,
+            )
         )
     count = "1 package" if len(rows) == 1 else f"{len(rows)} packages"
     hint = f"imagefactory lock {target.name} --build"

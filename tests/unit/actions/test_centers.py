@@ -232,7 +232,7 @@ def test_doctor_looks_at_each(joined: Call, tmp_path: Path) -> None:
     (tmp_path / "second.json").unlink()
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     rows = json_of(joined("doctor", "--for", "job", "--json", code=6), "doctor")["findings"]
-    states = {row["name"]: row["state"] for row in rows}
+    states = {row["name"]: row["status"] for row in rows}
     assert (states[f"{FIRST}: catalogue"], states["second: catalogue"]) == ("ok", "denied")
     assert (states[f"{FIRST}: key lab"], states["second: key stranger"]) == ("ok", "ok")
 

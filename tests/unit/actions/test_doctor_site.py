@@ -396,9 +396,9 @@ def test_the_command(
         monkeypatch.setenv(name, value)
     said = say(capsys, "-C", str(center.root), "doctor", "--for", "site", "--json")
     told = json_of(said, "doctor")
-    assert told["for"] == "site"
+    assert told["purpose"] == "site"
     assert {row["name"] for row in told["findings"]} == set(NAMES)
-    assert said.code == (0 if told["good"] else 6)
+    assert said.code == (0 if told["ready"] else 6)
 
 
 def test_a_registry_with_a_login(factory: Project, tmp_path: Path) -> None:

@@ -443,13 +443,13 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     for path in place.factory.lock_folder.glob("tiny-*"):
         path.unlink()
     old = OutdatedPackage(
-        name="demo", locked="0.9", newest="1.3", reason="no wheel of demo", accept="demo<1", asked=True
+        name="demo", locked="0.9", newest="1.3", reason="no wheel of demo", accept="demo<1", named=True
     )
     said = "demo 0.9, where 1.3 is the newest: no wheel of demo"
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, old))
     code, out, _ = place.call("lock", "tiny-*", "--json")
     (error,) = json.loads(out)["errors"]
-    assert (code, error["behind"]) == (5, [asdict(old)])
+    assert (code, error["outdated"]) == (5, [asdict(old)])
     assert (error["code"], said in error["message"]) == ("release-outdated", True)
     assert """ "demo<1" under 'constraints' at recipes/tiny.yaml""" in error["hint"]
     source = replace(old, locked="0.3.1.dev5", accept="demo==0.3.1.dev5", build="demo==1.3")
@@ -460,10 +460,10 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     place.call("lock", "tiny-*")
     assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
     assert said in place.call("show", "tiny-2.3-cu121")[1]
-    below = replace(old, asked=False)
+    below = replace(old, named=False)
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: OldLocker(made, below))
     code, out, _ = place.call("lock", "tiny-*", "--json")
-    assert (code, json.loads(out)["results"][0]["behind"]) == (0, [asdict(below)])
+    assert (code, json.loads(out)["results"][0]["outdated"]) == (0, [asdict(below)])
     assert format_relock(
         LockResult(target=place.factory.targets[0], before=None, after=made, behind=(below,))
     ) == (f"tiny-2.3-cu121: locked 4 packages, 4.0 kB\n  ! {said}")

@@ -10,9 +10,11 @@ import click
 import pytest
 
 from imagefactory.cli.output import (
+    ErrorDocument,
     TargetFailures,
     colorize,
     confirm,
+    error_json,
     exit_with_first_failure,
     print_errors,
     print_json,
@@ -133,9 +135,9 @@ def test_what_people_write_is_printed_as_it_is(capsys: pytest.CaptureFixture[str
 
 
 def test_a_document_keeps_its_values_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json("x", {"name": HOSTILE})
+    print_json(ErrorDocument(format="imagefactory.error/1", errors=[error_json(UsageError("a", HOSTILE))]))
     said = capsys.readouterr().out
-    assert json.loads(said)["name"] == HOSTILE
+    assert json.loads(said)["errors"][0]["message"] == HOSTILE
     assert not STEERS.search(said)
     print_json_document(json.dumps({"name": HOSTILE}, ensure_ascii=False))
     said = capsys.readouterr().out

@@ -176,14 +176,14 @@ def test_a_command_stops_and_settings_and_doctor_show_why(
     assert error["hint"].endswith(f"imagefactory -C {clone} config --trust")
     shown = run("config", "--json")
     assert shown.code == EXIT_OK
-    told = json_of(shown, "settings")
+    told = json_of(shown, "config")
     assert told["untrusted"] == [{"name": "solver", "value": "micromamba", "line": 1}]
     assert next(row["value"] for row in told["settings"] if row["name"] == "solver") == "rattler"
     assert "solver" in run("config").err
     found = json_of(run("doctor", "--for", "job", "--json"), "doctor")
     project = found["findings"][0]
-    assert (project["name"], project["state"]) == ("project", "denied")
-    assert "config --trust" in project["remedy"]
+    assert (project["name"], project["status"]) == ("project", "denied")
+    assert "config --trust" in project["fix"]
 
 
 @pytest.mark.usefixtures("mine")
@@ -191,17 +191,17 @@ def test_trust_is_given_shown_and_taken_back(clone: Path, capsys: pytest.Capture
     def run(*words: str) -> Said:
         return say(capsys, "-C", str(clone), "config", *words)
 
-    told = json_of(run("--trust", "--json"), "project-trust")
+    told = json_of(run("--trust", "--json"), "config-trust")
     assert told["settings"] == [{"name": "solver", "value": "micromamba", "line": 1}]
-    value = json_of(run("--json"), "settings")
+    value = json_of(run("--json"), "config")
     assert value["untrusted"] == []
     assert next(row["value"] for row in value["settings"] if row["name"] == "solver") == "micromamba"
     with (clone / "imagefactory.toml").open("a") as file:
         file.write('site = "chtc"\n')
-    assert [row["name"] for row in json_of(run("--json"), "settings")["untrusted"]] == ["solver"]
+    assert [row["name"] for row in json_of(run("--json"), "config")["untrusted"]] == ["solver"]
     assert "solver" in run("--trust").out
-    assert json_of(run("--untrust", "--json"), "project-trust")["before"] is True
-    assert json_of(run("--untrust", "--json"), "project-trust")["before"] is False
+    assert json_of(run("--untrust", "--json"), "config-trust")["changed"] is True
+    assert json_of(run("--untrust", "--json"), "config-trust")["changed"] is False
     assert run("--trust", "--untrust").code == EXIT_USAGE
 
 

@@ -122,7 +122,7 @@ def test_what_the_recipe_names_is_told_with_the_reason_and_what_accepts_it() -> 
         {"demo==1.3": LockError("test-problem", "demo==1.3 has no usable wheels and")},
     )
     (one,) = ask(asker, "torch==2.*", "Demo[x]", locked="demo==0.9 torch==2.0")
-    assert (one.name, one.locked, one.newest, one.accept, one.asked) == (
+    assert (one.name, one.locked, one.newest, one.accept, one.named) == (
         "demo",
         "0.9",
         "1.3",
@@ -153,7 +153,7 @@ def test_packages_below_are_told_where_nothing_that_is_named_is_behind() -> None
     has = {"demo": ("0.9", "1.0"), "under": ("0.9", "1.0")}
     why = {"under==1.0": refused("demo==0.9 depends on under<1 and you require under==1.0")}
     (one,) = ask(Asker(has, why), "torch==2.*", "demo<1", locked="demo==0.9 under==0.9 torch==2.0")
-    assert (one.name, one.asked, one.reason) == ("under", False, "demo needs under<1")
+    assert (one.name, one.named, one.reason) == ("under", False, "demo needs under<1")
     asker = Asker(has, why | {"demo==1.0": LockError("test-problem", "demo==1.0 has no usable wheels and")})
     assert [one.name for one in ask(asker, "torch==2.*", "demo", locked="demo==0.9 under==0.9")] == ["demo"]
     assert asker.asked == ["demo==1.0"]
@@ -217,7 +217,7 @@ def test_what_another_named_package_bounds_is_not_behind() -> None:
 def test_what_a_package_below_bounds_is_told_without_a_question_and_stops_nothing() -> None:
     asker = Asker({"numpy": ("1.26", "2.4")}, needs={"numba": ("numpy<1.27",), "librosa": ("numba",)})
     (one,) = ask(asker, "librosa", "numpy", locked="librosa==1.0 numba==0.59 numpy==1.26")
-    assert (one.name, one.asked, one.reason) == ("numpy", False, "numba needs numpy<1.27")
+    assert (one.name, one.named, one.reason) == ("numpy", False, "numba needs numpy<1.27")
     assert ask(asker, "librosa", locked="librosa==1.0 numba==0.59 numpy==1.26") == []  # which nobody named
     assert asker.asked == []
 
@@ -227,15 +227,15 @@ def test_a_newer_release_without_a_wheel_is_always_told() -> None:
     has, sources = {"rouge-score": ("0.0.4", "0.1.2")}, ("rouge-score==0.1.2",)
     asker = Asker(has, sources=sources)
     (one,) = ask(asker, "rouge-score>=0.0.4", locked="rouge-score==0.0.4")
-    assert (one.newest, one.asked, one.build) == ("0.1.2", True, "rouge-score==0.1.2")
+    assert (one.newest, one.named, one.build) == ("0.1.2", True, "rouge-score==0.1.2")
     (one,) = ask(asker, "evaluate", locked="evaluate==1.0 rouge-score==0.0.4")
-    assert (one.newest, one.asked, one.build) == ("0.1.2", False, "rouge-score==0.1.2")
+    assert (one.newest, one.named, one.build) == ("0.1.2", False, "rouge-score==0.1.2")
     assert ask(asker, "rouge-score", one.accept, locked="rouge-score==0.0.4") == []
     asker = Asker(has, sources=sources, needs={"evaluate": ("rouge-score<0.1",)})
     assert ask(asker, "evaluate", locked="evaluate==1.0 rouge-score==0.0.4") == []
     before = replace(LOCK, wheels=(wheel("rouge-score==0.0.4"),))  # which was accepted once
     asker = Asker(has, sources=sources)
-    assert not ask(asker, "rouge-score", locked="rouge-score==0.0.4", previous=before)[0].asked
+    assert not ask(asker, "rouge-score", locked="rouge-score==0.0.4", previous=before)[0].named
 
 
 def test_the_reason_is_what_the_newest_release_requires() -> None:

@@ -1,0 +1,43 @@
+"""Every document that imagefactory prints has a type, and its JSON Schema is valid."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.json_schemas import document_types
+from tests.made.documents import WITHOUT_SCHEMA, document_faults, validator
+
+HOUSE = Path(__file__).parents[2] / "imagefactory"
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(HOUSE.rglob("*.py"))}
+
+
+def test_every_printed_format_has_a_type() -> None:
+    texts = (
+        path.read_text(encoding="utf-8")
+        for room in ("cli", "views", "extras")
+        for path in (HOUSE / room).rglob("*.py")
+    )
+    printed = {
+        name
+        for text in texts
+        for name in re.findall(r'(?:"format": |\bformat=)"(imagefactory\.[a-z-]+/\d+)"', text)
+    }
+    assert len(printed) > 30
+    assert printed - {*document_types()} <= WITHOUT_SCHEMA
+    assert {*document_types()} & WITHOUT_SCHEMA == set()
+
+
+@pytest.mark.parametrize("document_format", document_types())
+def test_every_schema_is_valid_and_strict_in_tests(document_format: str) -> None:
+    assert validator(document_format).schema["properties"]["format"] == {"const": document_format}
+    assert document_faults({"format": document_format, "no-such-key": 1}) != []
+
+
+def test_what_has_no_schema_is_a_fault() -> None:
+    assert document_faults({"format": "imagefactory.nothing/1"}) != []
+    assert document_faults({}) != []
+    assert document_faults([]) != []
