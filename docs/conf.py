@@ -407,7 +407,7 @@ def kept() -> str:
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `site nightly --kept` compares with"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
-        (f"`{combos.FORMAT}`", "`combos.json` of `report --format csv`"),
+        (f"`{combos.FORMAT}`", "`report --format json`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalog, `format` {catalogue.FORMAT}", "a signed catalog, in a DSSE envelope"),
