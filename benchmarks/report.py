@@ -1,6 +1,6 @@
 """How long a report of many images takes, and how large it is. No GPU is behind it: the verdicts are made up.
 
-    read     a signed catalogue is opened, each verdict's signature checked, each image judged
+    read     a signed catalog is opened, each verdict's signature checked, each image judged
     pages    the site is made of that, in memory
     write    its files are written beside and renamed
 
@@ -22,7 +22,7 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.extras.site.action import write_report
 from imagefactory.extras.site.pages import make_site
-from tests.made.report import catalogue_report, many_images, with_contents
+from tests.made.report import catalog_report, many_images, with_contents
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     images = many_images(options.images)
     with tempfile.TemporaryDirectory() as folder:
-        report, read = timed(lambda: catalogue_report(Path(folder), images))
+        report, read = timed(lambda: catalog_report(Path(folder), images))
         whole = with_contents(report, options.packages)
         gc.freeze()  # as the command does
         files, pages = timed(lambda: dict(make_site(whole)))

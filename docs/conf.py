@@ -30,8 +30,7 @@ from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
 from imagefactory.schedulers import inventory
 from imagefactory.settings.sources import MEANINGS, REASONS
-from imagefactory.trust import catalog as catalogue
-from imagefactory.trust import judgement, verdict
+from imagefactory.trust import catalog, judgement, verdict
 from imagefactory.verify import report
 from imagefactory.verify.kit import program as kit
 
@@ -410,7 +409,7 @@ def kept() -> str:
         (f"`{combos.FORMAT}`", "`report --format json`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
-        (f"catalog, `format` {catalogue.FORMAT}", "a signed catalog, in a DSSE envelope"),
+        (f"catalog, `format` {catalog.FORMAT}", "a signed catalog, in a DSSE envelope"),
         (f"report, `format` {report.FORMAT}", "what `verify` found on a GPU, unsigned"),
         (f"kit, `format` {kit.FORMAT}", "`verify --kit`: what travels, and what comes back"),
         (

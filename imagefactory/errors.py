@@ -32,22 +32,22 @@ EXIT_UNKNOWN = 11
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
-    EXIT_OK: "all asked for holds",
-    EXIT_BUG: "a bug",
-    EXIT_USAGE: "recipe or arguments",
-    EXIT_NOTHING_SELECTED: "nothing selected",
-    EXIT_STALE: "stale (--check)",
-    EXIT_LOCK: "lock",
-    EXIT_TOOL: "tool missing",
-    EXIT_BUILD: "build",
-    EXIT_REGISTRY: "registry",
+    EXIT_OK: "success",
+    EXIT_BUG: "a bug in imagefactory",
+    EXIT_USAGE: "invalid arguments, settings or recipe",
+    EXIT_NOTHING_SELECTED: "nothing matches",
+    EXIT_STALE: "a file is outdated (--check)",
+    EXIT_LOCK: "a lock is missing, invalid or has no solution",
+    EXIT_TOOL: "a tool is missing or not permitted",
+    EXIT_BUILD: "a build failed",
+    EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
-    EXIT_BILL: "a license or vulnerability (image audit)",
+    EXIT_BILL: "a license or vulnerability was found (image audit)",
     EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",
-    EXIT_LIMIT: "a limit of `run` ended it",
+    EXIT_LIMIT: "the command reached a limit of `run`",
 }
-"""The exit codes, as described in `--help` and the documentation."""
+"""The exit codes, as described in `help exit-codes` and the documentation."""
 
 
 # USER:PASSWORD@ with or without a scheme, USER@ only after one. NAME:TAG@sha256:... is not a login.

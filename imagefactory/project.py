@@ -104,7 +104,7 @@ def is_project(settings: Settings) -> bool:
 
 def has_catalog(settings: Settings) -> bool:
     """Return whether the settings name a catalog."""
-    return bool(settings.catalogue.value or settings.registry.value or settings.centers)
+    return bool(settings.catalog.value or settings.registry.value or settings.centers)
 
 
 def uses_catalog(settings: Settings) -> bool:

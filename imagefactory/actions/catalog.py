@@ -92,7 +92,7 @@ class CatalogResult:
     revocations in the local store, by target.
     """
 
-    catalogue: Catalog
+    catalog: Catalog
     left_out: tuple[tuple[str, str], ...]
     kept: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -126,8 +126,8 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
     builder = _CatalogBuilder.of(project, request)
     images, skipped, waiting = [], [], []
     with (
-        progress.stage(f"catalogue of {builder.name}"),
-        ThreadPoolExecutor(WORKERS, thread_name_prefix="catalogue") as pool,
+        progress.stage(f"catalog of {builder.name}"),
+        ThreadPoolExecutor(WORKERS, thread_name_prefix="catalog") as pool,
     ):
         rows = pool.map(builder.read_target, request.targets)
         for target, (image, why, waits) in zip(request.targets, rows, strict=True):
@@ -144,9 +144,9 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
             skipped.append((target.name, why))
             waiting += [target.name] if waits else []
     time = request.now.replace(microsecond=0)
-    catalogue = Catalog(made=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
+    catalog = Catalog(made=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
     return CatalogResult(
-        catalogue=catalogue, left_out=tuple(skipped), waiting=tuple(waiting), revoked=builder.revoked
+        catalog=catalog, left_out=tuple(skipped), waiting=tuple(waiting), revoked=builder.revoked
     )
 
 

@@ -1,6 +1,6 @@
-"""The centers that a user joined: that of the setting `catalogue`, and those in files of their own.
+"""The centers that a user joined: that of the setting `catalog`, and those in files of their own.
 
-    ~/.config/imagefactory/centers/NAME.toml      catalogue, site, sif-folder, [[trust]] of one more center
+    ~/.config/imagefactory/centers/NAME.toml      catalog, site, sif-folder, [[trust]] of one more center
 
     centers_of(settings) -> JoinedCenter... -> read_centers() -> CenterCatalogs -> find_center_image(NAME)
 
@@ -45,7 +45,7 @@ class JoinedCenter:
 
     @property
     def place(self) -> str:
-        return self.settings.catalogue.value or self.settings.registry.value
+        return self.settings.catalog.value or self.settings.registry.value
 
     @property
     def prefix(self) -> str:
@@ -67,7 +67,7 @@ class CenterCatalog:
     """A center with its catalog."""
 
     center: JoinedCenter
-    catalogue: Catalog
+    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class CenterCatalogs:
         notes = [
             f"{row.center.name}: {note}" if row.center.several else note
             for row in self.open
-            for note in row.catalogue.notes
+            for note in row.catalog.notes
         ]
         notes += [
             f"images of {center.name} are skipped: {why.message}" + (f" ({why.hint})" if why.hint else "")
@@ -104,11 +104,11 @@ class CenterCatalogs:
         return target, tuple(row for row in self.open if center in ("", row.center.name))
 
 
-def center_name(name: str, site: str, catalogue: str) -> str:
+def center_name(name: str, site: str, catalog: str) -> str:
     """Return the name of a center: its `name`, else its site, else one made of its catalog's place."""
     if name or site not in _NO_CENTER:
         return name or site
-    place = catalogue.rpartition("/")[2].partition(".")[0] if catalogue.startswith("/") else catalogue
+    place = catalog.rpartition("/")[2].partition(".")[0] if catalog.startswith("/") else catalog
     host = re.sub(":[^/]*$", "", place).partition("/")[0].lower()
     short = re.sub("[^a-z0-9]+", "-", host).strip("-")[:32]
     return short if CENTER.fullmatch(short) else "center"
@@ -119,7 +119,7 @@ def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
 
     Raises UsageError for a file of a center that cannot be used, and for two of one name.
     """
-    main, own = settings.catalogue.value or settings.registry.value, not uses_catalog(settings)
+    main, own = settings.catalog.value or settings.registry.value, not uses_catalog(settings)
     files = () if own else settings.centers
     rows = []
     if own or main or not files:
@@ -169,19 +169,19 @@ def read_centers(
     """
     centers = centers_of(settings)
     if len(centers) == 1:
-        catalogue = read_catalog(centers[0].settings, environ, now, only)
-        return CenterCatalogs(open=(CenterCatalog(center=centers[0], catalogue=catalogue),))
+        catalog = read_catalog(centers[0].settings, environ, now, only)
+        return CenterCatalogs(open=(CenterCatalog(center=centers[0], catalog=catalog),))
     selected = {split_name(name, centers)[0] for name in names}
     catalogs, faults = [], []
     for center in centers:
         if selected and "" not in selected and center.name not in selected:
             continue
         try:
-            catalogue = read_catalog(center.settings, environ, now, hurried=True)
+            catalog = read_catalog(center.settings, environ, now, hurried=True)
         except ImagefactoryError as error:
             faults.append((center, error))
         else:
-            catalogs.append(CenterCatalog(center=center, catalogue=catalogue))
+            catalogs.append(CenterCatalog(center=center, catalog=catalog))
     if not catalogs:
         raise faults[0][1]
     return CenterCatalogs(open=tuple(catalogs), lacking=tuple(faults))
@@ -193,11 +193,11 @@ def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog,
     Raises NothingSelectedError if no center has it, UsageError if several have, or one has several.
     """
     target, catalogs = opened.candidates(name)
-    exact = [row for row in catalogs if any(image.target == target for image in row.catalogue.images)]
+    exact = [row for row in catalogs if any(image.target == target for image in row.catalog.images)]
     matches, faults = [], []
     for row in exact or catalogs:
         try:
-            matches.append((row, find_image(row.catalogue, target)))
+            matches.append((row, find_image(row.catalog, target)))
         except NothingSelectedError as error:
             faults.append(error)
     if not matches:
@@ -224,7 +224,7 @@ def _select_images(
         faults = []
         for row in catalogs:
             try:
-                images = select_images(row.catalogue, (target,))
+                images = select_images(row.catalog, (target,))
             except NothingSelectedError as error:
                 faults.append(error)
             else:
@@ -236,7 +236,7 @@ def _select_images(
             row,
             tuple(
                 image
-                for image in row.catalogue.images
+                for image in row.catalog.images
                 if not names or image.target in selected[row.center.name]
             ),
         )
@@ -250,23 +250,23 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
     for center in centers_of(settings):
         if not center.place:
             continue
-        catalogue: Catalog | None = None
+        catalog: Catalog | None = None
         error = ""
         try:
-            catalogue = read_catalog(center.settings, environ, now, hurried=True)
+            catalog = read_catalog(center.settings, environ, now, hurried=True)
         except ImagefactoryError as fault:
             error = fault.message
         rows.append(
             {
                 "name": center.name,
                 "site": center.settings.site.value,
-                "catalogue": center.place,
-                "file": center.settings.catalogue.origin,
-                "made": format_time(catalogue.made) if catalogue else None,
-                "expires": format_time(catalogue.expires) if catalogue else None,
-                "source": catalogue.source.value if catalogue else None,
-                "age": age_of(catalogue, now) if catalogue else None,
-                "images": len(catalogue.images) if catalogue else None,
+                "catalog": center.place,
+                "file": center.settings.catalog.origin,
+                "made": format_time(catalog.made) if catalog else None,
+                "expires": format_time(catalog.expires) if catalog else None,
+                "source": catalog.source.value if catalog else None,
+                "age": age_of(catalog, now) if catalog else None,
+                "images": len(catalog.images) if catalog else None,
                 "error": error,
                 "keys": list_keys(center.trust, (), now),
             }
@@ -276,13 +276,13 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
 
 def merge_centers(opened: CenterCatalogs) -> Catalog:
     """Return all images in one catalog, to look up images by digest; it has no signature to verify."""
-    catalogues = [row.catalogue for row in opened.open]
-    if len(catalogues) == 1:
-        return catalogues[0]
+    catalogs = [row.catalog for row in opened.open]
+    if len(catalogs) == 1:
+        return catalogs[0]
     return Catalog(
-        made=min(catalogue.made for catalogue in catalogues),
-        expires=min(catalogue.expires for catalogue in catalogues),
-        images=tuple(image for catalogue in catalogues for image in catalogue.images),
+        made=min(catalog.made for catalog in catalogs),
+        expires=min(catalog.expires for catalog in catalogs),
+        images=tuple(image for catalog in catalogs for image in catalog.images),
     )
 
 
@@ -313,7 +313,7 @@ class CenterImages:
     """
 
     center: JoinedCenter
-    catalogue: Catalog
+    catalog: Catalog
     offers: tuple[ImageOffer, ...]
     now: datetime
     notes: tuple[str, ...] = ()
@@ -325,7 +325,7 @@ class CenterImages:
     @property
     def source(self) -> str:
         """The source of the answer."""
-        return self.center.answers(self.catalogue.made)
+        return self.center.answers(self.catalog.made)
 
     def name_of(self, image: CatalogImage) -> str:
         """Return the name of the image, with its center if there are several."""
@@ -354,8 +354,8 @@ def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: d
 def _verify_images(
     row: CenterCatalog, images: Sequence[CatalogImage], now: datetime, notes: tuple[str, ...]
 ) -> CenterImages:
-    offers = tuple(verify_offer(row.catalogue, image, row.center.trust, now) for image in images)
-    return CenterImages(center=row.center, catalogue=row.catalogue, offers=offers, now=now, notes=notes)
+    offers = tuple(verify_offer(row.catalog, image, row.center.trust, now) for image in images)
+    return CenterImages(center=row.center, catalog=row.catalog, offers=offers, now=now, notes=notes)
 
 
 def verdicts_on(offer: ImageOffer) -> tuple[VerdictSet, ...]:

@@ -226,7 +226,7 @@ def release_claim(
         return
     for name, row in places:
         try:
-            place = _claims_place(access, name.removesuffix("/catalogue"))
+            place = _claims_place(access, name.removesuffix("/catalog"))
             with writing(access, place, progress):
                 own = _read_own(access.layout.path)
                 if own:

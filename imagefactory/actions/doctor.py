@@ -52,7 +52,7 @@ def examine_for(
     if purpose == "site":
         findings = project or examine_site(settings, environ, now)
     elif purpose == "job":
-        findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalogue=True)))
+        findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalog=True)))
     else:
         programs = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
@@ -63,7 +63,7 @@ def examine_for(
         )
         findings = (
             *project,
-            *diagnose_verify(_check_center(settings, environ, now, catalogue=False), machine),
+            *diagnose_verify(_check_center(settings, environ, now, catalog=False), machine),
         )
     return findings, is_working(findings)
 
@@ -84,9 +84,9 @@ def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
 
 
 def _check_center(
-    settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool
+    settings: Settings, environ: Mapping[str, str], now: datetime, *, catalog: bool
 ) -> UsageFacts:
-    centers = centers_of(settings) if catalogue else ()
+    centers = centers_of(settings) if catalog else ()
     several = centers if len(centers) > 1 else ()
     center = centers[0] if centers and not several else None
     facts = _check_settings(center, center.settings if center else settings, environ, now)
@@ -119,18 +119,18 @@ def _check_settings(
     if not center or not (facts.own or center.place):
         return facts
     try:
-        catalogue = read_catalog(settings, environ, now, hurried=center.several)
+        catalog = read_catalog(settings, environ, now, hurried=center.several)
     except ImagefactoryError as error:
-        probe = ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint)
-        return replace(facts, catalogue=probe)
-    offers = [verify_offer(catalogue, image, trust, now) for image in catalogue.images]
+        probe = ProbeResult(name="catalog", refusal=error.message, remedy=error.hint)
+        return replace(facts, catalog=probe)
+    offers = [verify_offer(catalog, image, trust, now) for image in catalog.images]
     forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
     where = center.place or str(settings.root_path)
-    summary = f"{where}, made {catalogue.made:%Y-%m-%d}, holds until {catalogue.expires:%Y-%m-%d}"
+    summary = f"{where}, made {catalog.made:%Y-%m-%d}, holds until {catalog.expires:%Y-%m-%d}"
     return replace(
         facts,
-        catalogue=ProbeResult(name="catalogue", answer=summary),
-        catalogue_notes=catalogue.notes,
+        catalog=ProbeResult(name="catalog", answer=summary),
+        catalog_notes=catalog.notes,
         images=len(offers),
         verified=sum(any(verified_evidence(judged).verified for judged in rows) for rows in forms),
     )

@@ -217,8 +217,8 @@ class _SiteCheck:
             none = (
                 missing("registry", "none is set, so nothing is pushed and no nightly run starts", remedy),
             )
-            if settings.catalogue.value.startswith("/"):
-                return self._published(Path(settings.catalogue.value), none)
+            if settings.catalog.value.startswith("/"):
+                return self._published(Path(settings.catalog.value), none)
             return _RegistryCheck(lines=none, published=tuple(_unknown_rows(missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
@@ -245,31 +245,31 @@ class _SiteCheck:
         try:
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
-            line = broken("catalogue", error.message, error.hint)
+            line = broken("catalog", error.message, error.hint)
             return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
         created = None
         if current is None:
-            line = missing("catalogue", f"none at {where}", "imagefactory site publish")
-        elif current.catalogue is None:
+            line = missing("catalog", f"none at {where}", "imagefactory site publish")
+        elif current.catalog is None:
             whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
             detail = f"{current.where} is signed by {whose}, so your readers reject it"
-            line = broken("catalogue", detail, "imagefactory site publish")
+            line = broken("catalog", detail, "imagefactory site publish")
         else:
-            created, expires = current.catalogue.made, current.catalogue.expires
+            created, expires = current.catalog.made, current.catalog.expires
             name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
             detail = (
                 f"{current.where}, signed by '{name}' on {created:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
             )
             if expires <= self.now:
-                line = broken("catalogue", f"{detail}: it expired", "imagefactory site publish")
+                line = broken("catalog", f"{detail}: it expired", "imagefactory site publish")
             elif expires - self.now < CATALOG_EXPIRY_WARNING:
-                line = warn("catalogue", f"{detail}, which is soon", "imagefactory site publish")
+                line = warn("catalog", f"{detail}, which is soon", "imagefactory site publish")
             elif (
                 own := self._own_key()
             ) and own.keyid != current.keyid:  # only one of two facilitators signs it
-                line = good("catalogue", f"{detail}; the key here, '{own.name}', cannot sign it")
+                line = good("catalog", f"{detail}; the key here, '{own.name}', cannot sign it")
             else:
-                line = good("catalogue", detail)
+                line = good("catalog", detail)
         return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), catalog_time=created)
 
     def _own_key(self) -> SigningKey | None:
@@ -304,19 +304,19 @@ class _SiteCheck:
         own = self._own_key()
         if own and own.keyid not in named:
             return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
-        return good("invitation", f"{name}, for {invited.catalogue}")
+        return good("invitation", f"{name}, for {invited.catalog}")
 
     def mirrors(self, created: datetime | None) -> Iterator[Diagnosis]:
-        mirrors = listed(self.settings.catalogue_mirrors.value)
+        mirrors = listed(self.settings.catalog_mirrors.value)
         if not mirrors:
             detail = "none: while the registry is down, readers have only the copies that they keep"
-            yield warn("mirrors", detail, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
+            yield warn("mirrors", detail, 'catalog-mirrors = "HOST/PATH" in imagefactory.toml')
             return
         with ThreadPoolExecutor(len(mirrors)) as threads:
             yield from threads.map(lambda mirror: self._mirror(mirror, created), mirrors)
 
     def _mirror(self, mirror: str, created: datetime | None) -> Diagnosis:
-        copy = "imagefactory image copy REGISTRY/catalogue:current MIRROR/catalogue:current"
+        copy = "imagefactory image copy REGISTRY/catalog:current MIRROR/catalog:current"
         where: StoreRepository | Path = Path(mirror)
         try:
             if not mirror.startswith("/"):
@@ -326,10 +326,10 @@ class _SiteCheck:
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
-        if current is None or current.catalogue is None:
+        if current is None or current.catalog is None:
             return broken("mirrors", f"{mirror} has no catalog that a trusted key signed", copy)
-        if created and current.catalogue.made < created:
-            detail = f"{mirror} has an older catalog, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
+        if created and current.catalog.made < created:
+            detail = f"{mirror} has an older catalog, of {current.catalog.made:%Y-%m-%d %H:%M} UTC"
             return warn("mirrors", detail, copy)
         return good("mirrors", mirror)
 
@@ -346,7 +346,7 @@ def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
 
 
 def _unknown_rows(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
-    for name in ("catalogue", "invitation"):
+    for name in ("catalog", "invitation"):
         yield say(name, f"not known: {why}", "see registry")
 
 

@@ -166,9 +166,9 @@ class FindResult:
     notes: tuple[str, ...] = ()
 
     @property
-    def catalogue(self) -> Catalog | None:
+    def catalog(self) -> Catalog | None:
         """The catalog of the first center with images."""
-        return self.open[0].catalogue if self.open else None
+        return self.open[0].catalog if self.open else None
 
 
 def find_images(
@@ -187,8 +187,8 @@ def find_images(
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
     for row in opened.open if opened else ():
-        for image in row.catalogue.images:
-            offers.append(verify_offer(row.catalogue, image, row.center.trust, request.now))
+        for image in row.catalog.images:
+            offers.append(verify_offer(row.catalog, image, row.center.trust, request.now))
             if offered := _offered_candidate(offers[-1], row.center, request):
                 candidates.append(offered)
     if own:
@@ -204,7 +204,7 @@ def find_images(
     return FindResult(
         matches=_find_matches(request.words, candidates, request.inventory),
         request=request,
-        open=tuple(row for row in opened.open if row.catalogue.images) if opened else (),
+        open=tuple(row for row in opened.open if row.catalog.images) if opened else (),
         own_project=own,
         place=_place(settings, opened, own=own),
         ages=verdict_ages_of(offers, request.now) if offers else None,

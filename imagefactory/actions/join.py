@@ -1,6 +1,6 @@
 """Write the invitation of a project, and join a center by its invitation.
 
-invitation_of(settings, now) -> Invitation -> a file, or <registry>/catalogue:invitation
+invitation_of(settings, now) -> Invitation -> a file, or <registry>/catalog:invitation
 read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml, or centers/NAME.toml next to it
 """
 
@@ -34,16 +34,16 @@ from imagefactory.trust.invitation import (
 from imagefactory.trust.policy import read_text, read_trust, write_text
 
 
-def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitation:
-    """Return what users of this project's catalog need. An empty `catalogue` is the place in the settings.
+def invitation_of(settings: Settings, catalog: str, now: datetime) -> Invitation:
+    """Return what users of this project's catalog need. An empty `catalog` is the place in the settings.
 
     Raises UsageError if the settings have none, CheckFailedError if there is no trusted key to share.
     """
-    place = catalogue or settings.catalogue.value or settings.registry.value
+    place = catalog or settings.catalog.value or settings.registry.value
     if not place:
         raise UsageError(
             "no-catalog-set",
-            "neither `catalogue` nor `registry` is set, so readers cannot find the catalog",
+            "neither `catalog` nor `registry` is set, so readers cannot find the catalog",
             hint="imagefactory site invite --catalog HOST/PATH, or the path of a file that all readers can "
             "read",
         )
@@ -55,11 +55,11 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
             hint="imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
         )
     return Invitation(
-        catalogue=place,
+        catalog=place,
         site=settings.site.value,
         sif_folder=settings.sif_folder.value,
         keys=keys,
-        mirrors="" if catalogue else settings.catalogue_mirrors.value,
+        mirrors="" if catalog else settings.catalog_mirrors.value,
         center=settings.center.value,
     )
 
@@ -139,7 +139,7 @@ def find_joining(
     sites = settings.files[settings.files.index(path) + 1 :]
     main, files = _joined_centers(path, sites, environ)
     documents = {center: main if file == path else read_document(file) for center, file in files.items()}
-    same = (key for key, row in documents.items() if row.get("catalogue") == invitation.catalogue)
+    same = (key for key, row in documents.items() if row.get("catalog") == invitation.catalog)
     known = next(same, "")
     new = name or known or _new_name(documents, invitation)
     if not CENTER.fullmatch(new):
@@ -152,7 +152,7 @@ def find_joining(
         if new in files or files[known] != path:
             raise UsageError(
                 "center-already-joined",
-                f"{invitation.catalogue} is the catalog of '{known}', which you already joined",
+                f"{invitation.catalog} is the catalog of '{known}', which you already joined",
                 hint=f"imagefactory site remove {known}, then join it under another name",
             )
         files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one is renamed
@@ -180,8 +180,8 @@ def _joined_centers(
     """
     main = {key: value for file in (*reversed(sites), path) for key, value in read_document(file).items()}
     files = {file.stem: file for file in center_files(environ)}
-    if "catalogue" in main:
-        name = center_name(*(str(main.get(key, "")) for key in ("center", "site", "catalogue")))
+    if "catalog" in main:
+        name = center_name(*(str(main.get(key, "")) for key in ("center", "site", "catalog")))
         if name in files:
             raise UsageError(
                 "center-name-duplicate",
@@ -196,7 +196,7 @@ def _joined_centers(
 
 def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
     """Return a name for another center. Raises UsageError if it may be one of the joined ones."""
-    name = center_name(invitation.center, invitation.site, invitation.catalogue)
+    name = center_name(invitation.center, invitation.site, invitation.catalog)
     ids = {grant.key.keyid for grant in invitation.keys}
     for known, document in documents.items():
         same = ids & {row.get("keyid") for row in document.get("trust", [])}
@@ -204,7 +204,7 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
             raise UsageError(
                 "center-conflict",
                 f"this invitation has {'a key' if same else 'the name'} of the center '{known}', which you "
-                f"joined, and another catalog: {invitation.catalogue}, not {document['catalogue']}",
+                f"joined, and another catalog: {invitation.catalog}, not {document['catalog']}",
                 hint=f"if its catalog moved, use --name {known}; for another center, use --name OTHER",
             )
     return name
@@ -232,8 +232,8 @@ def remove_center(
     removed += [f"key {row['name']}" for row in document.get("trust", [])]
     if files[name] != path:
         return files[name], None, removed
-    if "catalogue" not in document:
-        site = next(site for site in sites if "catalogue" in read_document(site))
+    if "catalog" not in document:
+        site = next(site for site in sites if "catalog" in read_document(site))
         raise UsageError(
             "center-set-by-site",
             f"{site} sets the catalog of '{name}' for all users",

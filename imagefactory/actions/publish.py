@@ -84,12 +84,12 @@ JOIN_AGAIN = "--yes-everybody-must-join-again"
 class PublishedCatalog:
     """The current catalog of a place. `keyid` is empty if it names no key.
 
-    `catalogue` is None if no key that is trusted now signed it.
+    `catalog` is None if no key that is trusted now signed it.
     """
 
     where: str
     keyid: str
-    catalogue: Catalog | None
+    catalog: Catalog | None
 
 
 def current_place(project: Project, registry: str) -> StoreRepository:
@@ -114,18 +114,18 @@ def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[Pub
     try:
         opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
     except StatementError as error:
-        return PublishedCatalog(where=name, keyid="", catalogue=None), error.message
+        return PublishedCatalog(where=name, keyid="", catalog=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
-    catalogue: Catalog | None = None
+    catalog: Catalog | None = None
     why = f"{opened.standing}, {opened.why}"
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
         late = out_of_period(opened.key, now)
         try:
-            catalogue = None if late else parse_catalog(opened.envelope.payload, name, keyid)
+            catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
             why = f"{late[0]}, {late[1]}" if late else ""
         except StatementError as error:  # of another version
             why = error.message
-    return PublishedCatalog(where=name, keyid=keyid, catalogue=catalogue), why
+    return PublishedCatalog(where=name, keyid=keyid, catalog=catalog), why
 
 
 def _read(where: StoreRepository | Path) -> bytes | None:
@@ -186,7 +186,7 @@ def prepare_catalog(
     result = build_catalog(project, request, progress)
     if project.faults and not request.named and (request.registry or project.settings.registry.value):
         result = with_former_families(project, result, request.registry, request.now)
-    former = current.catalogue if current else None
+    former = current.catalog if current else None
     return _with_previous_revocations(result, former, [name for name, _ in result.left_out])
 
 
@@ -202,18 +202,18 @@ def _with_previous_revocations(
         replace(image, revoked=merge_revoked(image.revoked, before[image.target].revoked))
         if image.target in before
         else image
-        for image in result.catalogue.images
+        for image in result.catalog.images
     ]
     for image in (before[name] for name in dropped if name in before):
         revoked = merge_revoked(image.revoked, result.revoked.get(image.target, ()))
         if any(row.subject.manifest == image.subject.manifest for row in revoked):
             images.append(replace(image, envelopes=(), sifs=(), revoked=revoked))
-    return replace(result, catalogue=replace(result.catalogue, images=tuple(images)))
+    return replace(result, catalog=replace(result.catalog, images=tuple(images)))
 
 
 def publish(
     project: Project,
-    catalogue: Catalog,
+    catalog: Catalog,
     key: SigningKey,
     registry: str = "",
     *,
@@ -226,24 +226,24 @@ def publish(
     """
     trusted = read_trust(project.settings.files).key(key.keyid)
     if trusted:
-        catalogue = replace(catalogue, expires=min(catalogue.expires, trusted.until))
-    envelope = sign_catalog(catalogue, key)
+        catalog = replace(catalog, expires=min(catalog.expires, trusted.until))
+    envelope = sign_catalog(catalog, key)
     if output is not None:
         write_catalog(output, envelope)
         written: tuple[str, ...] = (str(output),)
     else:
         place = current_place(project, registry)
-        written = tuple(map(str, publish_catalog(place, envelope, catalogue.made)))
-        cache_published(project.settings, str(place), envelope, catalogue.made)
+        written = tuple(map(str, publish_catalog(place, envelope, catalog.made)))
+        cache_published(project.settings, str(place), envelope, catalog.made)
     act = AuditEntry(
         action=ROLLBACK if rollback else PUBLISH,
-        what=f"catalogue of {len(catalogue.images)} images",
+        what=f"catalog of {len(catalog.images)} images",
         where=written[-1],
         key=key.keyid,
         why=rollback,
     )
     log_acts(project, (act,))
-    return catalogue, written
+    return catalog, written
 
 
 def publish_again(
@@ -261,16 +261,16 @@ def publish_again(
     trust = read_trust(project.settings.files)
     output: Path | None = None
     if not (registry or project.settings.registry.value):
-        if not project.settings.catalogue.value.startswith("/"):
+        if not project.settings.catalog.value.startswith("/"):
             return ()
-        output = Path(project.settings.catalogue.value)
+        output = Path(project.settings.catalog.value)
     current = read_current(output or current_place(project, registry), trust, now)
     if current is None:
         return ()
     check_signer(current, key, trust, now)
     request = CatalogRequest(targets=project.targets, now=now, registry=registry)
     result = prepare_catalog(project, request, before or current, progress)
-    return publish(project, result.catalogue, key, registry, output=output)[1]
+    return publish(project, result.catalog, key, registry, output=output)[1]
 
 
 # --- Rollback: what an earlier catalog offered, verified and signed again
@@ -292,7 +292,7 @@ class CatalogRevision:
     """An earlier published catalog, by the digest of its manifest."""
 
     digest: str
-    catalogue: Catalog
+    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +316,7 @@ class RollbackPlan:
 
     @property
     def why(self) -> str:
-        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalogue.made)}"
+        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalog.made)}"
 
 
 def find_earlier(
@@ -366,7 +366,7 @@ def _find_previous(
     """Return the newest one from before the current one. A tag only counts on the day in its content."""
     manifest = place.store.manifest(place.repository, CURRENT)
     digits = manifest[0].digest.removeprefix("sha256:") if manifest else ""
-    last = current.catalogue.made if current and current.catalogue else now
+    last = current.catalog.made if current and current.catalog else now
     days: dict[str, list[str]] = {}
     for tag in tags:
         if tag[1] <= f"{last:%Y%m%d}" and not digits.startswith(tag[2]):
@@ -386,11 +386,11 @@ def _find_previous(
             except StatementError as error:
                 faults.append(error.message)
                 continue
-            time, hexes = revision.catalogue.made, revision.digest.removeprefix("sha256:")
+            time, hexes = revision.catalog.made, revision.digest.removeprefix("sha256:")
             if name == f"{time:%Y%m%d}-{hexes[:12]}" and time < last:
                 revisions.append(revision)
         if revisions:
-            return max(revisions, key=lambda revision: revision.catalogue.made)
+            return max(revisions, key=lambda revision: revision.catalog.made)
     why = f": {faults[0]}" if faults else ""
     raise UsageError(
         "no-earlier-catalog",
@@ -414,15 +414,15 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
     except RegistryError as error:
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     published, why = _open(b"".join(place.store.read(place.repository, layer)), where, trust, now)
-    catalogue, key = published.catalogue, trust.key(published.keyid)
-    late = out_of_period(key, catalogue.made) if catalogue and key else None
-    if catalogue is None or late:
+    catalog, key = published.catalog, trust.key(published.keyid)
+    late = out_of_period(key, catalog.made) if catalog and key else None
+    if catalog is None or late:
         raise StatementError(
             "catalog-rejected",
             f"{where} cannot be used: {f'{late[0]}, {late[1]}' if late else why}",
             hint="choose another: imagefactory site publish --rollback --dry-run shows the newest valid one",
         )
-    return CatalogRevision(digest=manifest[0].digest, catalogue=catalogue)
+    return CatalogRevision(digest=manifest[0].digest, catalog=catalog)
 
 
 def roll_back(
@@ -438,7 +438,7 @@ def roll_back(
     none of them counts.
     """
     now = time.replace(microsecond=0)
-    former = current.catalogue if current else None
+    former = current.catalog if current else None
     if former and former.made >= now:
         raise CheckFailedError(
             "clock-before-catalog",
@@ -454,7 +454,7 @@ def roll_back(
         progress.stage("checking the verdicts of the earlier catalog again"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="rollback") as pool,
     ):
-        before = earlier.catalogue.images
+        before = earlier.catalog.images
         for old, (image, lines) in zip(before, pool.map(review.verify_image, before), strict=True):
             if image:
                 images.append(
@@ -468,12 +468,12 @@ def roll_back(
             f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
-    catalogue = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
-    result = CatalogResult(catalogue=catalogue, left_out=tuple(skipped), revoked=known)
+    catalog = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
+    result = CatalogResult(catalog=catalog, left_out=tuple(skipped), revoked=known)
     targets = {image.target for image in images}
     dropped = [image.target for image in (former.images if former else ()) if image.target not in targets]
     result = _with_previous_revocations(result, former, dropped)
-    return RollbackPlan(earlier=earlier, made=result, changes=tuple(_changes(former, result.catalogue)))
+    return RollbackPlan(earlier=earlier, made=result, changes=tuple(_changes(former, result.catalog)))
 
 
 def _changes(now: Catalog | None, then: Catalog) -> Iterator[CatalogChange]:
@@ -500,10 +500,10 @@ def _compared_parts(image: CatalogImage | None) -> tuple[str, frozenset[str]]:
     return image.subject.index, frozenset(digest for rows in envelopes for digest, _ in rows)
 
 
-def _revocations_of(catalogue: Catalog | None) -> Mapping[str, Mapping[str, bytes]]:
+def _revocations_of(catalog: Catalog | None) -> Mapping[str, Mapping[str, bytes]]:
     """Return the revocations in a catalog, by the manifest of their subject."""
     revocations: dict[str, dict[str, bytes]] = {}
-    for image in catalogue.images if catalogue else ():
+    for image in catalog.images if catalog else ():
         rows = [(image.subject, image.revocations), *((sif.subject, sif.revocations) for sif in image.sifs)]
         for subject, envelopes in rows:
             revocations.setdefault(subject.manifest, {}).update(envelopes)

@@ -36,8 +36,8 @@ from imagefactory.trust.catalog_package import catalog_repository, pack_artifact
 from imagefactory.trust.policy import TrustRules, read_trust
 
 # --- The cache, so that a registry may be down and an old catalog cannot come back
-#     <cache>/catalogues/<64 hex>             the last valid catalog of a place
-#     <cache>/catalogues-seen/<64 hex>        the time of the newest one
+#     <cache>/catalogs/<64 hex>             the last valid catalog of a place
+#     <cache>/catalogs-seen/<64 hex>        the time of the newest one
 # The names are sha256 sums of the names of places. Nothing here is trusted: signature and time are verified
 # at each read. A cache that cannot be written is not an error.
 
@@ -56,11 +56,11 @@ class CachedCatalog:
 
     @property
     def path(self) -> Path:
-        return self.cache / "catalogues" / self._name
+        return self.cache / "catalogs" / self._name
 
     @property
     def seen_path(self) -> Path:
-        return self.cache / "catalogues-seen" / self._name
+        return self.cache / "catalogs-seen" / self._name
 
     @property
     def _name(self) -> str:
@@ -108,7 +108,7 @@ class CachedCatalog:
 
 
 def place_name(place: str) -> str:
-    """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or the path of a file."""
+    """Return the full name of a catalog's place: `HOST/PATH/catalog:current`, or the path of a file."""
     return place if place.startswith("/") else str(catalog_repository(place))
 
 
@@ -135,7 +135,7 @@ def cached_expiry(settings: Settings) -> datetime | None:
 def read_catalog(
     settings: Settings, environ: Mapping[str, str], now: datetime, name: str = "", *, hurried: bool = False
 ) -> Catalog:
-    """Return the catalog of the setting `catalogue`, else the project's own, else that of `registry`.
+    """Return the catalog of the setting `catalog`, else the project's own, else that of `registry`.
 
     In a project only its own file and the environment name another one: the settings of a user or a site are
     for people without a project. The project's own is built now, of the target `name` or of all, and is not
@@ -145,10 +145,10 @@ def read_catalog(
 
     Raises UsageError if none is set, StatementError for one that is rejected, RegistryError.
     """
-    place = settings.catalogue.value
+    place = settings.catalog.value
     trust = read_trust(settings.files, settings.limits)
     reader = _CatalogReader(settings=settings, environ=environ, trust=trust, now=now)
-    origin = settings.catalogue.origin
+    origin = settings.catalog.origin
     near = place and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
     if uses_catalog(settings) or near:
         return reader.read(place or settings.registry.value, HURRIED if hurried else None)
@@ -159,9 +159,9 @@ def read_catalog(
         targets=targets, now=now, named=bool(name), hurried=cached is not None and cached.path.exists()
     )
     try:
-        catalogue = build_catalog(project, request, QuietProgress()).catalogue
+        catalog = build_catalog(project, request, QuietProgress()).catalog
         notes = (invalid_note(tuple(project.invalid)),) if project.invalid else ()
-        return replace(catalogue, source=CatalogSource.MADE, notes=(*catalogue.notes, *notes))
+        return replace(catalog, source=CatalogSource.MADE, notes=(*catalog.notes, *notes))
     except RegistryError as error:
         if cached is None:
             raise
@@ -185,12 +185,12 @@ class _CatalogReader:
             for mirror in mirrors:
                 where = place_name(mirror)
                 try:
-                    catalogue = self._open(cached, self._fetch(mirror, cached, HURRIED), where)
+                    catalog = self._open(cached, self._fetch(mirror, cached, HURRIED), where)
                 except (RegistryError, UsageError, StatementError) as fault:
                     faults.append(f"its mirror {where}: {fault.message}")
                     continue
-                note = f"this is the catalog of its mirror {where}, {age_of(catalogue, self.now)}"
-                return self._with_notes(replace(catalogue, source=CatalogSource.MIRROR), *faults, note)
+                note = f"this is the catalog of its mirror {where}, {age_of(catalog, self.now)}"
+                return self._with_notes(replace(catalog, source=CatalogSource.MIRROR), *faults, note)
             return self.read_cached(cached, error, *faults[1:])
         return self._with_notes(self._open(cached, data, cached.where))
 
@@ -200,32 +200,32 @@ class _CatalogReader:
             raise error
         try:
             data = unpack_artifact(data, cached.where)
-            catalogue = verify_catalog(data, self.trust, self.now, "the copy kept here")
-            cached.refuse_older(catalogue.made)
+            catalog = verify_catalog(data, self.trust, self.now, "the copy kept here")
+            cached.refuse_older(catalog.made)
         except StatementError as fault:
             raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
-        note = f"this is the catalog that is kept here, {age_of(catalogue, self.now)}"
-        return self._with_notes(replace(catalogue, source=CatalogSource.KEPT), error.message, *faults, note)
+        note = f"this is the catalog that is kept here, {age_of(catalog, self.now)}"
+        return self._with_notes(replace(catalog, source=CatalogSource.KEPT), error.message, *faults, note)
 
     def _open(self, cached: CachedCatalog, data: bytes, where: str) -> Catalog:
         """Return the catalog in these bytes, and cache it. Raises StatementError for one that is rejected."""
-        catalogue = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
-        cached.refuse_older(catalogue.made)
-        cached.write(data, catalogue.made)
-        return catalogue
+        catalog = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
+        cached.refuse_older(catalog.made)
+        cached.write(data, catalog.made)
+        return catalog
 
-    def _with_notes(self, catalogue: Catalog, *notes: str) -> Catalog:
-        if catalogue.expires_soon(self.now):
-            days = (catalogue.expires - self.now).days
-            when = f"{catalogue.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
+    def _with_notes(self, catalog: Catalog, *notes: str) -> Catalog:
+        if catalog.expires_soon(self.now):
+            days = (catalog.expires - self.now).days
+            when = f"{catalog.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
-        return replace(catalogue, notes=notes)
+        return replace(catalog, notes=notes)
 
     def _fetch(self, place: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
         if not place.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
             return _read_registry(access, catalog_repository(place), cached.read(), retry_policy)
-        hint = "check the setting catalogue (imagefactory config), or ask your center where the file is"
+        hint = "check the setting catalog (imagefactory config), or ask your center where the file is"
         data = read_limited(Path(place), LARGEST, hint)
         if len(data) > LARGEST:
             raise StatementError(
@@ -245,11 +245,11 @@ def read_limited(path: Path, largest: int, hint: str) -> bytes:
         raise UsageError(*os_problem("read", path, error), hint=hint) from error
 
 
-def age_of(catalogue: Catalog, now: datetime) -> str:
+def age_of(catalog: Catalog, now: datetime) -> str:
     """Return `3 days old, valid until 2026-12-20`; in hours within the first two days."""
-    age = max(now - catalogue.made, timedelta(0))
+    age = max(now - catalog.made, timedelta(0))
     count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
-    return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalogue.expires:%Y-%m-%d %H:%M} UTC"
+    return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalog.expires:%Y-%m-%d %H:%M} UTC"
 
 
 def _mirrors(settings: Settings) -> tuple[str, ...]:
@@ -261,9 +261,9 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
             return -1
         return known.index(setting.origin) if setting.origin in known else len(known)
 
-    catalogue = settings.catalogue if settings.catalogue.value else settings.registry
-    mirrors = settings.catalogue_mirrors
-    return listed(mirrors.value) if distance(mirrors) <= distance(catalogue) else ()
+    catalog = settings.catalog if settings.catalog.value else settings.registry
+    mirrors = settings.catalog_mirrors
+    return listed(mirrors.value) if distance(mirrors) <= distance(catalog) else ()
 
 
 def with_former_families(
@@ -282,8 +282,8 @@ def with_former_families(
         return result
     known = {target.family for target in project.targets}
     images = tuple(image for image in former.images if image.family not in known)
-    catalogue = replace(result.catalogue, images=(*result.catalogue.images, *images))
-    return replace(result, catalogue=catalogue, kept=tuple(image.target for image in images))
+    catalog = replace(result.catalog, images=(*result.catalog.images, *images))
+    return replace(result, catalog=catalog, kept=tuple(image.target for image in images))
 
 
 def _read_registry(
@@ -297,7 +297,7 @@ def _read_registry(
         raise RegistryError(
             "catalog-not-found",
             f"no catalog at {reference}",
-            hint="check the setting catalogue (imagefactory config), or ask the project's owner to run "
+            hint="check the setting catalog (imagefactory config), or ask the project's owner to run "
             "imagefactory site publish",
         )
     layer = parse_layer(manifest[1], str(mirror))

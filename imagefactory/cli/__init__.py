@@ -63,18 +63,24 @@ MODULES = {
     "tomlkit": "sign",
 }
 """Packages that a light install lacks, and the extra with them."""
-EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODES.items())}."
+EXIT_CODES_TOPIC = "exit-codes"
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.group(
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"`imagefactory help {EXIT_CODES_TOPIC}` explains the exit codes.",
+)
 @click.version_option(__version__, "-V", "--version", message="imagefactory %(version)s")
 @click.option(
     "-C",
     "--directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="The project (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
-    "else the recipes that come with imagefactory.",
+    help=(
+        "Use the project in this directory.  [default: the nearest directory with imagefactory.toml, "
+        "here or above, else the recipes of imagefactory]"
+    ),
 )
 @click.option(
     "--progress",
@@ -82,7 +88,7 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     type=click.Choice(STYLES),
     default="auto",
     show_default=True,
-    help="Show progress on stderr in this way.",
+    help="How to print progress on stderr.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
@@ -91,11 +97,11 @@ def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -
 
     \b
     Start here:
-      imagefactory list                         the images that you can build
-      imagefactory build pytorch-2.3-cu121      build an image, and test it
+      imagefactory doctor                       check this machine
+      imagefactory list                         list the images that you can build
+      imagefactory build pytorch-2.3-cu121      build an image and test it
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory job write pytorch-2.3-cu121  a job for its verified GPUs
-      imagefactory doctor                       what this machine lacks
+      imagefactory job write pytorch-2.3-cu121  write a job for a cluster
     """
     ctx.obj = CommandContext(directory, style)
     start_logging(verbose=verbose, file=os.environ.get(LOG_VARIABLE, ""))
@@ -106,7 +112,9 @@ def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -
 @click.argument("words", metavar="[COMMAND]...", nargs=-1)
 @click.pass_context
 def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of a command."""
+    """Show the help of a command, or of exit-codes."""
+    if words == (EXIT_CODES_TOPIC,):
+        return print_result("\n".join(f"{code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()))
     context = ctx.find_root()
     for word in words:
         group = context.command
@@ -119,17 +127,17 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
         command = group.resolve_command(context, [word])[1]
         assert command is not None
         context = command.context_class(command, parent=context, info_name=word)
-    print_result(context.get_help())
+    return print_result(context.get_help())
 
 
 GROUPS = {
     "image": "Manage images in the store and in a registry.",
-    "job": "Write and check job files for HTCondor, Slurm and Kubernetes.",
+    "job": "Write and check job files for a cluster.",
     "key": "Create and trust the keys that sign verdicts.",
-    "model": "Check that trained models compute the same in other runtimes.",
+    "model": "Check models in other runtimes, and export them.",
     "recipe": "Write recipes and keep them up to date.",
     "site": "Join a site, or publish the images of your own.",
-    "sweep": "Verify images on a pool, in many jobs.",
+    "sweep": "Verify images on a cluster, in many jobs.",
     "verdict": "Show, revoke and synchronize verdicts.",
 }
 """The help of each group of commands."""

@@ -60,7 +60,7 @@ def section_of(option: click.Parameter) -> str:
     return title if names & {*option.opts} else _SECTIONS.get(option, "Options")
 
 
-_WHOLE = {ord("-"): "\u2011", ord(" "): "\u00a0"}
+_WHOLE = {ord("-"): "\ue000", ord(" "): "\ue001"}  # private characters, which nothing splits
 _BROKEN = {ord(new): chr(old) for old, new in _WHOLE.items()}
 
 
@@ -92,7 +92,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
-            if record := option.get_help_record(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
                 sections.setdefault(section_of(option), []).append(record)
         if sum(map(len, sections.values())) <= MANY_OPTIONS:
             sections = {"Options": [record for records in sections.values() for record in records]}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     artifact_json,
@@ -46,20 +46,22 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @targets_argument(required=True)
+@section("Build")
 @click.option(
     "--engine",
     type=click.Choice(tuple(ENGINES)),
-    help="What builds the image; assemble needs no daemon and no root.  [default: the setting `engine`]",
+    help="Build with this engine. assemble needs no daemon and no root.  [default: the setting `engine`]",
 )
 @runner_option
 @click.option(
     "--strict-base",
     "locked",
     is_flag=True,
-    help="Stop if a locked package of the base is gone from the mirror.",
+    help="Stop if the mirror no longer has a locked package of the base.",
 )
 @click.option("--no-test", "no_smoke", is_flag=True, help="Skip the smoke test.")
-@click.option("--push", "pushes", is_flag=True, help="Push each image whose smoke test passed.")
+@section("Push")
+@click.option("--push", "pushes", is_flag=True, help="Push each image that passed its smoke test.")
 @registry_option
 @json_option
 @click.pass_obj
@@ -74,9 +76,13 @@ def build(
     place: str,
     as_json: bool,
 ) -> None:
-    """Build images into the store, and test each one on the CPU.
+    """Build images into the store and test each on the CPU.
 
-    Run it again after an interruption: finished steps are kept.
+    \b
+    imagefactory build pytorch-2.3-cu121
+    imagefactory build 'pytorch-*' --push
+
+    After an interruption, run it again: finished steps are not repeated.
     """
     from imagefactory.access import registry_place
     from imagefactory.actions.build import BuildOptions
@@ -159,7 +165,7 @@ def _or_qemu(built: BuildResult) -> str:
 
 @click.command(cls=Command)
 @targets_argument(required=False)
-@click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
+@section("What changes")
 @click.option(
     "--upgrade-package",
     "-P",
@@ -169,23 +175,30 @@ def _or_qemu(built: BuildResult) -> str:
     help="Upgrade this package (repeatable).",
 )
 @click.option("--upgrade", "-U", "update_all", is_flag=True, help="Upgrade all packages.")
+@only_with(
+    "wheels",
+    click.option(
+        "--build", is_flag=True, help="Build packages that have no wheel, and add them to the recipe."
+    ),
+)
 @click.option(
     "--layers",
     "deep",
     is_flag=True,
-    help="Build, and lock the layers too; with --check, make each anew and compare.",
+    help="Also build the images and lock their layers. With --check, build them again and compare.",
 )
-@only_with(
-    "wheels",
-    click.option("--build", is_flag=True, help="Build packages without a wheel, and add them to the recipe."),
-)
-@click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
+@section("Checks and output")
+@click.option("--check", is_flag=True, help="Change nothing; exit 4 if a lock is missing or outdated.")
+@click.option("--explain", is_flag=True, help="If there is no solution, print the solver's full explanation.")
+@click.option("--note", metavar="TEXT", help="Store this line in the lock of a conda target ('' removes it).")
 @click.option(
     "--render",
     type=click.Choice(["explicit", "env"]),
-    help="Print a conda target's lock as a file for conda alone: the very packages, or an environment.yml.",
+    help=(
+        "Print the lock of a conda target for conda: explicit has its exact packages, env is an "
+        "environment.yml."
+    ),
 )
-@click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
 @json_option
 @click.pass_obj
 def lock(
@@ -203,9 +216,15 @@ def lock(
     as_json: bool,
     build: bool = False,
 ) -> None:
-    """Lock targets and bases. Default: all of both.
+    """Lock the packages of targets and bases.
 
-    An unchanged recipe is not solved again. Other locks change only as much as necessary.
+    \b
+    imagefactory lock pytorch-2.3-cu121
+    imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy
+    imagefactory lock --check
+    imagefactory lock                       all targets and bases
+
+    A lock whose recipe did not change is not solved again. Other locks change as little as possible.
     """
     from imagefactory.actions.definition import layers_state
     from imagefactory.actions.lock import LockOptions, lock_base, parents_first
@@ -483,9 +502,14 @@ def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Tar
 @json_option
 @click.pass_obj
 def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Write Dockerfile, apptainer.def and lock to definitions/.
+    """Write Dockerfiles and definition files to definitions/.
 
-    Without TARGET, targets without a solution are skipped.
+    \b
+    imagefactory render pytorch-2.3-cu121
+    imagefactory render --check
+
+    Each target has a directory with Dockerfile, apptainer.def and its lock. Without TARGET, targets that
+    have no solution are skipped.
     """
     from imagefactory.actions.definition import write_definition
     from imagefactory.actions.locked import lock_state

@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write it into a file, packed where its name ends in .gz, and push nothing.",
+    help="Write it to this file (compressed if the name ends in .gz), and push nothing.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@click.option("--dry-run", is_flag=True, help="Print what the catalog would contain. Needs no key.")
 @click.option(
     "--rollback",
     is_flag=False,
     flag_value="previous",
     metavar="[DIGEST]",
-    help="Put back the previous catalog, or the one with this digest or tag.",
+    help="Restore the previous catalog, or the one with this digest or tag.",
 )
 @click.option(
     "--yes-everybody-must-join-again",
     is_flag=True,
-    help="Replace a catalog that another key signed: who joined before must join again.",
+    help="Replace a catalog that another key signed. All users must then join again.",
 )
 @json_option
 @click.pass_obj
@@ -71,21 +71,19 @@ def publish_catalog(
     yes_everybody_must_join_again: bool,
     as_json: bool,
 ) -> None:
-    """Sign the catalog of available images and their verdicts.
+    """Sign and publish the catalog of images and verdicts.
 
     \b
-    imagefactory site publish                          to <registry>/catalogue:current
-    imagefactory site publish --output catalogue.json  a file, for a directory that everyone reads
+    imagefactory site publish --dry-run
+    imagefactory site publish                 to the registry
+    imagefactory site publish -o FILE         to a file that everyone reads
 
-    The catalog has the image of each target, its predictions and its verdicts. Anyone who trusts its key can
-    use `imagefactory search` and `imagefactory job write` anywhere. To share it, write an invitation
-    (`imagefactory site invite`), or the site's settings in /etc/xdg/imagefactory/imagefactory.toml.
+    The catalog has the image of each target, its predictions and its verdicts. Users join it with an
+    invitation (`imagefactory site invite`), and then use `imagefactory search` and `imagefactory job write`
+    anywhere. It is valid for 30 days: publish it after each promotion and every night.
 
-    It is valid for 30 days. Publish it again after each promotion, and every night. A family whose recipe has
-    errors keeps its entries of the last catalog.
-
-    --rollback signs an earlier catalog of the registry again, with the current time. Its verdicts are
-    verified again, and revoked ones stay revoked. A second --rollback restores the replaced catalog.
+    --rollback signs an earlier catalog again. Revoked verdicts stay revoked. A second --rollback restores
+    the replaced catalog.
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (
@@ -123,7 +121,7 @@ def publish_catalog(
             earlier = find_earlier(factory, request, rollback, before, trust)
             back = roll_back(factory, now, before, earlier, call.progress)
         draft = back.made if back else prepare_catalog(factory, request, before, call.progress)
-        if not draft.catalogue.images:
+        if not draft.catalog.images:
             if draft.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
@@ -139,12 +137,12 @@ def publish_catalog(
         written: tuple[str, ...] = ()
         if key:
             signed, written = publish(
-                factory, draft.catalogue, key, place, output=output, rollback=back.why if back else ""
+                factory, draft.catalog, key, place, output=output, rollback=back.why if back else ""
             )
-            draft = replace(draft, catalogue=signed)
+            draft = replace(draft, catalog=signed)
             if output is None:
                 _note_other_repository(factory, str(current_place(factory, place)))
-        offers = [verify_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
+        offers = [verify_offer(draft.catalog, image, trust, now) for image in draft.catalog.images]
         proven, ages = (
             {offer.image.target: _verdict_age_text(offer.judged) for offer in offers},
             verdict_ages_of(offers, now),
@@ -153,9 +151,9 @@ def publish_catalog(
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
             return print_json(
-                {"format": "imagefactory.catalogue/1", **_as_json(draft, proven, written), **more}
+                {"format": "imagefactory.catalog/1", **_as_json(draft, proven, written), **more}
             )
-        for image in draft.catalogue.images:
+        for image in draft.catalog.images:
             print_result(f"{image.target}  {image.reference or image.subject.index}")
             print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
             print_result(
@@ -175,7 +173,7 @@ def publish_catalog(
         print_result(format_ages(ages))
         if written:
             print_result(
-                f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}"
+                f"signed by '{key.name if key else ''}', it holds until {draft.catalog.expires:%Y-%m-%d}"
             )
         if written and back:
             print_result(
@@ -193,11 +191,11 @@ def publish_catalog(
 def _note_other_repository(factory: Project, place: str) -> None:
     from imagefactory.trust.catalog_package import CURRENT, catalog_repository
 
-    entry = factory.settings.catalogue
+    entry = factory.settings.catalog
     remote = entry.value and not entry.value.startswith("/")
     if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{place}:{CURRENT}"):
         write_terminal(
-            2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})"
+            2, f"note: readers with your settings take another: catalog = {entry.value} ({entry.origin})"
         )
 
 
@@ -213,7 +211,7 @@ def _rollback_json(back: RollbackPlan) -> dict[str, object]:
 
     return {
         "digest": back.earlier.digest,
-        "made": format_time(back.earlier.catalogue.made),
+        "made": format_time(back.earlier.catalog.made),
         "changes": [format_value(change) for change in back.changes],
     }
 
@@ -237,10 +235,10 @@ def _as_json(
         }
 
     return {
-        "made": format_time(draft.catalogue.made),
-        "expires": format_time(draft.catalogue.expires),
+        "made": format_time(draft.catalog.made),
+        "expires": format_time(draft.catalog.expires),
         "written": list(written),
-        "images": [row(image) for image in draft.catalogue.images],
+        "images": [row(image) for image in draft.catalog.images],
         "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
         "kept": list(draft.kept),
         "waiting": list(draft.waiting),

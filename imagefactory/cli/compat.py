@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -55,29 +55,42 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     nargs=-1,
     shell_complete=_complete_names,
 )
+@section("GPU and versions")
 @click.option(
     "--gpu",
     "gpus",
     multiple=True,
     metavar="NAME",
-    help='A GPU: V100, "RTX 5090", gfx90a. With a scan repeatable.',
+    help='Ask about this GPU: V100, "RTX 5090", gfx90a (with a scan repeatable).',
 )
 @click.option(
-    "--capability", "capabilities", multiple=True, metavar="X.Y", help="A compute capability instead."
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="X.Y",
+    help="Ask about this compute capability instead of a GPU.",
 )
-@click.option("--driver", default="", metavar="VERSION", help="The driver for Linux there: 535 or 535.54.03.")
-@click.option("--cuda", default="", metavar="X.Y", help="The CUDA of PACKAGE==VERSION.")
 @click.option(
-    "--scan", is_flag=True, help="Scan the GPU code of one target, image, wheel, .sif, directory or library."
+    "--driver", default="", metavar="VERSION", help="The Linux driver of that GPU: 535 or 535.54.03."
+)
+@click.option("--cuda", default="", metavar="X.Y", help="The CUDA version of PACKAGE==VERSION.")
+@section("Scans")
+@click.option(
+    "--scan",
+    is_flag=True,
+    help="Scan the GPU code of one target, image, wheel, .sif, directory or library.",
 )
 @click.option("--all", "every", is_flag=True, help="With a scan: show all libraries and all capabilities.")
+@section("Other questions")
 @click.option(
     "--cover",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="GPUS.YAML",
-    help="Show the fewest images of each family that serve these GPUs: a list of "
-    '{name: V100, driver: "535.129.03", count: 24}, or capability: "7.0".',
+    help=(
+        "Show the fewest images of each family for these GPUs: a list of {name: V100, driver: "
+        '"535.129.03", count: 24}, or capability: "7.0".'
+    ),
 )
 @click.option(
     "--family",
@@ -90,6 +103,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @click.option(
     "--differences", is_flag=True, help="Show where scanned wheels differ from their documentation."
 )
+@click.option("--sources", is_flag=True, help="Show the sources of the answer. --json always has them.")
 @json_option
 @click.pass_obj
 def compat(
@@ -106,31 +120,24 @@ def compat(
     file: Path | None,
     families: tuple[str, ...],
     differences: bool,
+    sources: bool,
     as_json: bool,
 ) -> None:
-    """Show on which GPUs something runs, and how that is known.
+    """Show on which GPUs something runs, and why.
 
     \b
-      imagefactory compat --gpu V100                   which targets run there, and why not the others
-      imagefactory compat --gpu V100 --driver 535 'pytorch-*'
-      imagefactory compat pytorch                      its versions x CUDA x capability, recipes or not
-      imagefactory compat torch==2.6 --cuda 12.4 --gpu V100 --driver 550    one release, recipe or not
-      imagefactory compat --cover gpus.yaml            the fewest images for these GPUs
-      imagefactory compat --differences                what is documented against what was found
-    \b
-      imagefactory compat --scan pytorch-2.3-cu121     a target: its image, else the packages of its lock
-      imagefactory compat pytorch:2.3-cu121            an image of the store, or its digest
-      imagefactory compat registry.example.org/pytorch:2.3 --gpu "RTX 5090"
-      imagefactory compat torch-2.9.1-cp311-cp311-linux.whl    a wheel, a .sif, ./DIR, one library
+    imagefactory compat pytorch-2.3-cu121              on which GPUs it runs
+    imagefactory compat --gpu V100                     what runs on this GPU
+    imagefactory compat --gpu V100 --driver 535 'pytorch-*'
+    imagefactory compat torch==2.6 --cuda 12.4 --gpu V100
+    imagefactory compat ./model.sif --gpu "RTX 5090"   scan a file or an image
+    imagefactory compat --cover gpus.yaml              the fewest images for them
 
-    An image, a file or a directory is scanned; --scan scans a target too. Verdicts on that image that you
-    trust come first. Without a scan nothing is downloaded: the tables have scans of framework wheels.
+    An image, a file or a directory is scanned for GPU code. --scan also scans the image or the packages of
+    a target. Without a scan, the answer comes from tables of known releases, and nothing is downloaded.
 
-    Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if not all of a scan runs.
-    Exit code 11 if that is not known.
-
-    --cover prefers machine code to PTX, verified to scanned to documented, and newer versions. Images in
-    which some calls fail, and documented PTX, serve only if nothing better does.
+    Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if a part of the scan does
+    not run. Exit code 11 if that is not known.
     """
     place = names[0] if len(names) == 1 and (scan or _is_place(names[0])) else None
     reject_conflict(
@@ -139,6 +146,7 @@ def compat(
     reject_conflict(every and place is None, "--all requires a scan", "add --scan")
     if place is not None:
         others = {"--cuda": cuda, "--cover": file, "--family": families, "--differences": differences}
+        others["--sources"] = sources
         for option, value in others.items():
             reject_conflict(value, f"{option} does not apply to a scan", f"remove {option}")
         return _scan(call, place, gpus, capabilities, driver, every=every, as_json=as_json)
@@ -165,11 +173,13 @@ def compat(
     if differences:
         return _differences(names, as_json=as_json)
     if file:
-        return _cover(call, file, (*names, *families), as_json=as_json)
+        return _cover(call, file, (*names, *families), sources=sources, as_json=as_json)
     if gpus or capabilities:
         device = _gpu(gpus, capabilities, driver)
-        return _parse_single_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
-    return _table(_candidates(call, names, cuda=cuda, every_version=True), as_json=as_json)
+        return _parse_single_gpu(
+            device, _candidates(call, names, cuda=cuda), sources=sources, as_json=as_json
+        )
+    return _table(_candidates(call, names, cuda=cuda, every_version=True), sources=sources, as_json=as_json)
 
 
 def _is_place(name: str) -> bool:
@@ -177,7 +187,7 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in ":/@") or name.endswith((".whl", ".sif", ".so"))
 
 
-def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
+def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import check_known, columns, rows
@@ -193,11 +203,14 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
         gpus = columns(amd=maker)
         table = rows([candidate for candidate, of in zip(candidates, amd, strict=True) if of == maker], gpus)
-        tables.append(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
+        capabilities = [gpu.capability for gpu in gpus]
+        tables.append(format_rows(table, capabilities, terminal_width(), show_sources=sources))
     return print_result("\n\n".join(tables))
 
 
-def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
+def _parse_single_gpu(
+    gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
+) -> None:
     from imagefactory.gpu.values import Compatibility
     from imagefactory.matrix.compat import check_known, rows, serves
     from imagefactory.views.compat import format_gpu
@@ -208,7 +221,7 @@ def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_js
     if as_json:
         _print_rows(table, (gpu,))
     else:
-        print_result(format_gpu(gpu, table, terminal_width()))
+        print_result(format_gpu(gpu, table, terminal_width(), show_sources=sources))
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
             print_next_command("show", named[0])
@@ -218,7 +231,7 @@ def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_js
         raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
-def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
+def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
     from imagefactory.gpu.values import Compatibility
     from imagefactory.matrix.compat import CompatGpu, by_group, check_known, cover, rows
     from imagefactory.matrix.gpus import read_gpus
@@ -240,7 +253,7 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json:
     if as_json:
         print_json({"format": "imagefactory.cover/1", "covers": [cover_json(row) for row in covers]})
     else:
-        print_result(format_covers(covers, terminal_width()))
+        print_result(format_covers(covers, terminal_width(), show_sources=sources))
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             print_next_command("build", *named)

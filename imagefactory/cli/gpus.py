@@ -65,9 +65,9 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 @click.option(
     "--scheduler",
     type=click.Choice(tuple(POOLS)),
-    help="The scheduler to query if this machine has both. Default: htcondor.",
+    help="Ask this scheduler.  [default: the one of this machine, htcondor if it has both]",
 )
-@click.option("--machines", is_flag=True, help="Show a row for each machine in place of each type of GPU.")
+@click.option("--machines", is_flag=True, help="Show a row for each machine instead of each type of GPU.")
 @click.option(
     "-o",
     "--output",
@@ -79,7 +79,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     "--probe",
     type=DurationType(),
     metavar="TIME",
-    help="On Slurm: query one GPU of each type by a small job, wait this long for it, and save the answers.",
+    help="On Slurm: run a small job on one GPU of each type, wait this long for it, and save the answers.",
 )
 @json_option
 def gpus(
@@ -90,19 +90,19 @@ def gpus(
     probe: timedelta | None,
     as_json: bool,
 ) -> None:
-    """Show the GPUs of the pool, and how many are free.
-
-    The GPUs come from HTCondor's condor_status or Slurm's scontrol. scontrol knows only the types of GPUs;
-    --probe queries the GPUs themselves. CUDA is the newest that the driver supports. A column is '-' if the
-    pool does not report it. GPUs that no job can request are excluded, with a note.
+    """Show the GPUs of the cluster, and how many are free.
 
     \b
-      imagefactory gpus
-      imagefactory gpus --probe 5m
-      imagefactory gpus -o inventory.json
-      imagefactory plan --inventory inventory.json
+    imagefactory gpus
+    imagefactory gpus --probe 5m                     ask the GPUs themselves
+    imagefactory gpus -o inventory.json              save them for other commands
+    imagefactory plan --inventory inventory.json
 
-    Exit code 3 without a GPU, 6 if the pool cannot be queried.
+    The GPUs come from HTCondor (condor_status) or Slurm (scontrol). Slurm knows only the types of its GPUs;
+    --probe runs small jobs that report the rest. CUDA is the newest version that the driver supports. A
+    dash means unknown. GPUs that no job can request are excluded, with a note.
+
+    Exit code 3 without a GPU, 6 if the scheduler does not answer.
     """
     from imagefactory.schedulers.inventory import inventory_json, write_inventory
     from imagefactory.views.sweeps import format_machines, format_pool, gpu_group_json, gpu_groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -71,82 +71,112 @@ class JobOptions:
 
 @click.command(cls=Command)
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
-@click.option(
-    "--site",
-    type=click.Choice(SITES),
-    help="The site whose rules the file follows. Default: the setting `site`.",
-)
+@section("Program")
 @click.option(
     "--executable",
     default="",
     metavar="FILE",
-    help="Your program. Default: one that prints the GPU of the job.",
+    help="Run this program.  [default: print the GPU of the job]",
 )
-@click.option("--in-image", is_flag=True, help="Programs are files of the image, such as /app/train.py.")
-@click.option("--arguments", default="", metavar="TEXT", help="Its arguments, quoted as in a shell.")
-@click.option("--input", multiple=True, metavar="FILE|URL", help="A file that the job needs (repeatable).")
+@click.option("--in-image", is_flag=True, help="Take programs from the image, such as /app/train.py.")
+@click.option(
+    "--arguments",
+    default="",
+    metavar="TEXT",
+    help="Pass these arguments to the program, quoted as in a shell.",
+)
+@click.option("--input", multiple=True, metavar="FILE|URL", help="Send this file to the job (repeatable).")
 @click.option(
     "--output-file",
     "output_files",
     multiple=True,
     metavar="FILE",
-    help="A file that the job returns (repeatable). Default: all new files.",
-)
-@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
-@click.option("--gpu-memory", default="", metavar="SIZE", help="The least memory of each GPU: 24GB.")
-@click.option("--cpus", type=click.IntRange(1, 1024), default=1, show_default=True, help="Cores of one job.")
-@click.option(
-    "--resources-from",
-    "resources",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Request the GPUs, GPU memory, cores and time of an emulated run: `emulate GPU --output FILE`.",
-)
-@click.option("--memory", default="", metavar="SIZE", help="Default: by the size of the image.")
-@click.option(
-    "--disk", default="", metavar="SIZE", help="With the image. Default: the image's size and 1 GB."
-)
-@click.option("--time", default="", metavar="TIME", help="The longest that a job runs: 90m, 12h, 3d.")
-@click.option(
-    "--image-format",
-    type=click.Choice(IMAGE_TYPES),
-    help="How jobs get the image. Default: the verified form that the site advises.",
-)
-@click.option("--runs", type=int, metavar="N", help="Write a sweep of N runs.")
-@click.option(
-    "--params",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a sweep with a run for each line of a CSV file of values.",
-)
-@click.option(
-    "--finalize",
-    default="",
-    metavar="FILE",
-    help="A program that runs once after all runs of a sweep, with their directories and without a GPU.",
+    help="Return this file from the job (repeatable).  [default: all new files]",
 )
 @click.option(
     "--checkpoint",
     default="",
     metavar="FILE",
-    help="The file that the program saves before it exits with code 85. The job then restarts with it.",
+    help="Restart the job with this file after the program exits with code 85.",
+)
+@section("Resources")
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 16),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Request this number of GPUs for each job.",
+)
+@click.option("--gpu-memory", default="", metavar="SIZE", help="Require this memory of each GPU: 24GB.")
+@click.option(
+    "--cpus",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Request this number of cores for each job.",
 )
 @click.option(
-    "--allow-unverified", is_flag=True, help="Also allow GPUs on which the image is only predicted to run."
+    "--memory",
+    default="",
+    metavar="SIZE",
+    help="Request this memory (RAM).  [default: by the size of the image]",
 )
 @click.option(
-    "--allow-known-bad", is_flag=True, help="Also allow those on which some calls are known to fail."
+    "--disk",
+    default="",
+    metavar="SIZE",
+    help="Request this disk space, with the image.  [default: the size of the image, and 1 GB]",
 )
-@click.option("--allow-mig", is_flag=True, help="Also allow slices of GPUs (MIG), which no verdict covers.")
+@click.option("--time", default="", metavar="TIME", help="Limit each job to this time: 90m, 12h, 3d.")
+@click.option(
+    "--resources-from",
+    "resources",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Request the time, GPUs, GPU memory and cores that `emulate GPU --output FILE` measured.",
+)
+@section("Sweep")
+@click.option("--runs", type=int, metavar="N", help="Write a sweep of N runs.")
+@click.option(
+    "--params",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a sweep with one run for each row of a CSV file.",
+)
+@click.option(
+    "--finalize",
+    default="",
+    metavar="FILE",
+    help="After all runs of a sweep, run this program once, without a GPU.",
+)
+@section("Cluster")
+@click.option(
+    "--site",
+    type=click.Choice(SITES),
+    help="The site whose rules the file follows.  [default: the setting `site`]",
+)
+@inventory_option
+@click.option(
+    "--image-format",
+    type=click.Choice(IMAGE_TYPES),
+    help="How jobs get the image.  [default: the verified format that the site recommends]",
+)
+@click.option(
+    "--allow-unverified", is_flag=True, help="Also allow GPUs where the image is only predicted to run."
+)
+@click.option("--allow-known-bad", is_flag=True, help="Also allow GPUs where some calls are known to fail.")
+@click.option("--allow-mig", is_flag=True, help="Also allow GPU slices (MIG). No verdict covers them.")
+@section("Output")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Default: TARGET.sub, for Slurm TARGET.sbatch, for Kubernetes TARGET.yaml.",
+    help="Write the job file to this path.  [default: TARGET.sub, .sbatch or .yaml, by the site]",
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-@inventory_option
 @json_option
 @click.pass_obj
 def write(
@@ -183,22 +213,20 @@ def write(
     """Write a job file for the GPUs where an image is verified.
 
     \b
-    imagefactory job write pytorch-2.3-cu121 --executable train.sh --input data.csv
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --runs 100 --arguments '--seed $(run)'
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --params values.csv
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --resources-from emulated.json
+    imagefactory job write pytorch-2.3-cu121 --executable train.py
+    imagefactory job write pytorch-2.3-cu121 --executable run.sh --input data.csv
     imagefactory job write pytorch-2.3-cu121 --executable train.py --site slurm
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --site kubernetes
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --runs 100
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --params lr.csv
 
-    Nothing is submitted: use condor_submit, sbatch or kubectl. No project is needed: images and verdicts come
-    from the signed catalog that you joined (`imagefactory site join`). The [[trust]] rows of your settings
-    decide which verdicts count. Without a verdict nothing is written (exit 9).
+    Nothing is submitted: use condor_submit, sbatch or kubectl. You need no project: images and verdicts
+    come from the catalog that you joined (`imagefactory site join`).
 
-    A sweep is FILE.dag with FILE.sub, for condor_submit_dag. Each run has its own directory: run-1, run-2 and
-    so on. $(run) is its number. The columns of a CSV file are filled in by their names, such as $(lr).
-    Without --arguments a program gets each column as an option (--lr 0.1), or the number of the run. For
-    Slurm it is one script with an array, for Kubernetes an indexed Job. The job of --finalize has its own
-    file, NAME-gather.sub or .sbatch.
+    Each run of a sweep has its own directory (run-1, run-2, ...). In --arguments, $(run) is its number, and
+    $(lr) its value of the column lr. Without --arguments a program gets each column as an option (--lr
+    0.1).
+
+    Exit code 9 if the image has no verdict for a GPU of the cluster.
     """
     options = JobOptions(
         site=site, executable=executable, in_image=in_image, arguments=arguments, input=input,
@@ -220,9 +248,9 @@ def write(
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     print_catalog_notes(opened.notes)
     entry, image = find_center_image(opened, name)
-    catalogue, trust = entry.catalogue, entry.center.trust
+    catalog, trust = entry.catalog, entry.center.trust
     parameters = parameters or _job_parameters(entry.center, name, options)
-    job = resolve_job(find_offer(catalogue, image.target, trust, now), parameters, trust, now)
+    job = resolve_job(find_offer(catalog, image.target, trust, now), parameters, trust, now)
     texts = write_job(job)
     check_files(job, call.progress)
     files = save_files(job, texts, output.parent if output else Path(), force=force)
@@ -236,7 +264,7 @@ def write(
         from imagefactory.views.catalog import source_json
 
         known = _reach_json(places, nodes) if nodes else None
-        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalogue)}
+        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalog)}
         more |= entry.center.json_of(image.target)
         print_json({"format": "imagefactory.job/1", **summary(job), **more})
     else:

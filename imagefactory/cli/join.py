@@ -37,28 +37,28 @@ FILE = "invitation.toml"
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help=f"Write it into this file.  [default: {FILE}]",
+    help="Write it to this file.  [default: invitation.toml]",
 )
-@click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalog.")
+@click.option("--push", is_flag=True, help="Also push it to the registry, next to the catalog.")
 @click.option(
     "--catalog",
-    "catalogue",
+    "catalog",
     default="",
     metavar="PLACE",
-    help="HOST/PATH, or a file that everybody reads.  [default: the setting `catalogue`, else `registry`]",
+    help="HOST/PATH, or a file that everybody reads.  [default: the setting `catalog`, else `registry`]",
 )
 @json_option
 @click.pass_obj
-def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
+def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, as_json: bool) -> None:
     """Write an invitation to this site.
 
     \b
-    imagefactory site invite                     invitation.toml, to give away
-    imagefactory site invite --push              and for `imagefactory site join HOST/PATH`
+    imagefactory site invite              write invitation.toml
+    imagefactory site invite --push       for `imagefactory site join HOST/PATH`
 
-    The invitation has the address of the catalog, the site's rules for submit files, and the keys that are
-    trusted here. It has no secrets. Publish the key's fingerprint in another place, such as a page of your
-    center: users must compare it.
+    The invitation has the address of the catalog, the rules of the site, and the keys that are trusted
+    here. It has no secrets. Publish the key's fingerprint in another place, such as a web page: users must
+    compare it.
     """
     from imagefactory.actions.join import invitation_of
     from imagefactory.fs import replace_text
@@ -66,17 +66,17 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
     from imagefactory.trust.policy import first_moment
 
     now = datetime.now(UTC)
-    invitation = invitation_of(call.settings, catalogue, now)
+    invitation = invitation_of(call.settings, catalog, now)
     text, path = format_invitation(invitation), output or Path(FILE)
     place = ""
     if push:
-        if invitation.catalogue.startswith("/"):
+        if invitation.catalog.startswith("/"):
             raise UsageError(
                 "catalog-not-in-registry",
-                f"the catalog is a file ({invitation.catalogue}), not in a registry",
+                f"the catalog is a file ({invitation.catalog}), not in a registry",
                 hint="share the invitation file, or pass a registry: --catalog HOST/PATH",
             )
-        place = push_invitation(call, str(invitation_place(invitation.catalogue)), text, now)
+        place = push_invitation(call, str(invitation_place(invitation.catalog)), text, now)
     try:
         replace_text(path, text)
     except OSError as error:
@@ -104,7 +104,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
         print_result(f"key {grant.key.name}, until {grant.until}; its fingerprint, for a page of yours:")
         print_result(f"  {fingerprint(grant.key.keyid)}")
     print_result("give it to your people, who type the next command")
-    return print_next_command("site", "join", invitation.catalogue if place else str(path))
+    return print_next_command("site", "join", invitation.catalog if place else str(path))
 
 
 def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
@@ -130,22 +130,19 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     metavar="CENTER",
     help="What to call the center.  [default: what the invitation says, or its site]",
 )
-@click.option("--yes", is_flag=True, help="For scripts: ask nothing. A key that changed is refused then.")
+@click.option("--yes", is_flag=True, help="Do not ask (for scripts). A key that changed is then rejected.")
 @json_option
 @click.pass_obj
 def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) -> None:
-    """Accept a site's invitation: its images and its keys.
+    """Accept an invitation: trust a center's images and keys.
 
     \b
     imagefactory site join registry.example.org/gpu
     imagefactory site join invitation.toml
 
-    It shows the fingerprint of the site's key, asks you to confirm it, and writes your settings
-    (~/.config/imagefactory/imagefactory.toml). Other settings there do not change. Joining again changes
-    nothing.
-
-    Each further center has its own file (centers/CENTER.toml). Its images are named CENTER/TARGET; TARGET is
-    enough if only one center has it. The keys of a center are trusted only for its own images.
+    It shows the fingerprint of the center's key, asks you to confirm it, and writes your settings
+    (~/.config/imagefactory/imagefactory.toml). You can join several centers. Write CENTER/TARGET if two of
+    them have the same target.
     """
     from imagefactory.actions.join import find_joining, read_invitation
 
@@ -169,7 +166,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             "keys": keys,
         }
         return print_json(
-            {"format": "imagefactory.join/1", **value, "catalogue_works": not note.startswith("note")}
+            {"format": "imagefactory.join/1", **value, "catalog_works": not note.startswith("note")}
         )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
@@ -184,7 +181,7 @@ def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
     from imagefactory.trust.invitation import fingerprint
     from imagefactory.trust.policy import first_moment
 
-    lines = [f"An invitation to {invitation.catalogue} (site {invitation.site})."]
+    lines = [f"An invitation to {invitation.catalog} (site {invitation.site})."]
     joining = user.joining
     if user.beside:
         lines += [
@@ -249,16 +246,16 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
         return "note: in this folder the factory's own images count, not the catalog"
     if user.path != user_file(os.environ):
         if user.path not in settings.centers:
-            origin = (settings.catalogue if settings.catalogue.value else settings.registry).origin
-            return f"note: it does not count here, where {origin} names the one catalogue"
+            origin = (settings.catalog if settings.catalog.value else settings.registry).origin
+            return f"note: it does not count here, where {origin} names the one catalog"
         settings = center_settings(settings, user.path)
     try:
-        catalogue = read_catalog(settings, os.environ, datetime.now(UTC))
+        catalog = read_catalog(settings, os.environ, datetime.now(UTC))
     except ImagefactoryError as error:
         return f"note: its catalog cannot be used yet: {error.message}"
-    print_catalog_notes(catalogue.notes)
-    count = len(catalogue.images)
-    return f"its catalog of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
+    print_catalog_notes(catalog.notes)
+    count = len(catalog.images)
+    return f"its catalog of {catalog.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
 @click.command(cls=Command)
@@ -267,7 +264,10 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
 def site_list(call: CommandContext, as_json: bool) -> None:
     """List the centers that you joined, and their keys.
 
-    Each catalog is read. A center that does not answer is listed with the reason.
+    \b
+    imagefactory site list
+
+    A center whose catalog cannot be read is listed with the reason.
     """
     from imagefactory.actions.centers import list_centers
     from imagefactory.project import is_project
@@ -288,7 +288,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
         (
             str(row["name"]),
             str(row["site"]),
-            str(row["catalogue"]),
+            str(row["catalog"]),
             row["error"] or f"{row['images']} images, {row['age']}",
             ", ".join(f"{key['name']} ({key['state']})" for key in row["keys"]) or "none",
         )
@@ -301,13 +301,17 @@ def site_list(call: CommandContext, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("name", metavar="CENTER")
-@click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask (for scripts).")
 @json_option
 @click.pass_obj
 def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> None:
     """Leave a center: its images and keys no longer count.
 
-    For the first center, this removes its settings and all trusted keys from your imagefactory.toml.
+    \b
+    imagefactory site remove lab
+
+    For the center that you joined first, this removes its settings and all trusted keys from your
+    imagefactory.toml.
     """
     from imagefactory.actions.join import remove_center
     from imagefactory.trust.policy import write_text

@@ -44,14 +44,15 @@ _public_option = click.option("--public", metavar="FILE", help="The public key o
 @_public_option
 @json_option
 def create(name: str, command: str | None, public: str | None, as_json: bool) -> None:
-    """Create a key: NAME.pem only for you, NAME.pub for everyone.
+    """Create a key that signs verdicts.
 
     \b
     imagefactory key create lab
-    imagefactory key create lab --command '/opt/site/sign lab' --public lab-token.pem
+    imagefactory key create lab --command '/opt/site/sign lab' --public lab.pem
 
-    With --command no key is created: NAME.command names the program that signs. The program reads the bytes
-    from stdin and prints the signature. It signs once now, to check it against the public key.
+    It writes NAME.pem, which only you can read, and NAME.pub for everyone. With --command it creates no
+    key: the program reads bytes from stdin and prints their signature. It signs once now, to check the
+    public key.
     """
     from imagefactory.trust.keys import FILE, PROGRAM, keys_directory
 
@@ -90,7 +91,11 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List your own keys and those that this project trusts."""
+    """List your own keys and those that this project trusts.
+
+    \b
+    imagefactory key list
+    """
     from imagefactory.trust.keys import keys_directory, own_keys
     from imagefactory.trust.policy import list_keys, read_trust
     from imagefactory.views.text import format_table
@@ -102,7 +107,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     if not rows:
         print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
-    header = ("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")
+    header = ("NAME", "KEY", "STATUS", "VALID FROM", "VALID UNTIL", "EVIDENCE", "YOURS")
     table = [
         (
             str(row["name"]),
@@ -115,19 +120,19 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         )
         for row in rows
     ]
-    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
+    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "VALID FROM")))
 
 
 @click.command(cls=Command)
 @click.argument("key", metavar="FILE|NAME")
-@click.option("--name", help="Its name here. Default: the file's.")
-@click.option("--since", type=_DAY, metavar="DATE", help="Trust it from this date. Default: today.")
-@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: a year later.")
+@click.option("--name", help="Call the key NAME here.  [default: the file's name]")
+@click.option("--since", type=_DAY, metavar="DATE", help="Trust it from this date.  [default: today]")
+@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date.  [default: a year later]")
 @click.option(
     "--evidence",
     type=click.Choice(evidence_types()),
     multiple=True,
-    help="How the GPU must have been seen. Default: in any way that the policy takes.",
+    help="Trust only verdicts from this source.  [default: those that the policy allows]",
 )
 @_user_option
 @json_option
@@ -146,10 +151,13 @@ def trust(
 ) -> None:
     """Trust the signatures of a key.
 
-    This writes the public key into imagefactory.toml.
+    \b
+    imagefactory key trust lab.pub
+    imagefactory key trust lab --until 2027-12-31
 
-    FILE is a .pub file from its owner, NAME a key that you created. The settings are those of the project.
-    With --user, or outside a project, they are your own, and apply to everything, such as signed catalogs.
+    FILE is a .pub file from its owner, NAME a key that you created. It is written to the imagefactory.toml
+    of the project. With --user, or outside a project, it is written to your own file and applies
+    everywhere.
     """
     from dataclasses import replace
 
@@ -182,7 +190,7 @@ def trust(
 
 @click.command(cls=Command)
 @click.argument("name")
-@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date. Default: now.")
+@click.option("--until", type=_DAY, metavar="DATE", help="Trust it until this date.  [default: now]")
 @click.option("--stolen", is_flag=True, help="Nothing that it ever signed counts any more.")
 @_user_option
 @json_option
@@ -192,7 +200,11 @@ def retire(
 ) -> None:
     """Stop trusting new signatures of a key.
 
-    Its earlier signatures stay valid until they expire. They are recorded in retired-keys/NAME.txt, because
+    \b
+    imagefactory key retire lab
+    imagefactory key retire lab --stolen
+
+    Its earlier signatures stay valid until they expire. They are listed in retired-keys/NAME.txt, because
     the owner of a key can sign any date. `key rotate` does the same and creates a new key.
     """
     from imagefactory.actions.promote import record_of, write_record
@@ -263,11 +275,14 @@ def rotate(
     user: bool,
     as_json: bool,
 ) -> None:
-    """Replace the signing key by a new one.
+    """Replace the signing key with a new one.
 
-    This records the signatures of the old key, which stay valid until they expire. It creates a key, retires
-    the old one, signs the catalog again and renews the invitation in the registry. Then it prints the steps
-    for other people. If a program signs, pass the new one: --command and --public.
+    \b
+    imagefactory key rotate
+
+    It creates a key, retires the old one, signs the catalog again and renews the invitation in the
+    registry. Signatures of the old key stay valid until they expire. Then it prints the steps for other
+    people.
     """
     from imagefactory.actions.promote import next_name, record_of, write_record
     from imagefactory.actions.publish import current_place, read_current
@@ -363,8 +378,8 @@ def _published(
         written += publish_again(factory, publishing_key(factory, now), now, "", call.progress, before)
         if before:
             invitation = invitation_of(factory.settings, "", now)
-            if not invitation.catalogue.startswith("/"):
-                place = str(invitation_place(invitation.catalogue))
+            if not invitation.catalog.startswith("/"):
+                place = str(invitation_place(invitation.catalog))
                 written.append(push_invitation(call, place, format_invitation(invitation), now))
     except ImagefactoryError as error:
         return written, CheckFailedError(
@@ -408,7 +423,10 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
 def log(ctx: click.Context, /, *, as_json: bool) -> None:
     """List who signed, promoted and published from this store.
 
-    The log file, whose path is in --json, has a JSON object in each line. Lines are only added.
+    \b
+    imagefactory key log
+
+    The log file has one JSON object in each line; --json prints its path. Lines are only added.
     """
     from imagefactory.trust.audit import NAME, read_audit
     from imagefactory.views.text import format_table

@@ -60,20 +60,20 @@ class DoctorDocument(TypedDict):
     type=click.Choice(PURPOSES),
     default=PURPOSES[0],
     show_default=True,
-    help="What you want to do: only what that needs is asked.",
+    help="What you want to do. Only what it needs is checked.",
 )
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
-    """Check this machine, and suggest fixes.
+    """Check this machine and suggest fixes.
 
     \b
-    imagefactory doctor                   for building images here
-    imagefactory doctor --for job         for jobs: catalog, trust, site, pool
-    imagefactory doctor --for verify      for verifying images, here or on the pool
-    imagefactory doctor --for site        for running a site: registry, keys, catalog, nightly runs
+    imagefactory doctor               to build images on this machine
+    imagefactory doctor --for job     to write and submit jobs
+    imagefactory doctor --for verify  to verify images, here or on a cluster
+    imagefactory doctor --for site    to run a site: registry, keys, catalog
 
-    Exit code 6 if a requirement is missing or denied.
+    Exit code 6 if something that you need is missing or not permitted.
     """
     from imagefactory.actions.doctor import examine_for
 
@@ -145,21 +145,20 @@ class ConfigTrustDocument(TypedDict):
 
 
 @click.command(cls=Command)
-@click.option("--trust", is_flag=True, help="Trust this project, until its imagefactory.toml changes.")
-@click.option("--untrust", is_flag=True, help="Trust this project no more.")
+@click.option("--trust", is_flag=True, help="Trust this project until its imagefactory.toml changes.")
+@click.option("--untrust", is_flag=True, help="Stop trusting this project.")
 @json_option
 @click.pass_obj
 def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> None:
-    """Print every setting, its value and where it came from.
+    """Show every setting, its value and its source.
 
     \b
-    imagefactory config                  in the current project
-    imagefactory config --trust          accept all that its imagefactory.toml sets
+    imagefactory config                  the settings of this project
+    imagefactory config --trust          trust this project's imagefactory.toml
     imagefactory -C DIR config --trust   the same, for the project in DIR
 
-    Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR). An
-    untrusted project can set only a few of them. Programs, directories, servers and keys then come from your
-    own file, the site's file, or the environment.
+    To change a setting, write it into imagefactory.toml (site = "slurm") or set an environment variable
+    (IMAGEFACTORY_SITE=slurm). A project that you do not trust can set only a few settings.
     """
     from imagefactory.http import redact
     from imagefactory.settings.files import trust_command
@@ -253,7 +252,11 @@ def _restricted_json(settings: Iterable[RestrictedSetting]) -> list[RestrictedSe
 def completion(shell: str) -> None:
     """Print a completion script for a shell.
 
-    Write eval "$(imagefactory completion bash)" in ~/.bashrc."""
+    \b
+    eval "$(imagefactory completion bash)"
+
+    Write this line into ~/.bashrc. For zsh and fish, replace bash.
+    """
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -127,7 +127,7 @@ class CommandContext:
         settings = self.settings
         if settings.shipped:
             self.progress.note(
-                f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}"
+                f"note: no imagefactory.toml here or above: using the recipes of imagefactory {__version__}"
             )
         return settings
 
@@ -355,7 +355,7 @@ def only_with(
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
 
 
 def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -571,10 +571,14 @@ def explain(error: OSError | EOFError) -> ImagefactoryError:
 runner_option = click.option(
     "--runner",
     type=click.Choice(tuple(RUNNERS)),
-    help="What starts the image.  [default: the setting `runner`, else what fits the engine]",
+    help="Start the image with this.  [default: the setting `runner`, else what fits the engine]",
 )
 
 
 registry_option = click.option(
-    "--registry", "place", default="", metavar="HOST[/PATH]", help="Default: the setting `registry`."
+    "--registry",
+    "place",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Use this registry.  [default: the setting `registry`]",
 )

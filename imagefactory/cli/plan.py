@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
@@ -36,19 +36,24 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
 
 @click.command(cls=Command)
 @targets_argument(required=False)
+@section("What to plan")
 @click.option(
     "--inventory",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"} or capability: "7.0", or '
-    "those of a pool, as `imagefactory gpus -o FILE` wrote them.",
+    help=(
+        'The GPUs: a list of {name: V100, driver: "535.129.03"} or capability: "7.0", or a file of '
+        "`imagefactory gpus -o FILE`."
+    ),
 )
 @click.option(
     "--machine",
     "machines",
     metavar="NAMES",
-    help="Only these machines of a pool's inventory, with * and ?, and not those after !: 'gpu*,!gpu07'. "
-    "Default: the setting `sweep-machines`.",
+    help=(
+        "Only these machines of the inventory, and not those after !: 'gpu*,!gpu07'.  [default: the "
+        "setting `sweep-machines`]"
+    ),
 )
 @click.option(
     "--ignore-rule",
@@ -56,44 +61,47 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
     multiple=True,
     metavar="RULE",
     shell_complete=complete_rules,
-    help="Ignore this rule (repeatable): the first word of a pruned cell, or known-bad for all known faults. "
-    "A cell that several rules prune needs all of them.",
-)
-@click.option(
-    "--tuples",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Check the rows of a CSV file instead: framework,version,cuda,capability[,driver][,outcome].",
-)
-@click.option(
-    "--recorded",
-    is_flag=True,
-    help="With --tuples: trust the rows that record that no environment could be solved ('Environment "
-    "Resolution Failure', unsolvable). Nothing is solved here.",
-)
-@click.option(
-    "--strict-drivers",
-    is_flag=True,
-    help="With --tuples and --inventory: a GPU matches only if its driver supports the row's exact CUDA, "
-    "as in CHTC's gpu-compatibility-testing.  [default: any driver of the same CUDA major from 11 on]",
-)
-@only_with(
-    "nightly",
-    click.option(
-        "--github",
-        is_flag=True,
-        help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
-        "without --inventory for each image to build. GitHub runs 256: the oldest verdicts come first, the "
-        "others wait for the next nightly run. The summary goes to stderr.",
-    ),
+    help="Include the cells that this rule skips (repeatable). known-bad stands for all known faults.",
 )
 @click.option(
     "--registry",
     default="",
     metavar="HOST[/PATH]",
-    help="Search candidates and their verdicts only there, as a CI machine has no store. Default: the store "
-    'and the setting `registry`. With --github it also prints targets={"include":[...]}, a job for each '
-    "target with its kits, and program=SUM: the sha256 of what `sha256sum` prints of a kit's program files.",
+    help=(
+        "Search images and verdicts only in this registry.  [default: the store, and the setting `registry`]"
+    ),
+)
+@section("Tuples")
+@click.option(
+    "--tuples",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Check the rows of a CSV file: framework,version,cuda,capability[,driver][,outcome].",
+)
+@click.option(
+    "--recorded",
+    is_flag=True,
+    help="With --tuples: trust rows whose outcome says that no environment could be solved.",
+)
+@click.option(
+    "--strict-drivers",
+    is_flag=True,
+    help=(
+        "With --tuples and --inventory: require a driver that supports the exact CUDA version of the "
+        "row.  [default: from CUDA 11 on, the same major version]"
+    ),
+)
+@section("Output")
+@only_with(
+    "nightly",
+    click.option(
+        "--github",
+        is_flag=True,
+        help=(
+            'Print matrix={"include":[...]} for $GITHUB_OUTPUT: one job for each cell, at most 256, or '
+            "without --inventory for each image. The summary goes to stderr."
+        ),
+    ),
 )
 @only_with(
     "nightly",
@@ -104,6 +112,7 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
         help="Also write the plan to a file, for `imagefactory site nightly --kept FILE`.",
     ),
 )
+@click.option("--sources", is_flag=True, help="Show the sources of the reasons. --json always has them.")
 @json_option
 @click.pass_obj
 def plan(
@@ -118,28 +127,24 @@ def plan(
     recorded: bool,
     strict_drivers: bool,
     registry: str,
+    sources: bool,
     as_json: bool,
     github: bool = False,
     keep: Path | None = None,
 ) -> None:
-    """Show what is worth building and testing, and what is not.
-
-    The cells are targets x GPUs. Each pruned cell names a rule, a reason and its source, and comes back with
-    --ignore-rule RULE. Unchanged targets are skipped. Without --inventory only builds are planned.
+    """Show which images to build and which GPUs to verify them on.
 
     \b
-      imagefactory plan --inventory gpus.yaml 'pytorch-*'
-      imagefactory plan --inventory gpus.yaml --github >> "$GITHUB_OUTPUT"
-      imagefactory plan --inventory gpus.yaml --registry registry.example.org/gpu
-      imagefactory plan --inventory inventory.json     for the GPUs that a pool has
-      imagefactory plan --tuples space.csv             any versions, recipes or not
+    imagefactory plan 'pytorch-*'                        what to build
+    imagefactory plan 'pytorch-*' --inventory gpus.yaml  and where to test it
+    imagefactory plan --inventory inventory.json         the GPUs of a cluster
+    imagefactory plan --tuples space.csv                 any versions
 
-    GitHub fails a job whose matrix is empty, so let that job begin with
+    A cell is one target on one GPU. Cells that cannot work, or whose answer is known, are skipped with a
+    rule and a reason. --ignore-rule RULE includes them again. Targets that did not change are not built
+    again.
 
-    \b
-      if: needs.NAME.outputs.matrix != '{"include":[]}'
-
-    Exit code 0 whatever is pruned or blocked.
+    The exit code is 0 whatever the plan skips.
     """
     from imagefactory.actions.plan import PlanGpus, PlanLookup, read_listed, read_rows, read_stages
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
@@ -185,7 +190,7 @@ def plan(
         if as_json:
             document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
             return print_json({"format": "imagefactory.rows/1", **document})
-        return print_result(format_rows(ruled_rows, unused, terminal_width()))
+        return print_result(format_rows(ruled_rows, unused, terminal_width(), show_sources=sources))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
     stages = read_stages(factory, factory.select(names), request)
@@ -214,16 +219,19 @@ def plan(
         print_result(format_matrix(jobs, kits=bool(registry)))
         print_result(f"{format_kits(jobs)}\nprogram={program_checksum()}", unless=not registry)
         return write_terminal(2, summary(whole, waiting))
-    return _say_plan(whole, as_json=as_json)
+    return _print_plan(whole, overview=not (names or inventory or sources), sources=sources, as_json=as_json)
 
 
-def _say_plan(whole: VerificationPlan, *, as_json: bool) -> None:
+def _print_plan(whole: VerificationPlan, *, overview: bool, sources: bool, as_json: bool) -> None:
     from imagefactory.matrix.plan import CellState
-    from imagefactory.views.plan import format_plan
+    from imagefactory.views.plan import format_overview, format_plan
 
     if as_json:
         return print_json({"format": "imagefactory.plan/1", **_plan_json(whole)})
-    print_result(format_plan(whole, terminal_width()))
+    if overview:
+        print_result(format_overview(whole, terminal_width()))
+    else:
+        print_result(format_plan(whole, terminal_width(), show_sources=sources))
     for state, name in ((cell.state, row.target.name) for row in whole.targets for cell in row.cells):
         if state in (CellState.BUILD, CellState.VERIFY):
             return print_next_command(state.value, name)

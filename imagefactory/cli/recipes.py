@@ -42,10 +42,13 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: which are locked, built, pushed and verified.
+    """List targets: which are locked, built, pushed and verified.
 
-    Outside a project, it lists the images of the catalog that you joined, and the GPUs where each is
-    verified.
+    \b
+    imagefactory list
+    imagefactory list 'pytorch-*'
+
+    Outside a project it lists the images of the catalog that you joined.
     """
     from imagefactory.actions.locked import lock_state
     from imagefactory.project import uses_catalog
@@ -54,7 +57,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     from imagefactory.views.images import format_targets
 
     if uses_catalog(call.settings):
-        return _list_catalogued(call, names, as_json=as_json)
+        return _list_cataloged(call, names, as_json=as_json)
     factory = call.factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(omitted_companions, chosen)):
@@ -86,7 +89,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     )
 
 
-def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
+def _list_cataloged(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_center_images
     from imagefactory.views.catalog import center_images_json, format_center_images
 
@@ -97,7 +100,7 @@ def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: b
     return print_result(format_center_images(shelves, terminal_width()))
 
 
-def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
+def _show_cataloged(call: CommandContext, name: str, *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_offer
     from imagefactory.views.catalog import center_images_json, format_offer
 
@@ -115,7 +118,10 @@ def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
 def show(call: CommandContext, name: str, as_json: bool) -> None:
     """Show a target: its requirements, its lock and its image.
 
-    Outside a project, it shows an image of the catalog that you joined, with its status on each GPU.
+    \b
+    imagefactory show pytorch-2.3-cu121
+
+    Outside a project it shows an image of the catalog that you joined, with its status on each GPU.
     """
     from imagefactory.actions.definition import promised_image
     from imagefactory.actions.images import stored_image
@@ -127,7 +133,7 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     from imagefactory.views.images import TargetState, format_target
 
     if uses_catalog(call.settings):
-        return _show_catalogued(call, name, as_json=as_json)
+        return _show_cataloged(call, name, as_json=as_json)
     factory = call.factory
     target = factory.select_single(name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
@@ -166,16 +172,14 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("family")
-@click.option("--framework", default="", metavar="NAME", help="The framework's package, e.g. torch.")
-@click.option(
-    "--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.  [default: pypi]"
-)
+@click.option("--framework", default="", metavar="NAME", help="The package of the framework, such as torch.")
+@click.option("--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.")
 @click.option(
     "--extends",
     default="",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked. A bundled family is copied first.",
+    help="Add packages to TARGET, whose packages stay as locked. A bundled family is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
@@ -191,12 +195,18 @@ def new(
 ) -> None:
     """Write a new recipe to start from.
 
-    It becomes recipes/FAMILY.yaml. `imagefactory recipe import` writes one from a file that you have."""
+    \b
+    imagefactory recipe new mylab --framework torch
+    imagefactory recipe new mylab --extends pytorch-2.3-cu121
+
+    It writes recipes/FAMILY.yaml. To start from a requirements.txt or another file, use `imagefactory
+    recipe import`.
+    """
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
     from imagefactory.recipes.read import read_bases, read_each
 
-    path = new_recipe_path(call, family, dry_run=dry_run)
+    path = new_recipe_path(call, family, "recipe new", dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
         reject_conflict(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
@@ -223,12 +233,12 @@ def new(
     return print_next_command("lock", family)
 
 
-def new_recipe_path(call: CommandContext, family: str, *, dry_run: bool) -> Path:
+def new_recipe_path(call: CommandContext, family: str, command: str, *, dry_run: bool) -> Path:
     """Return the file of a new recipe. Raises UsageError if it exists, or if this is not a project."""
     from imagefactory.project import recipes_directory, require_own_project
 
     if not dry_run:
-        require_own_project(call.settings, "recipe new")
+        require_own_project(call.settings, command)
     path = recipes_directory(call.settings) / f"{family}.yaml"
     if path.exists() and not dry_run:
         raise _recipe_exists(path)
@@ -301,7 +311,9 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
 @click.command(cls=Command)
 @click.argument("family")
 @click.argument("version")
-@click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
+@click.option(
+    "--cuda", default="", metavar="VERSION", help="The CUDA version, if the version supports more than one."
+)
 @click.option("--dry-run", is_flag=True, help="Print the row instead of writing it.")
 @json_option
 @click.pass_obj
@@ -310,8 +322,11 @@ def add_version(
 ) -> None:
     """Add a version to a family's recipe, lock it and render it.
 
-    CUDA, extras, companions and capabilities come from the framework tables, and the bounds from the nearest
-    row.
+    \b
+    imagefactory recipe add-version pytorch 2.9
+
+    CUDA version, extras and capabilities come from the framework tables, and the version limits from the
+    nearest row of the recipe.
     """
     from imagefactory.actions.new_project import make_addition, plan_addition
     from imagefactory.project import require_own_project
@@ -352,10 +367,10 @@ def add_version(
     "families",
     default="",
     metavar="FAMILY,...",
-    help="Take along these families of those that come with imagefactory: recipes and locks.",
+    help="Copy the recipes and locks of these bundled families.",
 )
-@click.option("--github", is_flag=True, help="Write the nightly build for GitHub Actions, with a README.")
-@click.option("--gitlab", is_flag=True, help="Write the nightly build for GitLab CI, with a README.")
+@click.option("--github", is_flag=True, help="Write a nightly build for GitHub Actions, with a README.")
+@click.option("--gitlab", is_flag=True, help="Write a nightly build for GitLab CI, with a README.")
 @json_option
 @click.pass_obj
 def init(
@@ -363,12 +378,12 @@ def init(
 ) -> None:
     """Create a project in DIR (default: here).
 
-    Existing files are never overwritten.
-
     \b
-    imagefactory init lab                        an empty one: settings, and bases with their locks
-    imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
-    imagefactory init lab --github               with its nightly build in GitHub Actions
+    imagefactory init lab                      an empty project with locked bases
+    imagefactory init lab --with pytorch,jax   add these families and their locks
+    imagefactory init lab --github             add a nightly build for GitHub
+
+    Existing files are never overwritten.
     """
     from imagefactory.actions.new_project import create_project, nightly_files
 

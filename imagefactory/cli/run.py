@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -58,35 +58,45 @@ def run_options(command: Callable[P, None]) -> Callable[P, None]:
     options = (
         click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets),
         click.argument("command", nargs=-1, type=click.UNPROCESSED),
-        runner_option,
-        click.option("--network", is_flag=True, help="Allow access to the network (off by default)."),
-        click.option("--read-only", is_flag=True, help="Make all read-only inside, except /tmp."),
-        click.option(
-            "--user", type=click.IntRange(0, HIGHEST_USER), help="The user inside.  [default: the image's]"
-        ),
-        click.option(
-            "-e", "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside."
-        ),
+        section("Files and environment"),
         click.option(
             "-v",
             "--mount",
             "mounts",
             multiple=True,
             metavar="SOURCE:TARGET[:rw|:bind]",
-            help="Mount a directory of this machine, read-only unless :rw. "
-            "Sockets and named pipes in it answer only with :rw or :bind.",
+            help="Mount a directory of this machine. It is read-only without :rw; :bind also keeps sockets "
+            "and named pipes usable.",
         ),
+        click.option(
+            "-w", "--workdir", default="", metavar="DIR", help="Start the command in this directory."
+        ),
+        click.option(
+            "-e",
+            "--env",
+            "variables",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Set an environment variable.",
+        ),
+        click.option("--read-only", is_flag=True, help="Make everything read-only, except /tmp."),
+        section("Limits and user"),
+        click.option("--network", is_flag=True, help="Allow access to the network (off by default)."),
         click.option(
             "--limit",
             "limits",
             multiple=True,
             metavar="NAME=AMOUNT",
-            help="processes=4096, memory=16G, files=65536, scratch=50G or time=2h, with commas or repeated; "
-            "NAME=none removes one. `doctor` shows the defaults.",
+            help="Set limits: processes=4096, memory=16G, files=65536, scratch=50G or time=2h (repeatable). "
+            "NAME=none removes one; `doctor` shows the defaults.",
         ),
         click.option(
-            "-w", "--workdir", default="", metavar="DIR", help="Start the command in this directory."
+            "--user",
+            type=click.IntRange(0, HIGHEST_USER),
+            metavar="N",
+            help="Run as this user number.  [default: the image's]",
         ),
+        runner_option,
     )
     for option in reversed(options):
         command = option(command)
@@ -94,13 +104,14 @@ def run_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
-@run_options
+@section("GPUs")
 @click.option(
     "--gpus",
     type=click.Choice(["all"]),
-    help="Show the GPUs and the driver of this machine inside. Fails without a GPU.",
+    help="Make the GPUs and the driver of this machine available. Fails without a GPU.",
 )
-@click.option("--nv", is_flag=True, help="The same, as in Apptainer.")
+@click.option("--nv", is_flag=True, help="The same as --gpus all, as in Apptainer.")
+@run_options
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -125,14 +136,12 @@ def run(
     imagefactory run pytorch-2.3-cu121 -- python train.py
     imagefactory run --gpus all pytorch-2.3-cu121 -- python train.py
     imagefactory run -v .:/work:rw -w /work pytorch-2.3-cu121 -- bash
-    imagefactory run pytorch:2.3-cu121 -- python      a tag or digest of the store
 
-    Without --mount and --workdir the command starts in /work, which is this directory, read-only. Your home,
-    hidden directories, the store, the directories of the system (/run, /etc, /tmp and so on) and their
-    parents are not mounted. Then the command starts in /, as it does with only --mount.
-    Without a project TARGET is an image of the catalog that you joined, downloaded once by its digest.
-    Without COMMAND the image's own command runs in its own directory, or bash if the recipe sets none.
-    Changes to the image's files are discarded. The exit code is that of the command.
+    The current directory is /work inside, read-only. With -v or -w only your mounts are visible. Your home,
+    hidden directories and system directories are never mounted by default. Changes to files of the image
+    are discarded.
+
+    Without COMMAND the image's own command runs, or bash. The exit code is that of the command.
     """
     from imagefactory.actions.run import run_artifact
 

@@ -30,9 +30,16 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("words", metavar="[WORD]...", nargs=-1)
-@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
-@click.option("--gpu-memory", default="", metavar="SIZE", help="The least memory of each GPU: 40GB.")
-@click.option("--site", type=click.Choice(SITES), help="The site of the jobs. Default: the setting `site`.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 16),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Use this number of GPUs for each job.",
+)
+@click.option("--gpu-memory", default="", metavar="SIZE", help="Require this memory of each GPU: 40GB.")
+@click.option("--site", type=click.Choice(SITES), help="The site of the jobs.  [default: the setting `site`]")
 @inventory_option
 @json_option
 @click.pass_obj
@@ -46,9 +53,7 @@ def search(
     inventory: Path | None,
     as_json: bool,
 ) -> None:
-    """Search images that run on the GPUs of this pool.
-
-    The answer has the GPUs on which each image runs, how many are free, and how well that is known.
+    """Search images that run on the GPUs of this cluster.
 
     \b
     imagefactory search
@@ -56,13 +61,13 @@ def search(
     imagefactory search pytorch 2.5 --gpus 2 --gpu-memory 40GB
     imagefactory search cu124
 
-    A WORD is a framework, a version, a CUDA (cu124), cpu for images without a GPU, or the start of a name.
-    verified: the suite ran in that image on such a GPU. predicted: a scan of its GPU code says so.
-    documented: a page says so. Images are those of this project, else of the catalog that you joined;
-    without either nothing is verified. GPUs are those of the pool if it answers, or of --inventory.
+    A WORD is a framework, a version, a CUDA version (cu124), cpu for images without a GPU, or the start of
+    a name. Images are those of this project, else of the catalog that you joined.
 
-    Exit code 3 without such an image, 9 if it requires a GPU and runs on none that you may have, 11 if that
-    is not known.
+    STATUS is verified if the suite passed on such a GPU, predicted if a scan of the image's GPU code says
+    that it runs, and documented if the framework's documentation says so.
+
+    Exit code 3 if no image matches, 9 if none of them runs on a GPU of this cluster, 11 if that is not known.
     """
     from imagefactory.actions.find import FindRequest, find_images
     from imagefactory.jobs.offer import ResourceRequest

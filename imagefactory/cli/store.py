@@ -59,13 +59,13 @@ _registry_option = click.option(
 @json_option
 @click.pass_obj
 def image_list(call: CommandContext, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
-    """List images and .sif files of the store, or of a registry.
+    """List the images of the store or of a registry.
 
     \b
     imagefactory image list
     imagefactory image list pytorch-2.3-cu121 --registry
 
-    TARGET applies to a registry: the tags of the repository of each.
+    With --registry, TARGET selects the repositories. .sif files of the store are listed too.
     """
     from imagefactory.oci.layout import Layout
 
@@ -163,7 +163,13 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 @json_option
 @click.pass_obj
 def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """Remove images by name. `image prune` then frees the space."""
+    """Remove images from the store by name.
+
+    \b
+    imagefactory image remove pytorch:2.3-cu121 && imagefactory image prune
+
+    `image prune` then frees the disk space.
+    """
     import difflib
 
     from imagefactory.oci.layout import Layout
@@ -200,15 +206,18 @@ def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
 
 
 @click.command(cls=Command)
-@click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
+@click.option("--fix", is_flag=True, help="Remove damaged data and rewrite damaged records.")
 @json_option
 @click.pass_obj
 def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     """Check the whole store for damage.
 
-    It compares each blob with its digest, each record and each unpacked layer with its checksum. Each image
-    must be complete. A build or pull restores what --fix removes. Names of images stay. It waits for running
-    builds.
+    \b
+    imagefactory image check
+    imagefactory image check --fix
+
+    It compares all data with its checksums, and checks that each image is complete. It waits for running
+    builds. A new build or pull restores what --fix removes.
     """
     from imagefactory.actions.store import check_store
     from imagefactory.oci.layout import Layout
@@ -244,9 +253,12 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
 @click.command(cls=Command)
 @_registry_option
 @click.option(
-    "--older-than", default="", metavar="AGE", help="With --registry: remove older candidates: 30d, 12h, 2w."
+    "--older-than",
+    default="",
+    metavar="AGE",
+    help="With --registry: remove candidates older than this: 30d, 12h, 2w.",
 )
-@click.option("--cache", is_flag=True, help="Also empty the cache of packages that no lock here names.")
+@click.option("--cache", is_flag=True, help="Also remove cached packages that no lock here names.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @json_option
 @click.pass_obj
@@ -256,16 +268,16 @@ def image_prune(
     """Remove what no image needs from the store or a registry.
 
     \b
+    imagefactory image prune --dry-run
     imagefactory image prune
     imagefactory image prune --registry --older-than 30d
 
-    In the store this also removes sweeps older than 60 days. It waits for running builds. Verified images
-    stay, with a tag or without, and sweeps whose signed verdict could not be attached yet.
+    In the store it removes data that no image uses, and sweeps older than 60 days. Verified images stay. It
+    waits for running builds.
 
-    In a registry it removes old candidates. A candidate stays if another tag points to it, if it is verified,
-    or if the time of its push is unknown (another program pushed it). The registry frees the space by its own
-    garbage collection. If a tag is set to a candidate at the moment of its removal, the tag may be lost in a
-    registry that deletes by digest only.
+    In a registry it removes old candidates. A candidate stays if another tag points to it, if it is
+    verified, or if the time of its push is unknown. The registry frees the disk space by its own garbage
+    collection.
     """
     if place is None:
         reject_conflict(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command, DurationType
+from imagefactory.cli.arguments import Command, DurationType, section
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
@@ -98,78 +98,109 @@ class SweepRequest:
 
 @click.command(cls=Command)
 @targets_argument(required=False)
-@click.option(
-    "--scheduler",
-    type=click.Choice(tuple(POOLS)),
-    help="The scheduler of the pool. Default: the one of this machine, htcondor if it has both.",
-)
+@section("What to verify")
 @click.option(
     "--suite",
     type=click.Choice([level for level in LEVELS if level != MULTI_GPU_LEVELS]),
     default=FULL,
     show_default=True,
-    help="The checks to run.",
+    help="Run these checks.",
 )
-@click.option("--capability", multiple=True, metavar="X.Y", help="Only GPUs of this capability (repeatable).")
 @click.option("--latest", type=click.IntRange(1), metavar="N", help="Only the N latest versions.")
-@click.option("--framework", default="", metavar="NAME", help="Only one image: of this framework,")
-@click.option("--version", default="", metavar="VERSION", help="... of this version of it, such as 2.3,")
-@click.option("--cuda", default="", metavar="X.Y", help="... and for this CUDA, on one --capability.")
+@click.option(
+    "--capability", multiple=True, metavar="X.Y", help="Only GPUs of this compute capability (repeatable)."
+)
+@click.option(
+    "--framework",
+    default="",
+    metavar="NAME",
+    help="Only one image: of this framework. Requires --version, --cuda and one --capability.",
+)
+@click.option("--version", default="", metavar="VERSION", help="The version of --framework, such as 2.3.")
+@click.option("--cuda", default="", metavar="X.Y", help="The CUDA version of --framework, such as 12.1.")
+@click.option("--mig", is_flag=True, help="Also verify on GPU slices (MIG), each profile separately.")
 @click.option(
     "--ignore-rule",
     multiple=True,
     metavar="RULE",
     shell_complete=complete_rules,
-    help="Include what a rule of `plan` excludes (repeatable). `verified` tests again; `queued` and "
-    "`uncollected` include what another sweep has, `claimed` what another store has, `bad-machine` "
-    "machines that failed.",
+    help=(
+        "Include the cells that a rule of `plan` skips (repeatable). Also `verified`, `queued`, "
+        "`uncollected`, `claimed` and `bad-machine`."
+    ),
 )
-@click.option("--mig", is_flag=True, help="Also verify on slices of GPUs (MIG), each profile by itself.")
+@section("Cluster")
+@click.option(
+    "--scheduler",
+    type=click.Choice(tuple(POOLS)),
+    help="The scheduler of the cluster.  [default: the one of this machine, htcondor if it has both]",
+)
+@click.option(
+    "--site",
+    type=click.Choice(SITES),
+    help="The site whose rules the jobs follow.  [default: the setting `site`]",
+)
 @click.option(
     "--machine",
     metavar="NAMES",
-    help="Run only on these machines, with * and ?, and not on those after !: 'gpu*,!gpu07'. "
-    "Default: the setting `sweep-machines`.",
-)
-@click.option(
-    "--gpu-hours",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Queue at most this much, the oldest verdicts first. A later sweep takes the rest. "
-    "Default: the setting `sweep-gpu-hours`.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Keep at most N jobs in the queue. Default: the setting `sweep-jobs`.",
+    help=(
+        "Only these machines, and not those after !: 'gpu*,!gpu07'.  [default: the setting `sweep-machines`]"
+    ),
 )
 @inventory_option
 @click.option(
     "--image-format",
     type=click.Choice(IMAGES),
-    help="How jobs get the image. Default: sif if sif-folder or no registry is set, else docker.",
+    help="How jobs get the image.  [default: docker; sif if `sif-folder` or no registry is set]",
 )
-@click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`.")
-@click.option("--idle-limit", type=DurationType(), metavar="TIME", help="Default: 24h.")
-@click.option("--held-limit", type=DurationType(), metavar="TIME", help="Default: 10m; not on Slurm.")
-@click.option("--run-limit", type=DurationType(), metavar="TIME", help="Default: 24h.")
+@section("Limits")
+@click.option(
+    "--gpu-hours",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Queue at most N GPU hours, the oldest verdicts first.  [default: the setting `sweep-gpu-hours`]",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Have at most N jobs in the queue.  [default: the setting `sweep-jobs`]",
+)
+@click.option(
+    "--idle-limit",
+    type=DurationType(),
+    metavar="TIME",
+    help="Stop a job that waits longer than this.  [default: 24h]",
+)
+@click.option(
+    "--held-limit",
+    type=DurationType(),
+    metavar="TIME",
+    help="Stop a job that is on hold longer than this; not on Slurm.  [default: 10m]",
+)
+@click.option(
+    "--run-limit",
+    type=DurationType(),
+    metavar="TIME",
+    help="Stop a job that runs longer than this.  [default: 24h]",
+)
 @click.option(
     "--retries",
     type=click.IntRange(0, 20),
     metavar="N",
-    help="Retry a job that failed because of the pool this often. Default: 2.",
+    help="Retry a job that failed because of the cluster this often.  [default: 2]",
 )
-@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdicts there.")
-@click.option("--promote", is_flag=True, help="With --wait: move the tags to what is verified.")
+@section("Results")
 @click.option("--wait", is_flag=True, help="Wait until all jobs are done, then collect.")
+@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdicts there.")
+@click.option("--promote", is_flag=True, help="With --wait: then move the tags to verified images.")
 @click.option(
     "--dir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="The directory of the sweep. If it has one, that sweep continues.",
+    help="The directory of the sweep. A sweep in it continues.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be queued, and queue nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted; submit nothing.")
 @json_option
 @click.pass_obj
 def start(
@@ -203,17 +234,17 @@ def start(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Verify images on the GPUs of a pool.
-
-    One job for each image and each capability of the pool. Cells that cannot match or whose answer is known
-    are not queued: the output names the rule, which --ignore-rule takes. The sweep continues by itself:
-    `sweep status`, `sweep collect` and `sweep cancel` take its id.
+    """Verify images on the GPUs of a cluster, in many jobs.
 
     \b
-      imagefactory sweep start 'pytorch-*' --dry-run
-      imagefactory sweep start 'pytorch-*' 'jax-*' --latest 3
-      imagefactory sweep start --framework pytorch --version 2.3 --cuda 12.1 --capability 8.0
-      imagefactory sweep start --dir DIR               continue a sweep
+    imagefactory sweep start 'pytorch-*' --dry-run
+    imagefactory sweep start 'pytorch-*'
+    imagefactory sweep start 'pytorch-*' 'jax-*' --latest 3
+    imagefactory sweep start --dir DIR               continue a sweep
+
+    It submits one job for each image and compute capability. Cells that cannot work, or whose answer is
+    known, are skipped with a rule; --ignore-rule RULE includes them. Then use `sweep status` and `sweep
+    collect`.
 
     With --wait the exit code is that of `sweep collect`.
     """
@@ -511,9 +542,13 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
 @json_option
 @click.pass_obj
 def list_(call: CommandContext, as_json: bool) -> None:
-    """List the sweeps of this store, and how far they are.
+    """List the sweeps of this store, and their progress.
 
-    A sweep whose files cannot be read does not stop the others. Exit code 0 whatever the sweeps found.
+    \b
+    imagefactory sweep list
+
+    If the files of a sweep cannot be read, the others are listed all the same. The exit code is 0 whatever
+    the sweeps found.
     """
     from imagefactory.actions.sweep import find_sweeps
     from imagefactory.views.sweeps import headline
@@ -537,7 +572,10 @@ def list_(call: CommandContext, as_json: bool) -> None:
 def status(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Show each job of a sweep, by its id or directory.
 
-    Exit code 0 whatever the jobs found: `sweep collect` verifies their results.
+    \b
+    imagefactory sweep status 20261122-061500-1f3a
+
+    The exit code is 0 whatever the jobs found: `sweep collect` verifies their results.
     """
     from imagefactory.actions.sweep import find_sweep
     from imagefactory.views.sweeps import format_failed_machines, format_status
@@ -596,8 +634,10 @@ def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
 def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Remove the jobs of a sweep from the queue.
 
-    Its files stay: `sweep collect` takes the results so far, and `sweep start --dir DIR` continues it.
-    Other stores may then queue its cells.
+    \b
+    imagefactory sweep cancel 20261122-061500-1f3a
+
+    Its files stay: `sweep collect` reads the results so far, and `sweep start --dir DIR` continues it.
     """
     from imagefactory.actions.claim import release_claim
     from imagefactory.actions.sweep import find_sweep
@@ -647,11 +687,11 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     metavar="HOST[/PATH]",
     help="Also attach the verdicts there.  [default: the registry of the kit's image]",
 )
-@click.option("--promote", is_flag=True, help="Move the tags to what is verified.")
+@click.option("--promote", is_flag=True, help="Then move the tags to verified images.")
 @click.option(
     "--nonce-dir",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The directory with the nonces of the kits; then each DIR is a kit.  [default: in the store]",
+    help="The directory with the nonces of the kits; each DIR is then a kit.  [default: in the store]",
 )
 @json_option
 @click.pass_obj
@@ -667,14 +707,14 @@ def collect(
     """Verify and sign the results of sweeps and kits.
 
     \b
-    imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
-    python3 DIR/run.py                                   there: runs it
-    imagefactory sweep collect DIR --promote             here again
-    imagefactory sweep collect 20261122-061500-1f3a      the finished jobs of a sweep
+    imagefactory sweep collect 20261122-061500-1f3a      the finished jobs
+    imagefactory sweep collect DIR --promote             a kit that has run
 
-    Each kit and each job of a sweep gives one verdict and uses its nonce. The verdict goes to the store, if
-    that has the image, and to the registry that the kit names (or --registry). For a job, the pool and the
-    suite must report the same GPU.
+    A kit is made by `imagefactory verify TARGET --kit DIR`, and run by `python3 DIR/run.py` on a GPU
+    machine.
+
+    Each kit and each job gives one verdict. It goes to the store, if that has the image, and to the
+    registry of the image (or --registry).
 
     Exit code 0 if all are verified, 9 if one is not.
     """
@@ -690,6 +730,12 @@ def collect(
                 if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
+                if not folder.exists():
+                    raise UsageError(
+                        "kit-invalid",
+                        f"'{folder}' is not a sweep or a directory",
+                        hint="`imagefactory sweep list` shows the sweeps",
+                    )
                 kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
                 results.append(_as_json(folder, kit))
                 print_result(_as_text(kit), unless=as_json)

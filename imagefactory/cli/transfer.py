@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @targets_argument(required=True)
 @registry_option
-@click.option("--tag", "tags", multiple=True, metavar="NAME", help="Set this tag too, after the candidate's.")
+@click.option("--tag", "tags", multiple=True, metavar="NAME", help="Also set this tag.")
 @click.option(
     "--format",
     "kind",
@@ -47,11 +47,15 @@ if TYPE_CHECKING:
     help="sif pushes a .sif file, for `apptainer pull oras://`.",
 )
 @click.option(
-    "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
+    "--compression",
+    type=click.Choice(["fast", "small"]),
+    help="How to compress the .sif file.  [default: fast]",
 )
 @only_with(
     "sbom",
-    click.option("--sbom", is_flag=True, help="Attach bills of materials and, with a key, the provenance."),
+    click.option(
+        "--sbom", is_flag=True, help="Attach the bill of materials and, if you have a key, the provenance."
+    ),
 )
 @json_option
 @click.pass_obj
@@ -67,14 +71,13 @@ def push(
     as_json: bool,
     sbom: bool = False,
 ) -> None:
-    """Push images to a registry, each under a tag that never moves.
+    """Push images to a registry, under tags that never move.
 
     \b
     imagefactory push pytorch-2.3-cu121
-    imagefactory push --registry registry.example.org/gpu --tag nightly pytorch-2.3-cu121
+    imagefactory push pytorch-2.3-cu121 --registry registry.example.org/gpu
 
-    Data that the registry has is not sent again, so an interrupted push continues where it stopped.
-    Credentials are those of `docker login`.
+    Log in with `docker login` first. After an interruption, run it again: only missing data is sent.
     """
     from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
     from imagefactory.views.images import format_pushed
@@ -168,28 +171,28 @@ def transfer_json(sent: TransferResult) -> dict[str, object]:
     type=click.Choice(["image", "sif"]),
     default="image",
     show_default=True,
-    help="sif writes a .sif file: the registry's own where it has one, else made here by apptainer.",
+    help="sif writes a .sif file: the registry's, or one that apptainer builds here.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of a .sif. Default: a name with its sha256 in this folder.",
+    help="Write the .sif file to this path.  [default: a name with its sha256, here]",
 )
 @json_option
 @click.pass_obj
 def pull(
     call: CommandContext, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool
 ) -> None:
-    """Pull an image into the store, every byte checked.
+    """Pull an image into the store and check every byte.
 
     \b
-    imagefactory pull pytorch-2.3-cu121@sha256:...       then `imagefactory run pytorch-2.3-cu121`
+    imagefactory pull pytorch-2.3-cu121@sha256:...
     imagefactory pull pytorch-2.3-cu121:2.3-cu121-0123456789ab
     imagefactory pull registry.example.org/gpu/pytorch:2.3-cu121
 
-    The pulled image becomes this store's image of the target. Outside a project, TARGET is an image of the
-    catalog that you joined, or CENTER/TARGET if there are several.
+    The pulled image becomes the image of the target in this store. Outside a project, TARGET is an image of
+    the catalog that you joined, or CENTER/TARGET if you joined several centers.
     """
     from imagefactory.actions.centers import read_offer
     from imagefactory.actions.run import offered_reference
@@ -204,7 +207,7 @@ def pull(
     from imagefactory.views.images import format_pulled, format_pulled_sif
 
     platform = ""
-    if not place and _is_catalogued(call, name):
+    if not place and _is_cataloged(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
@@ -240,7 +243,7 @@ def pull(
     return print_next_command("run", pulled.name, "--", "python")
 
 
-def _is_catalogued(call: CommandContext, name: str) -> bool:
+def _is_cataloged(call: CommandContext, name: str) -> bool:
     """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.actions.centers import names_center
     from imagefactory.project import uses_catalog
@@ -249,7 +252,7 @@ def _is_catalogued(call: CommandContext, name: str) -> bool:
     if not uses_catalog(settings):
         return False
     plain = not any(mark in name for mark in "/:@")
-    joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
+    joined = settings.centers or (settings.catalog.value and not settings.registry.value)
     return bool(plain and joined) or names_center(name, settings)
 
 
@@ -272,17 +275,16 @@ def _pulled_json(pulled: PullResult) -> dict[str, object]:
 @click.command(cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
-@click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
+@click.option("--referrers", is_flag=True, help="Also copy verdicts and other artifacts of the image.")
 @json_option
 @click.pass_obj
 def copy(call: CommandContext, source: str, destination: str, referrers: bool, as_json: bool) -> None:
-    """Copy an image from registry to registry; its digest stays.
+    """Copy an image to another registry. Its digest stays.
 
     \b
-    imagefactory image copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
+    imagefactory image copy a.example.org/pytorch:2.3 b.example.org/pytorch:2.3
 
-    Nothing is stored on this machine. Within one registry nothing is sent at all. An existing tag is moved,
-    so this command also promotes an image manually.
+    Nothing is stored on this machine. An existing tag is moved to the image.
     """
     from imagefactory.actions.transfer import copy_image
     from imagefactory.oci.store import parse_reference
@@ -317,36 +319,38 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     ),
     default="oci-archive",
     show_default=True,
-    help="oci-archive for Podman, skopeo, Apptainer; docker-archive for `docker load`; sif for Apptainer; "
-    "module for `module load`.",
+    help=(
+        "oci-archive is for Podman, skopeo and Apptainer, docker-archive for `docker load`, sif for "
+        "Apptainer, module for `module load`."
+    ),
 )
 @click.option(
     "--compression",
     type=click.Choice(["fast", "small"]),
-    help="Of a .sif: small takes many times as long and saves a part.  [default: fast]",
+    help="How to compress a .sif file. small takes much longer and saves some space.  [default: fast]",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-<12 digits of its "
-    "sha256>.sif, or modules]",
+    help=(
+        "The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif or modules]"
+    ),
 )
 @json_option
 @click.pass_obj
 def export(
     call: CommandContext, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
-    """Write an image as a file, or as an environment module.
+    """Write an image as a file or an environment module.
 
     \b
     imagefactory image export pytorch-2.3-cu121 --format docker-archive
     imagefactory image export pytorch-2.3-cu121 --format sif
     imagefactory image export pytorch-2.3-cu121 --format module -o /software/gpu
 
-    A .sif is built once and kept in the store with its image. A module is for Lmod and Environment Modules:
-    a modulefile, and a wrapper for each program of the image that runs it by Apptainer, with the GPUs of the
-    machine. Its directory must be visible on all machines.
+    A module works with Lmod and Environment Modules. It has a wrapper for each program of the image, which
+    runs it by Apptainer with the GPUs of the machine. All machines must see its directory.
     """
     if kind == "module":
         if compression:

@@ -59,9 +59,9 @@ def check_registry_option(name: str, registry: str) -> None:
     default="",
     metavar="X.Y",
     callback=parse_option,
-    help="Exit with 9 unless a verdict that can be relied on says verified for it.",
+    help="Exit with 9 unless a valid verdict says verified for this compute capability.",
 )
-@click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
+@click.option("--numbers", is_flag=True, help="Show every check of every verdict, with its numbers.")
 @json_option
 @click.pass_obj
 def list_(
@@ -70,13 +70,13 @@ def list_(
     """Show who verified an image, when and on which GPU.
 
     \b
-    imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
-                                                                  outside a project, the catalog's
+    imagefactory verdict list pytorch-2.3-cu121
     imagefactory verdict list pytorch-2.3-cu121:2.3-cu121-sm80
     imagefactory verdict list registry.example.org/gpu/pytorch@sha256:...
 
-    VALID is yes for a verdict that counts, with any outcome, or the reason why it does not count. The
-    [[trust]] rows of imagefactory.toml decide whose signatures count. A tag is not a verdict.
+    VALID is yes if the verdict counts, else the reason why it does not. The [[trust]] rows of
+    imagefactory.toml decide whose signatures count. For a TARGET it shows all its images, here and in the
+    registry; outside a project, those of the catalog.
     """
     from imagefactory.project import is_project
     from imagefactory.trust.policy import read_trust
@@ -205,25 +205,25 @@ def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> d
 @click.command(cls=Command)
 @click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
 @registry_option
-@click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
+@click.option("--dry-run", is_flag=True, help="Print which tags would move; move nothing.")
 @json_option
 @click.pass_obj
 def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
     """Move the tags of targets to their verified images.
 
-    This applies to the registry, or to the store on this machine if there is none.
-
     \b
+    imagefactory image promote pytorch-2.3-cu121 --dry-run
     imagefactory image promote pytorch-2.3-cu121
     imagefactory image promote registry.example.org/gpu/pytorch@sha256:...
 
-    2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
-    verified for all capabilities that the recipe requires. An image for CPUs only needs no verdict: its tag
-    points to the newest candidate. In the local store a build sets that tag, so only the others move. Exit
-    code 9 if no tag points to a verified image.
+    2.3-cu121-sm80 points to the newest image that is verified for capability 8.0, and 2.3-cu121 to the
+    newest that is verified for all capabilities of the recipe. Without a registry the tags of the store
+    move.
 
-    If [policy] sets promotion-signatures, tags of a registry move after that number of trusted keys approved.
-    This command adds your approval and prints who else must approve. Until then the exit code is 9.
+    If [policy] sets promotion-signatures, tags of a registry move after that number of trusted keys
+    approved. This command adds your approval and prints who else must approve.
+
+    Exit code 9 if no tag points to a verified image, or if approvals are missing.
     """
     from imagefactory.actions.images import PromotionRequest
     from imagefactory.actions.promote import promote
@@ -347,14 +347,22 @@ def promotion_json(promotion: PromotionResult) -> dict[str, object]:
 @click.command(cls=Command)
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
-@click.option("--reason", required=True, metavar="TEXT", help="One line; everyone can read it.")
-@click.option("--capability", default="", metavar="X.Y", callback=parse_option, help="Only on such GPUs.")
+@click.option(
+    "--reason", required=True, metavar="TEXT", help="The reason, in one line. Everyone can read it."
+)
+@click.option(
+    "--capability",
+    default="",
+    metavar="X.Y",
+    callback=parse_option,
+    help="Revoke only verdicts of this compute capability.",
+)
 @click.option(
     "--verdict",
     "digests",
     multiple=True,
     metavar="DIGEST",
-    help="Only this verdict, by its first digits (repeatable).",
+    help="Revoke only this verdict, by its first digits (repeatable).",
 )
 @json_option
 @click.pass_obj
@@ -369,15 +377,14 @@ def revoke(
     digests: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Revoke an image's verdicts, and move its tags back.
+    """Revoke the verdicts of an image and move its tags back.
 
     \b
-    imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason "wrong sums on long rows"
-    imagefactory verdict revoke registry.example.org/gpu/pytorch@sha256:... --reason "built on a broken base"
+    imagefactory verdict revoke pytorch-2.3-cu121 --reason "wrong sums"
+    imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason TEXT
 
-    TARGET is the image of its tag. Later verdicts count again. The tags move to the newest other verified
-    candidate, or are removed if there is none. The catalog, if there is one, is signed again. It records who
-    revoked which verdicts, when and why.
+    Later verdicts count again. The tags move to the newest other verified image, or are removed if there is
+    none. The catalog is signed again if there is one. It records who revoked what, when and why.
     """
     from imagefactory.actions.promote import RevokeRequest, follow, revoke
     from imagefactory.actions.verdicts import signing_key
@@ -410,7 +417,7 @@ def revoke(
             for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
         written: tuple[str, ...] = ()
-        with failures.of("catalogue"):
+        with failures.of("catalog"):
             written = _publish(call, factory, key, now, _registry_of(name, place))
             for address in written:
                 print_result(f"written: {address}", unless=as_json)
@@ -422,7 +429,7 @@ def revoke(
                     "manifest": result.subject.manifest,
                     "revocation": result.digest,
                     "revoked": list(result.taken),
-                    "catalogue": list(written),
+                    "catalog": list(written),
                     "promotions": [promotion_json(promotion) for promotion in moved],
                     "errors": failures.as_json(),
                 },
@@ -499,8 +506,11 @@ def _resolve_image(
 def sync(call: CommandContext, place: str, as_json: bool) -> None:
     """Restore the registry's lists of the verdicts attached here.
 
-    Registries without the referrers API have lists that two simultaneous writers can overwrite. The store's
-    journal records what was attached. Run this while no one else attaches verdicts.
+    \b
+    imagefactory verdict sync
+
+    If two programs attach verdicts at the same time, a registry without the referrers API can lose one.
+    This store has a record of those that it attached. Run this while no one else attaches verdicts.
     """
     from imagefactory.actions.verdicts import repair_all_referrers
     from imagefactory.views.verdicts import format_reconciled

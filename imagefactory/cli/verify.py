@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -30,33 +30,38 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("names", metavar="[TARGET|IMAGE]...", nargs=-1, shell_complete=complete_targets)
+@section("Checks")
 @click.option(
     "--suite",
     "level",
     type=click.Choice(LEVELS),
     default=FULL,
     show_default=True,
-    help="The checks to run; several: on all GPUs of the machine at once, for PyTorch images.",
+    help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images.",
 )
 @runner_option
-@click.option("--capability", default="", metavar="X.Y", help="Fail if the GPU has another one.")
-@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdict there.")
-@click.option("--promote", is_flag=True, help="Move the tags to what is verified.")
+@click.option(
+    "--capability", default="", metavar="X.Y", help="Fail unless the GPU has this compute capability."
+)
+@section("Results")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the report to this file, as JSON.",
+    help="Also write the report to this file, as JSON.",
 )
+@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdict there.")
+@click.option("--promote", is_flag=True, help="Then move the tags to verified images.")
+@section("Kit")
 @click.option(
     "--kit",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run nothing: write a kit into this directory, for a GPU machine without imagefactory.",
+    help="Run nothing; write a kit to this directory, for a GPU machine without imagefactory.",
 )
 @click.option(
     "--nonce-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="With --kit: the directory that keeps its nonce.  [default: in the store]",
+    help="With --kit: store its nonce in this directory.  [default: in the store]",
 )
 @json_option
 @click.pass_obj
@@ -75,19 +80,21 @@ def verify(
     nonce_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the GPU suite inside an image, on a GPU here.
+    """Run the GPU suite inside an image, on a GPU of this machine.
 
     \b
-      imagefactory verify pytorch-2.3-cu121                      a target's image in the store
-      imagefactory verify pytorch-2.3-cu121@sha256:...           an image by its digest
-      imagefactory verify registry.example.org/pytorch@sha256:.. an image of a registry, pulled by digest
-      imagefactory verify pytorch-2.3-cu121 --kit DIR            a kit for a machine without imagefactory
+    imagefactory verify pytorch-2.3-cu121                the image in the store
+    imagefactory verify pytorch-2.3-cu121@sha256:...     an image by its digest
+    imagefactory verify registry.example.org/pytorch@sha256:...
+    imagefactory verify pytorch-2.3-cu121 --kit DIR      for another machine
 
-    For the GPUs of a pool see `imagefactory sweep start`.
+    To verify on the GPUs of a cluster, use `imagefactory sweep start`.
 
-    The checks are shown one by one and written as a report. If this machine has a key (imagefactory key
-    create), the report is signed as a verdict and attached to the image. With --suite several the outcome is
-    together or apart, which moves no tag. Exit code 0 if it is verified, 9 if not, also without a GPU.
+    If you have a key (`imagefactory key create`), the report is signed as a verdict and attached to the
+    image. A kit runs on a GPU machine without imagefactory; `imagefactory sweep collect` then reads its
+    results.
+
+    Exit code 0 if the image is verified, 9 if not, also without a GPU.
     """
     from imagefactory.actions.verify import KitDestination, VerifyOptions, verify_and_attach, write_kit
 

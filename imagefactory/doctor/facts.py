@@ -1,4 +1,4 @@
-"""The values of the doctor: the facts of a machine, and the diagnoses."""
+"""The values of the doctor: facts about a machine, and diagnoses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line of the doctor's report. `remedy` is a command or a setting, empty if all is well.
+    """One line of the doctor's report. `remedy` is a command or a setting, empty if there is no problem.
 
-    `needed_for` is `build`, `run`, `push`, `gpu` or `comfort`, or an engine or runner that is not the
-    configured one. If something for `build` or `run` is missing or denied, the README's first command fails.
+    `needed_for` is `build`, `run`, `push`, `gpu` or `comfort`, or an engine or runner other than the
+    configured one. If a part for `build` or `run` is missing or denied, the first command in the README
+    fails.
     """
 
     name: str
@@ -35,9 +36,10 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxAttempt:
-    """The attempt to start a sandbox: the machine's refusal, else an empty string.
+    """The result of starting a sandbox: the error of the machine, or "".
 
-    `cgroup` is the version of the control group that counted it, or 0 and the reason in `no_cgroup`.
+    `cgroup` is the version of the control group that limited the sandbox, 0 if none did, for the reason
+    `no_cgroup`.
     """
 
     refusal: str
@@ -47,7 +49,7 @@ class SandboxAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """The `answer` of a service, else its refusal and a remedy."""
+    """The `answer` of a service, or else its error and a fix."""
 
     name: str
     answer: str = ""
@@ -55,7 +57,7 @@ class ProbeResult:
     remedy: str = ""
 
     def judge(self, refused: Health, *, use: str, note: str = "") -> Diagnosis:
-        """Return its line: `refused` and `note` are the state and a remark for one that does not work."""
+        """Return the diagnosis. If the service does not work, `refused` is its state and `note` a remark."""
         if self.refusal:
             return Diagnosis(self.name, refused, f"{self.refusal}{note}", self.remedy, use)
         return Diagnosis(self.name, Health.OK, self.answer, needed_for=use)
@@ -63,7 +65,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Free bytes of the file system of a directory, which may not exist yet."""
+    """The free bytes in the file system of a directory, which may not exist yet."""
 
     name: str
     path: str
@@ -74,10 +76,10 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """The result of `gather_machine_facts`. `sysctls` lacks the names that this kernel does not have.
+    """Facts about a machine. `sysctls` has only names that the kernel supports.
 
-    `engine` and `runner` are those that a build here uses; `probes` are of engines and of the network, and
-    `emulated` of other platforms.
+    `engine` and `runner` are the configured ones. `probes` are the results for engines and the network,
+    `emulated` those for other platforms.
     """
 
     python: tuple[int, int, int]
@@ -116,5 +118,5 @@ class MachineFacts:
         return next((probe for probe in self.probes if probe.name == name), None)
 
     def use(self, name: str) -> str:
-        """Return what an engine or runner is needed for here: `build`, `run`, or only itself."""
+        """Return the purpose of an engine or runner here: `build`, `run`, or its name."""
         return "build" if name == self.engine else "run" if name == self.runner else name

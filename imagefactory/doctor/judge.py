@@ -1,4 +1,4 @@
-"""Diagnoses from the facts of a machine, for building, running and verifying images. Pure."""
+"""Diagnose a machine from its facts: can it build, run and verify images? Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagefactory.verify.outcome import clean
 
 
 def diagnose_gpus(facts: MachineFacts) -> list[Diagnosis]:
-    """Return a line for the GPUs of each maker; one line if there are none."""
+    """Return a line for the GPUs of each vendor, or one line if there are none."""
     amd = [_amd(facts.amd)] if facts.amd else []
     return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [_nvidia(facts), *amd]
 
@@ -97,7 +97,7 @@ STORE_BYTES = 10_000_000_000
 
 
 def can_build(findings: tuple[Diagnosis, ...]) -> bool:
-    """Return whether nothing is missing or denied that `build` and its smoke test need."""
+    """Return whether no part that `build` and its smoke test need is missing or denied."""
     bad = (Health.MISSING, Health.DENIED)
     return not any(finding.state in bad and finding.needed_for in ("build", "run") for finding in findings)
 
@@ -136,12 +136,12 @@ def _kernel(facts: MachineFacts) -> Diagnosis:
 
 
 def _sandbox_use(facts: MachineFacts) -> str:
-    """Return what the sandbox is needed for: the assemble engine runs the base's Python in it."""
+    """Return the purpose of the sandbox: the assemble engine runs the Python of the base in it."""
     return "run" if facts.engine == "assemble" else facts.use("unshare")
 
 
 def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
-    """Return user namespaces and overlay, by one real attempt and the settings that explain a refusal."""
+    """Diagnose user namespaces and overlays, by a real test and the kernel settings that explain an error."""
     refusal, use = facts.sandbox.refusal, _sandbox_use(facts)
     allowed = Diagnosis("user namespaces", Health.OK, "tried: allowed", needed_for=use)
     if not refusal:
@@ -155,7 +155,7 @@ def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
 
 
 def _bounds(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """Yield the limits of a run, and whether Landlock restricts it to its own programs."""
+    """Yield the limits of a run, and whether Landlock restricts a run to its programs."""
     names = ("processes", "memory", "files", "scratch")
     amounts = ", ".join(format_amount(name, getattr(facts.limits, name)) for name in names)
     use, version = _sandbox_use(facts), facts.sandbox.cgroup
@@ -170,7 +170,10 @@ def _bounds(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
-    """Return (reason, command) for a refused sandbox; the settings of Debian, Ubuntu and RHEL."""
+    """Return the reason for a failed sandbox and a command.
+
+    It knows the settings of Debian, Ubuntu and RHEL.
+    """
     sysctls = dict(facts.sysctls)
     for name in ("user", "mnt", "pid", "net"):
         key = f"user/max_{name}_namespaces"
@@ -250,7 +253,7 @@ def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def _subordinate_ids(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """Yield the ranges of ids that mmdebstrap needs as an ordinary user."""
+    """Yield the diagnosis of the id ranges that mmdebstrap needs for an ordinary user."""
     if facts.uid == 0:
         return
     name, user = "subordinate ids", facts.user

@@ -50,11 +50,14 @@ from imagefactory.verify.kit.hardware import UNUSABLE, LostGpu, NoGpu, Places, l
 
 
 SECONDS = 10
-"""The time limit for one network service."""
+"""The time limit in seconds for one network service."""
 
 
 def check_services(access: Access, names: Collection[str] | None = None) -> tuple[ProbeResult, ...]:
-    """Test engines, package index, Debian's archive and the registry in parallel, or only `names`."""
+    """Test engines, the package index, the Debian archive and the registry in parallel.
+
+    `names` selects some.
+    """
     questions: dict[str, Callable[[Access], str]] = {
         "docker": _check_docker,
         "apptainer": _check_apptainer,
@@ -98,7 +101,10 @@ def _check_apptainer(access: Access) -> str:
 
 
 def _check_conda(access: Access) -> str:
-    """Return what solves and links conda packages. Channels are not queried: recipes name them."""
+    """Return the program that solves and links conda packages.
+
+    Channels are not queried, since recipes name them.
+    """
     try:
         tools = f"py-rattler {importlib.metadata.version('py-rattler')}"
     except importlib.metadata.PackageNotFoundError:
@@ -122,14 +128,14 @@ def _check_index(access: Access) -> str:
 
 
 def _check_mirror(access: Access) -> str:
-    """Check that apt reaches the files with which `lock` and a base's build begin."""
+    """Check that apt can download the files that `lock` and a base build read first."""
     suites = _suites(access.settings)
     reach(debian_mirror(access), suites, seconds=SECONDS)
     return f"{', '.join(suites)} found there"
 
 
 def _suites(settings: Settings) -> tuple[str, ...]:
-    """Return the suites of the project's bases."""
+    """Return the Debian suites of the project's bases."""
     try:
         bases = read_bases(settings.root_path / "recipes")
     except ImagefactoryError:
@@ -170,9 +176,9 @@ KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
 def examine_machine(
     settings: Settings, *, environ: Mapping[str, str], services: Collection[str] | None = None
 ) -> tuple[Diagnosis, ...]:
-    """Examine this machine. A real sandbox is started, in a child process and a temporary directory.
+    """Examine this machine. It starts a real sandbox in a child process and a temporary directory.
 
-    Of engines and network services only `services` are tested, if given.
+    If `services` is set, only these engines and network services are tested.
     """
     return diagnose(gather_machine_facts(settings, environ=environ, services=services))
 
@@ -184,7 +190,7 @@ def gather_machine_facts(
     root: Path = Path("/"),
     services: Collection[str] | None = None,
 ) -> MachineFacts:
-    """Return the facts of this machine; its files are below `root`."""
+    """Return the facts of this machine. `root` replaces / in paths of its files."""
     status = _fields((root / "proc/self/status").read_text())
     user = _user_name()
     nodes = find_device_nodes(root / "dev")
@@ -240,7 +246,7 @@ def gather_machine_facts(
 
 
 def try_sandbox(limits: RunLimits) -> SandboxAttempt:
-    """Start a sandbox without a command: any error in it would occur in every run."""
+    """Start a sandbox without a command. An error in it would occur in every run."""
     try:
         with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
             version, reason = attempt(Path(folder) / "run", limits=limits)
@@ -250,7 +256,7 @@ def try_sandbox(limits: RunLimits) -> SandboxAttempt:
 
 
 def try_emulated() -> Iterator[ProbeResult]:
-    """Test the sandbox with the programs of other platforms."""
+    """Test whether the sandbox can run programs of other platforms."""
     for name in (name for name in PLATFORMS if name != this_platform()):
         try:
             emulator = find_emulator(architecture(name))
@@ -266,7 +272,7 @@ def try_emulated() -> Iterator[ProbeResult]:
 
 
 def has_subordinate_ids(path: Path, user: str) -> bool:
-    """Return whether /etc/subuid or /etc/subgid gives `user` a range of at least 65,536 ids."""
+    """Return whether /etc/subuid or /etc/subgid assigns `user` a range of at least 65,536 ids."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -287,7 +293,9 @@ def _user_name() -> str:
 
 
 def _container(root: Path, environ: Mapping[str, str]) -> str:
-    """Return the container of this process, by the marks of docker, podman and systemd; "" if none."""
+    """Return the type of container in which this process runs, by the files of docker, podman and systemd;
+    else "".
+    """
     if (root / ".dockerenv").exists():
         return "docker"
     if (root / "run/.containerenv").exists():

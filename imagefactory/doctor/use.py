@@ -27,9 +27,9 @@ class TrustedKeyName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFacts:
-    """Facts for users of images. `catalogue` is None if none is set; `verified` of its `images` are verified.
+    """Facts for users of images. `catalog` is None if none is set; `verified` of its `images` are verified.
 
-    `catalogue_notes` report an old or expiring catalog. `pool` is the answer of the scheduler, None without
+    `catalog_notes` report an old or expiring catalog. `pool` is the answer of the scheduler, None without
     its commands. `site` is the setting. `reader`: HTCondor's own reader is installed, else `mend` installs
     it. `signers` are this user's trusted keys. With several centers, `centers` has the facts of each, and
     `center` its name. `own`: the images are of a project of this person.
@@ -38,8 +38,8 @@ class UsageFacts:
     now: datetime
     keys: tuple[TrustedKeyName, ...]
     pool: ProbeResult | None
-    catalogue: ProbeResult | None = None
-    catalogue_notes: tuple[str, ...] = ()
+    catalog: ProbeResult | None = None
+    catalog_notes: tuple[str, ...] = ()
     images: int = 0
     verified: int = 0
     site: str = "generic"
@@ -83,13 +83,13 @@ def is_working(findings: tuple[Diagnosis, ...]) -> bool:
 
 
 def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
-    if facts.catalogue is None:
-        yield _line("catalogue", Health.MISSING, "none is named in your settings", JOIN)
+    if facts.catalog is None:
+        yield _line("catalog", Health.MISSING, "none is named in your settings", JOIN)
         return
-    yield facts.catalogue.judge(Health.DENIED, use="use")
-    if not facts.catalogue.refusal:
-        for note in facts.catalogue_notes:
-            yield _line("catalogue", Health.WARNING, note)
+    yield facts.catalog.judge(Health.DENIED, use="use")
+    if not facts.catalog.refusal:
+        for note in facts.catalog_notes:
+            yield _line("catalog", Health.WARNING, note)
         summary = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
         if facts.verified:
             yield _line("images", Health.OK, summary)

@@ -1,4 +1,4 @@
-"""Predictions for AMD GPUs. There is no PTX: code matches a processor, or it does not."""
+"""Predictions for AMD GPUs. AMD code has no PTX: it is for the processor of the GPU, or it does not run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from imagefactory.gpu.values import (
 )
 
 _OBJECTS = (".co", ".hsaco")
-"""Files of which a library loads only those for the GPU present: a file for other GPUs lacks nothing."""
+"""Code object files.
+
+A library loads only those for the GPU present, so files for other GPUs are not a fault.
+"""
 _ROCM = ("libamdhip64", "libMIOpen", "librccl", "librocblas", "librocfft", "librocsolver", "librocsparse")
-"""Libraries of ROCm itself: PyTorch's wheels include them, with no version in their names."""
+"""Libraries of ROCm, which PyTorch wheels include without a version in the file names."""
 NO_RUNTIME = "; ROCm's own libraries are not in it, and must be where it runs"
 
 
 def amd_runs(code: GpuCode, target: str) -> bool:
-    """Return whether code runs on a GPU of that target ID (`gfx90a:sramecc+:xnack-`, or only `gfx90a`).
+    """Return whether code runs on a GPU with that target ID (`gfx90a:sramecc+:xnack-`, or only `gfx90a`).
 
-    The processor must be the same, or belong to the generic one that the code is for. A feature named by both
-    must have the same setting; one that the code does not name runs with either, and one that the GPU's ID
-    does not name is not compared. Source: LLVM, User Guide for AMDGPU Backend, target ID.
+    The processor must be the same, or belong to the generic processor of the code. If both IDs name a
+    feature, its settings must be equal. A feature that only one ID names is not compared. Source: LLVM, User
+    Guide for AMDGPU Backend, target ID.
     """
     if code.kind is not CodeKind.AMD:
         return False
@@ -41,7 +44,9 @@ def amd_runs(code: GpuCode, target: str) -> bool:
 
 
 def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
-    """Return how many of a library's modules with code for AMD GPUs run on that target, and their number."""
+    """Return how many modules of a library with AMD code run on that target, and the number of all these
+    modules.
+    """
     modules = [
         module for module in library.modules if any(code.kind is CodeKind.AMD for code in module.codes)
     ]
@@ -50,15 +55,15 @@ def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
 
 
 def amd_targets(contents: ScanResult) -> tuple[str, ...]:
-    """Return every target that the code for AMD GPUs names, in the order of their numbers."""
+    """Return every target of the AMD code, sorted by number."""
     codes = {code for library in contents.libraries for modules in library.modules for code in modules.codes}
     return tuple(sorted((code.processor for code in codes if code.kind is CodeKind.AMD), key=target_order))
 
 
 def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
-    """Return the AMD GPUs to predict for a place: all known ones and those that its code names.
+    """Return the AMD GPUs to predict for scanned contents: all known ones and the targets of the code.
 
-    The result is empty if it has no code for them.
+    The result is empty if there is no AMD code.
     """
     named = {target.partition(":")[0] for target in amd_targets(contents)}
     plain = {processor for name in named for processor in generic_processors().get(name, {name})}
@@ -68,7 +73,10 @@ def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AmdLibrary:
-    """A library, or the code objects of one directory: `fitting` of `total` modules have code."""
+    """A library, or the code objects in one directory.
+
+    `fitting` of `total` modules have code for the target.
+    """
 
     path: str
     fitting: int
@@ -77,10 +85,10 @@ class _AmdLibrary:
 
 
 def predict_amd(contents: ScanResult, target: str) -> Prediction:
-    """Return a scan's prediction for GPUs of a target ID (`gfx90a`, `gfx90a:xnack-`).
+    """Return the prediction of a scan for GPUs with a target ID (`gfx90a`, `gfx90a:xnack-`).
 
-    It is NO if a library that the framework must load has no code there. If others have none, or some of
-    their modules lack it, it is PARTLY. The code does not say which driver it needs.
+    It is NO if a library that the framework must load has no code for the target. It is PARTLY if other
+    libraries, or some of their modules, have none. The code does not tell which driver it needs.
     """
     parts = list(_parts(contents, target))
     answer, reason = _answer(contents, parts, target)
@@ -95,18 +103,18 @@ def predict_amd(contents: ScanResult, target: str) -> Prediction:
 
 
 def lacks_runtime(contents: ScanResult) -> bool:
-    """Return whether a place has code for AMD GPUs but no ROCm libraries: then nothing runs."""
+    """Return whether the contents have AMD code but no ROCm libraries: then nothing runs."""
     names = (*contents.toolkit, *(library.path.rpartition("/")[2] for library in contents.libraries))
     return not any(name.startswith(_ROCM) for name in names) and any(map(is_amd, contents.libraries))
 
 
 def is_amd(library: GpuLibrary) -> bool:
-    """Return whether a library has code for AMD GPUs."""
+    """Return whether a library has AMD code."""
     return any(code.processor for modules in library.modules for code in modules.codes)
 
 
 def is_object(library: GpuLibrary) -> bool:
-    """Return whether it is a code object that a library loads only for its GPU."""
+    """Return whether this is a code object file, which a library loads only for its GPU."""
     return library.path.endswith(_OBJECTS)
 
 
@@ -171,12 +179,12 @@ def _reach(part: _AmdLibrary) -> LibrarySupport:
 
 
 def _name(part: _AmdLibrary) -> str:
-    """Return the file, or the directory of code objects."""
+    """Return the name of the file, or of the directory with code objects."""
     return part.path.rpartition("/")[2] or f"{part.path.split('/')[-2]}/"
 
 
 def target_order(target: str) -> tuple[object, ...]:
-    """Return a sort key: processors and target IDs by number, then generic ones, which are not GPUs."""
+    """Return a sort key: processors and target IDs by number, then generic processors, which are not GPUs."""
     try:
         return 0, parse_capability(target.partition(":")[0]), target
     except ValueError:

@@ -13,7 +13,7 @@ _CPU_BUILD = re.compile(r"(?:^|_)cpu|^(?:mkl|eigen|nocuda)")
 
 
 def built_for(build: str) -> str:
-    """Return what a framework's build string says: a CUDA version (`12.1`, `12`), `cpu`, or nothing.
+    """Return the platform in a build string: a CUDA version (`12.1`, `12`), `cpu`, or "".
 
     `py3.11_cuda12.1_cudnn8.9.2_0` is from the pytorch channel, `cuda126_py312h1763f6d_306` and
     `cpu_mkl_py312hf462abe_109` from conda-forge, `mkl_py311h...` and `eigen_py311h...` from Anaconda.
@@ -28,12 +28,14 @@ def built_for(build: str) -> str:
 
 
 def rocm_of(cuda: str) -> str:
-    """Return the version of ROCm (`7`) in the `cuda` of a target for AMD GPUs (`rocm7`)."""
+    """Return the ROCm version (`7`) in the `cuda` of a target for AMD GPUs (`rocm7`), empty for other
+    targets.
+    """
     return cuda.removeprefix(ROCM) if cuda.startswith(ROCM) else ""
 
 
 def platform_of(cuda: str) -> str:
-    """Return the platform for messages: `CUDA 12.1`, `ROCm 7`, `CPUs`."""
+    """Return the name of the platform for messages: `CUDA 12.1`, `ROCm 7`, `CPUs`."""
     rocm = rocm_of(cuda)
     return f"ROCm {rocm}" if rocm else "CPUs" if cuda == NO_CUDA else f"CUDA {cuda}"
 

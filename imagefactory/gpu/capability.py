@@ -1,10 +1,10 @@
-"""Capabilities of GPUs and the types of GPU code that run on them: values, parsers and formatters.
+"""Capabilities of GPUs, and the types of GPU code that run on them: values, parsers and formatters.
 
-A GPU has a capability (`8.6`); an AMD GPU has a processor instead (`gfx90a`), and both are queried, sorted
-and written alike. A piece of code is for an architecture of the same numbers: machine code (`sm_86`), PTX
-that the driver compiles (`compute_80/8.1`, with the version of its instruction set), or LTO-IR that only a
-linker can use (`lto_80`). Suffixes narrow it: `sm_90a`, `sm_100f`. AMD code names its processor and features
-(`gfx90a:sramecc+:xnack-`). predict.py says which code runs where.
+A CUDA GPU has a capability (`8.6`). An AMD GPU has a processor (`gfx90a`); one class represents both, so that
+they are queried, sorted and written in the same way. CUDA code is for an architecture with the same numbers:
+machine code (`sm_86`), PTX that the driver compiles (`compute_80/8.1`, with the version of its instruction
+set), or LTO-IR that only a linker can use (`lto_80`). A suffix restricts it: `sm_90a`, `sm_100f`. AMD code
+names its processor and features (`gfx90a:sramecc+:xnack-`). predict.py decides which code runs on which GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _AMD = re.compile(
 class Capability:
     """A CUDA compute capability: 8.6 is `Capability(8, 6)`.
 
-    For an AMD GPU `processor` is its name (`gfx90a`) and the numbers are that name's (9, 0); it is empty for
-    CUDA. AMD GPUs are sorted after CUDA's, gfx942 before gfx1100.
+    For an AMD GPU, `processor` is the name (`gfx90a`) and the numbers are those in the name (9, 0). For CUDA,
+    `processor` is empty. AMD GPUs come after CUDA GPUs in sorted lists, gfx942 before gfx1100.
     """
 
     major: int
@@ -48,12 +48,12 @@ class Capability:
 
     @property
     def sm(self) -> str:
-        """Return the name of its machine code: `sm_86`, `gfx90a`."""
+        """Return the name of machine code for this GPU: `sm_86`, `gfx90a`."""
         return self.processor or f"sm_{self.major}{self.minor}"
 
 
 def parse_capability(text: str) -> Capability:
-    """Parse `8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for others (`sm_90a`)."""
+    """Parse `8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for other texts (`sm_90a`)."""
     if match := _PROCESSOR.fullmatch(text.strip()):
         return Capability(int(match[1]), int(match[2], 16), match[0])
     match = _CAPABILITY.fullmatch(text.strip())
@@ -74,9 +74,9 @@ class CodeKind(StrEnum):
 class GpuCode:
     """One piece of GPU code in a module.
 
-    `architecture` is its compile target, None for AMD code, which `processor` names with its features.
-    `suffix` is empty, `a` (only that capability) or `f` (its family). `isa` is the version of PTX (`8.1`),
-    empty for code other than PTX.
+    `architecture` is the compile target, None for AMD code, for which `processor` is the name with its
+    features. `suffix` is empty, `a` (only that capability) or `f` (its family). `isa` is the version of PTX
+    (`8.1`), empty for other code.
     """
 
     kind: CodeKind
@@ -109,31 +109,31 @@ def parse_code(text: str) -> GpuCode:
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 PLATFORMS = (AMD64, ARM64)
 MACHINES = {AMD64: "x86_64", ARM64: "aarch64"}
-"""Platform -> the machine in uname(2) and in wheel names."""
+"""The machine of each platform in uname(2) and in wheel names."""
 SUBDIRS = {AMD64: "linux-64", ARM64: "linux-aarch64"}
-"""Platform -> conda's name of it."""
+"""The name of each platform in conda."""
 
 
 def architecture(name: str) -> str:
-    """Return the processor's name in OCI and Debian: `arm64` of `linux/arm64`."""
+    """Return the architecture in a platform name, as in OCI and Debian: `arm64` for `linux/arm64`."""
     return name.rpartition("/")[2]
 
 
 def machine_of(processor: str) -> str:
-    """Return the machine for OCI's processor name, empty for an unknown one."""
+    """Return the machine name for an OCI architecture, empty for an unknown one."""
     return next((machine for name, machine in MACHINES.items() if architecture(name) == processor), "")
 
 
 def this_platform() -> str:
-    """Return this machine's native platform; linux/amd64 if it is not a known one."""
+    """Return the native platform of this machine, linux/amd64 if it is unknown."""
     return next((name for name, machine in MACHINES.items() if machine == platform.machine()), AMD64)
 
 
 def can_emulate(name: str) -> bool:
-    """Return whether this machine can run a platform's programs by emulation."""
+    """Return whether this machine can emulate the processor of a platform."""
     return name != this_platform()
 
 
 def with_suffix(name: str, made_for: str, default: str = AMD64) -> str:
-    """Return a name with its platform if that is not the `default`."""
+    """Return the name with the platform appended, unless that is the `default` platform."""
     return name if made_for == default else f"{name}-{architecture(made_for)}"

@@ -1,26 +1,26 @@
-"""The claims about one cell of framework x CUDA x driver x capability, the strongest first.
+"""The claims about one cell (framework x CUDA x driver x capability), the strongest first.
 
-`answer_cell` collects what tables document, what a scan predicts and what a suite verified, each with its
-rule, reason and source. A cell's answer is that of its strongest claim. Of equally strong claims, negative
-ones come first: each names a condition without which nothing runs. The rules of negative and partial claims,
-by which they can be overridden:
+`answer_cell` collects documented facts, predictions of a scan, and verified results of the suite. Each claim
+has a rule, a reason and a source. The strongest claim is the answer. Of equally strong claims, negative ones
+come first, since each names a condition without which nothing runs. Users can ignore negative and partial
+claims by their rules:
 
-    architecture      it is built for another processor than the GPU machine's
-    maker             it is built for NVIDIA GPUs and this is an AMD GPU, or the other way round
+    architecture      the build is for another processor than the GPU machine has
+    maker             the build is for NVIDIA GPUs and this is an AMD GPU, or the reverse
     cuda-not-offered  that framework version is not built for that CUDA
     unsolvable        locking found no environment
-    toolkit-dropped   that CUDA no longer compiles for so old a GPU
-    not-documented    the capability is not among those documented, nor reached from them
-    no-gpu-code       the framework is a build only for the CPU
-    no-code           something that the framework must load has no code for it
-    partly            something that it loads on demand has no code for it
+    toolkit-dropped   that CUDA no longer compiles for this old GPU
+    not-documented    the capability is neither documented nor compatible with a documented one
+    no-gpu-code       the framework is a build for CPUs only
+    no-code           a library that the framework must load has no code for the GPU
+    partly            a library that it loads on demand has no code for the GPU
     driver-floor      the driver is older than the code needs
-    driver-gpu        the driver does not support that GPU: it is too old, or dropped it
+    driver-gpu        the driver does not support that GPU: too old, or support was removed
     wrong-numbers     the suite ran there and computed wrong results
     no-kernel         the suite ran there and found no code for that GPU
     driver-too-old    the suite ran there, and the driver was too old
-    load-failed       the suite ran there, and something did not load
-    known-bad:ID      a known fault of that combination (an answer, or among a cell's warnings)
+    load-failed       the suite ran there, and a library failed to load
+    known-bad:ID      a known fault of that combination (an answer, or a warning of a cell)
 
 Positive claims have the rules `documented`, `code` (machine code), `ptx` and `suite`.
 """
@@ -78,11 +78,12 @@ _SEVERITY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellEvidence:
-    """Evidence about a cell besides the tables of gpu/knowledge.
+    """Evidence about a cell in addition to the tables of gpu/knowledge.
 
-    `contents` is a scan of the built image, None to use the scanned wheels of the query. `verified` are the
-    suite's claims by capability, only those valid for the query's image and driver. `unsolvable` is why
-    locking found no environment, empty if it found one or was not tried.
+    `contents` is a scan of the built image; None means that the scanned wheels of the query are used.
+    `verified` are claims of the suite by capability, only those valid for the image and the driver of the
+    query. `unsolvable` is the reason why locking found no environment, empty if it found one or was not
+    tried.
     """
 
     contents: ScanResult | None = None
@@ -94,10 +95,12 @@ NOTHING = CellEvidence()
 
 
 def cell_query(target: Target, lock: Lock | None, capability: Capability, driver: str = "") -> CellQuery:
-    """Return the query whether `target` runs on a GPU; `lock` lists its packages, None for no lock.
+    """Return the query whether `target` runs on a GPU.
 
-    A framework from conda is called `channel::package`, as in conda: documentation of the wheels on PyPI does
-    not apply to another build.
+    `lock` lists its packages; None means that it has no lock.
+
+    A framework from conda is written `channel::package`, as in conda, because documentation about wheels on
+    PyPI does not apply to it.
     """
     packages = lock.packages if lock else ()
     framework = target.framework
@@ -122,13 +125,13 @@ def cell_query(target: Target, lock: Lock | None, capability: Capability, driver
 
 
 _PAGES_ARE_OF = ("", "amd64")
-"""Architectures of the builds that projects' pages document and that were scanned without a lock."""
+"""Architectures of the builds that project pages document, and of wheels scanned without a lock."""
 
 
 def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
-    """Return all claims on a query, the strongest first, and the matching known-bad rules as warnings.
+    """Return all claims on a query, the strongest first, and matching known faults as warnings.
 
-    For a build for another processor nothing else is checked.
+    If the build is for another processor, there is only that claim.
     """
     if elsewhere := another_processor(question.platform, question.host):
         return Cell(question=question, claims=(elsewhere,))
@@ -156,7 +159,7 @@ def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
 
 
 def run_time_claim(cell: Cell, evidence: CellEvidence) -> CellClaim | None:
-    """Return the warning of a cell whose driver is older than the CUDA that compiles at run time."""
+    """Return a warning if the driver is older than the CUDA that compiles code at run time."""
     question = cell.question
     if (
         not question.driver
@@ -176,15 +179,18 @@ def run_time_claim(cell: Cell, evidence: CellEvidence) -> CellClaim | None:
 
 
 def _order(claim: CellClaim) -> tuple[int, int]:
-    """Return the sort key: known faults are as strong as a scan of the code, even if only documented."""
+    """Return the sort key.
+
+    Known faults are as strong as a scan of the code, even if they are only documented.
+    """
     weight = _WEIGHT[ClaimBasis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
     return weight, _SEVERITY[claim.answer]
 
 
 def another_processor(platform: str, host: str) -> CellClaim | None:
-    """Return NO if the GPU machine's processor cannot run a build for `platform`, None if it can.
+    """Return NO if the processor of the GPU machine cannot run a build for `platform`, None if it can.
 
-    UNKNOWN for a release on arm64: the data on releases is from builds for amd64.
+    The result is UNKNOWN for a release on arm64, because the data on releases is from builds for amd64.
     """
     if not host or host == (platform or "amd64"):
         return None
@@ -195,7 +201,7 @@ def another_processor(platform: str, host: str) -> CellClaim | None:
 
 
 def another_maker(question: CellQuery) -> CellClaim | None:
-    """Return NO if the GPU is of one maker and the build for the other's, None otherwise."""
+    """Return NO if the build is for GPUs of another vendor, else None."""
     amd = bool(question.capability.processor)
     if not question.cuda or amd == bool(rocm_of(question.cuda)):
         return None
@@ -205,7 +211,9 @@ def another_maker(question: CellQuery) -> CellClaim | None:
 
 
 def predict_other_processor(prediction: Prediction, platform: str, host: str) -> Prediction:
-    """Return the prediction for GPUs with this host processor: NO if the scanned build is for another one."""
+    """Return the prediction for GPUs in machines with processor `host`: NO if the build is for another
+    one.
+    """
     elsewhere = another_processor(platform, host) if platform else None
     if elsewhere is None:
         if platform != "arm64" or host:
@@ -227,7 +235,10 @@ def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellCla
 
 
 def _offer(question: CellQuery) -> Iterator[CellClaim]:
-    """Yield NO for a CUDA for which the framework version was not released, if its releases are known."""
+    """Yield NO if the framework version was not released for that CUDA.
+
+    Yield nothing if its releases are unknown.
+    """
     name, version, cuda = question.framework, question.version, question.cuda
     if not cuda or rocm_of(cuda):
         return  # unknown which build it is, or which exist for ROCm
@@ -248,7 +259,7 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
 
 
 def _toolkit(question: CellQuery) -> Iterator[CellClaim]:
-    """Yield NO for a GPU older than all that the toolkit compiles for, as machine code or PTX."""
+    """Yield NO if the toolkit cannot compile machine code or PTX for such an old GPU."""
     targets = [code.architecture for code in knowledge.targets_of(question.cuda) if code.architecture]
     if targets and question.capability < min(targets):
         reason = f"CUDA {question.cuda} compiles for {min(targets)} and newer"
@@ -256,7 +267,9 @@ def _toolkit(question: CellQuery) -> Iterator[CellClaim]:
 
 
 def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
-    """Return what a documented list of targets means for a capability, by the rules for such code."""
+    """Return the meaning of a documented list of targets for a capability, by the rules for each type of
+    code.
+    """
     capability = question.capability
     if row.minimum and capability < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
@@ -280,15 +293,16 @@ def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
 
 
 def _serving(codes: Sequence[GpuCode], capability: Capability, how: SupportLevel) -> GpuCode | None:
-    """Return the newest of the codes that serves a capability in this way."""
+    """Return the newest code that runs on a capability in this way."""
     return next((code for code in sorted(codes, reverse=True) if runs(code, capability) is how), None)
 
 
 def _with_floor(claim: CellClaim, question: CellQuery, cuda: str) -> CellClaim:
-    """Return a positive claim with its oldest driver, or NO if the query's driver is older.
+    """Return a positive claim with its oldest driver, or NO if the driver of the query is older.
 
-    Machine code needs the floor of CUDA's major version, PTX a driver that offers the CUDA it came with. If
-    only CUDA's major is known, drivers older than its first fail; which one is enough is not known.
+    Machine code needs the first driver of its CUDA major version. PTX needs a driver that supports the CUDA
+    version that wrote it. If only the CUDA major version is known, drivers older than its first one fail; the
+    exact limit is unknown.
     """
     if claim.answer is Compatibility.NO:
         return claim
@@ -305,7 +319,7 @@ def _with_floor(claim: CellClaim, question: CellQuery, cuda: str) -> CellClaim:
 
 
 def _source(table: str, kind: str, cuda: str) -> str:
-    """Return the source of the first row of a table about a CUDA version, or about one of a major."""
+    """Return the source of the first row of a table about a CUDA version, or about a major version."""
     for row in read_table(table)[kind]:
         versions = [row["cuda"]] if isinstance(row["cuda"], str) else row["cuda"]
         if any(covers(cuda, version) for version in versions):
@@ -326,7 +340,7 @@ def _yes(answer: Compatibility, reason: str, source: str) -> CellClaim:
 
 
 def _predicted(question: CellQuery, contents: ScanResult) -> Iterator[CellClaim]:
-    """Yield the scan's prediction for the query's driver; nothing if it is unknown."""
+    """Yield the prediction of the scan for the driver of the query, nothing if it is unknown."""
     bare = predict_code(contents, question.capability)
     if bare.answer is Compatibility.UNKNOWN:
         return
@@ -352,9 +366,10 @@ def _predicted(question: CellQuery, contents: ScanResult) -> Iterator[CellClaim]
 
 
 def scanned_contents(question: CellQuery) -> ScanResult | None:
-    """Return the merged contents of a query's scanned wheels, None if its framework was not scanned.
+    """Return the merged contents of the scanned wheels of a query, None if its framework was not scanned.
 
-    Without wheels (no recipe uses it) the newest scanned ones of that version count, if for its CUDA.
+    If the query lists no wheels (no recipe uses it), the newest scanned wheels of that version and CUDA are
+    used.
     """
     scans = [scan for sha256 in question.wheels if (scan := knowledge.scanned(sha256))]
     if not question.wheels and question.platform in _PAGES_ARE_OF:
@@ -388,11 +403,11 @@ def _scanned_releases(question: CellQuery) -> list[ScanResult]:
 
 
 def _known_bad_claims(question: CellQuery, contents: ScanResult | None) -> Iterator[tuple[CellClaim, str]]:
-    """Yield each claim with its effect: by the scan, else by the lock, else by the framework's version. Of a
-    partial version (`2.3`), only faults in all of its releases.
+    """Yield a claim for each known fault that matches the scan, the lock, or the framework version.
 
-    A fault that only costs time or memory is YES, one in some calls PARTLY, and so is one that computes wrong
-    results on GPUs of every capability, since it is not specific to this one. All others are NO.
+    For a partial version (`2.3`), only faults in all of its releases match. A fault that only costs time or
+    memory is YES. A fault in some calls is PARTLY, and so is one that computes wrong results on GPUs of every
+    capability, since it is not specific to this one. All others are NO.
     """
     name, version = question.framework.rpartition("::")[2], question.version
     locked = question.packages or ((name, version),)

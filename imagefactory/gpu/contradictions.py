@@ -1,6 +1,8 @@
-"""Differences between a scan, the framework project's documentation, and the scanned place's own metadata.
+"""Find differences between a scan, the documentation of the framework, and the metadata of the scanned
+packages.
 
-Either side may be wrong: a page may mean another build, and a scan sees no code that is compiled later.
+Either source may be wrong: a page may describe another build, and a scan cannot see code that is compiled
+later.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ _CONDA_FORGE = {
 
 
 def contradictions(contents: ScanResult) -> tuple[str, ...]:
-    """Return a line for each, those about GPUs first. Empty if nothing is documented or all agrees."""
+    """Return a line for each difference, those about GPUs first.
+
+    Empty if there is none or nothing is documented.
+    """
     framework = find_framework(contents)
     if framework is None:
         return ()
@@ -46,7 +51,7 @@ def contradictions(contents: ScanResult) -> tuple[str, ...]:
 
 
 def _named(contents: ScanResult, framework: Framework) -> tuple[str, str] | None:
-    """Return the name and version of this build in documents, None if no document has it."""
+    """Return the name and version under which this build is documented, None if it is not documented."""
     for build, cuda in conda_builds(contents, framework):
         if _PYTORCH_CHANNEL.match(build.build):
             return "pytorch::pytorch", build.version
@@ -86,7 +91,7 @@ def _of_documents(contents: ScanResult, framework: Framework, row: DocumentedSup
 
 
 def _of_runtimes(contents: ScanResult, cuda: str) -> list[str]:
-    """Return a line if the installed CUDA runtime has another major version than the framework's."""
+    """Return a line if the CUDA runtime has another major version than the framework."""
     runtimes = [
         package
         for package in contents.packages
@@ -100,7 +105,7 @@ def _of_runtimes(contents: ScanResult, cuda: str) -> list[str]:
 
 
 def documented_answer(row: DocumentedSupport, capability: Capability) -> Compatibility:
-    """Return what a project's list of targets means for a capability, by the rules of predict.py."""
+    """Return the meaning of a project's list of targets for a capability, by the rules of predict.py."""
     if row.minimum and capability < row.minimum:
         return Compatibility.NO
     ways = {runs(code, capability) for code in row.codes}
@@ -110,7 +115,9 @@ def documented_answer(row: DocumentedSupport, capability: Capability) -> Compati
 
 
 def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
-    """Return which documented PTX the gate libraries lack, as a sentence; empty for none."""
+    """Return a sentence about documented PTX that required libraries do not have, empty if none is
+    missing.
+    """
     codes = {code for library in gates for modules in library.modules for code in modules.codes}
     there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
     missing = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
@@ -129,11 +136,11 @@ def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapabilityDifference:
-    """Capabilities for which a project's documentation differs from the scan of its wheels.
+    """Capabilities for which the documentation of a project differs from the scan of its wheels.
 
-    `documented` is yes, through PTX or no; `found` and `reason` are the scan's, for the first of
-    `capabilities`. These are empty if PTX is documented for future GPUs, and there is none. `wheels` are the
-    scanned files.
+    `documented` is the documented answer (yes, through PTX, or no). `found` and `reason` are the scan's
+    answer for the first of `capabilities`; they are empty if PTX for future GPUs is documented but missing.
+    `wheels` are the names of the scanned files.
     """
 
     framework: str
@@ -149,7 +156,9 @@ class CapabilityDifference:
 
 
 def find_differences() -> tuple[CapabilityDifference, ...]:
-    """Return all differences, documented but missing code first; by framework, the newest version first."""
+    """Return all differences: documented but missing code first, then by framework, the newest version
+    first.
+    """
 
     def order(difference: CapabilityDifference) -> tuple[bool, str, list[int], str]:
         newest = [-n for n in numbers(difference.version)]
@@ -160,9 +169,9 @@ def find_differences() -> tuple[CapabilityDifference, ...]:
 
 
 def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
-    """Yield the wheels of one build of a framework for one Python, such as a plugin with its runtime.
+    """Yield the wheels of each build of a framework for one Python, such as a plugin with its runtime.
 
-    Builds that differ only in Python have the same GPU code: the first by file name represents all.
+    Builds that differ only in Python have equal GPU code, so only the first one by file name is used.
     """
     groups: dict[tuple[str, str, str], list[WheelScan]] = {}
     for wheel in sorted(wheels, key=lambda wheel: wheel.file):
@@ -173,7 +182,9 @@ def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
 
 
 def _family(package: str) -> tuple[str, str]:
-    """Return framework and build: `jax-cuda12-plugin` and `jax-cuda12-pjrt` are one build of `jax`."""
+    """Return the framework and its build: `jax-cuda12-plugin` and `jax-cuda12-pjrt` are one build of
+    `jax`.
+    """
     if package.startswith("jax-cuda"):
         return "jax", package.split("-")[1].removeprefix("cuda")
     return package, ""
@@ -218,7 +229,7 @@ def _of_build(wheels: tuple[WheelScan, ...]) -> Iterator[CapabilityDifference]:
 
 
 def merge_contents(wheels: tuple[WheelScan, ...]) -> ScanResult:
-    """Return the contents of several wheels as one place."""
+    """Merge the contents of several wheels, as if they were installed together."""
     parts = [wheel.contents for wheel in wheels]
     libraries = sorted(
         (library for part in parts for library in part.libraries), key=lambda library: library.path

@@ -1,4 +1,4 @@
-"""Which driver GPU code needs: rules R5 to R7. Versions are of drivers for Linux."""
+"""The driver that GPU code needs: rules R5 to R7. Versions are those of drivers for Linux."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OLDEST, _LAST_ODD, _BEYOND = 300, 418, 100  # from 430 on branches for Linux ar
 
 
 def parse_driver(text: str) -> tuple[int, ...]:
-    """Parse `535.54.03` or a branch, `535`, into numbers. Raises ValueError."""
+    """Parse `535.54.03`, or a branch such as `535`, into numbers. Raises ValueError."""
     parts = text.strip().split(".")
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise ValueError(f"'{text[:40]}' is not a driver version (write 535 or 535.54.03)")
@@ -37,10 +37,10 @@ def parse_driver(text: str) -> tuple[int, ...]:
 
 
 def read_driver(text: str) -> str:
-    """Parse user input: ` R535 ` and `535-server` are 535, `570.124.06-open` is 570.124.06.
+    """Parse user input: ` R535 ` and `535-server` become 535, `570.124.06-open` becomes 570.124.06.
 
-    Raises ValueError, with what to write, for anything but a driver for Linux: a CUDA version (`12.2`), a
-    driver for Windows (`551.23`, `31.0.15.5123`), a number that is not a driver's (`0`, `999`).
+    Raises ValueError, with a fix, for other input: a CUDA version (`12.2`), a driver for Windows (`551.23`,
+    `31.0.15.5123`), or a number that is not a driver version (`0`, `999`).
     """
     quoted = f"'{text.strip()[:40]}'"
     written = _WRITTEN.fullmatch(text.strip().lower())
@@ -61,9 +61,9 @@ def read_driver(text: str) -> str:
 
 
 def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
-    """Return why a driver does not support GPUs of that capability, and the source; empty if it does or may.
+    """Return why a driver does not support GPUs of that capability, and the source. Empty if it does, or may.
 
-    Raises ValueError for anything but a driver's version.
+    Raises ValueError if `driver` is not a driver version.
     """
     branch, row = parse_driver(driver)[0], gpu_drivers().get(capability)
     if row and row.first and older(driver, row.first):
@@ -74,7 +74,7 @@ def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
 
 
 def older(driver: str, needed: str) -> bool:
-    """Return whether `driver` is older than `needed`, by their common components. Raises ValueError.
+    """Return whether `driver` is older than `needed`, by the components that both have. Raises ValueError.
 
     A branch is not older than its releases: 535 may be any of them.
     """
@@ -90,16 +90,18 @@ def _until_differing(version: tuple[int, ...], other: tuple[int, ...]) -> Iterab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimumDriver:
-    """The oldest driver that one condition allows; empty if unknown. `reason` is part of a line."""
+    """The oldest driver that one condition allows, empty if unknown. `reason` is part of a line."""
 
     driver: str
     reason: str
 
 
 def cuda_floor(cuda: str) -> MinimumDriver:
-    """R6: return the first driver of CUDA's major, enough for machine code: 11 -> 450, 12 -> 525, 13 -> 580.
+    """Return the first driver of a CUDA major version, enough for machine code: 11 -> 450, 12 -> 525, 13 ->
+    580.
 
-    Source: NVIDIA, CUDA Compatibility, minor-version compatibility. `cuda` may be empty: nothing known.
+    This is rule R6. Source: NVIDIA, CUDA Compatibility, minor-version compatibility. `cuda` may be empty
+    (unknown).
     """
     major = cuda.partition(".")[0]
     driver = minor_floors().get(int(major), "") if _MAJOR.fullmatch(major) else ""
@@ -112,10 +114,10 @@ def cuda_floor(cuda: str) -> MinimumDriver:
 
 
 def ptx_floor(isa: str) -> MinimumDriver:
-    """R5: return the first driver that compiles this PTX: its CUDA must be that of the instruction set or
-    newer; others fail with error 222.
+    """Return the first driver that compiles PTX of this instruction set: one for its CUDA version or newer.
 
-    Source: NVIDIA, CUDA Programming Guide, PTX compatibility, and the PTX ISA's release history.
+    This is rule R5. Older drivers fail with error 222. Source: NVIDIA, CUDA Programming Guide, PTX
+    compatibility, and the release history in the PTX ISA.
     """
     cuda = ptx_cuda().get(isa, "")
     if not cuda:
@@ -131,11 +133,13 @@ def ptx_floor(isa: str) -> MinimumDriver:
 
 
 def compression_floor(library: GpuLibrary) -> MinimumDriver | None:
-    """R7: return the first driver that reads the code's compression: for zstd, that of CUDA 12.4.
+    """Return the first driver that can decompress the code of a library.
 
-    Source: NVIDIA, nvcc documentation, `--compress-mode`: not compatible with drivers released before CUDA
-    12.4. Measured with nvcc 13.0: mode `speed`, the default of CUDA 12, writes lz4; `balance`, `size` and the
-    default of CUDA 13 write zstd.
+    For zstd this is the driver of CUDA 12.4.
+
+    This is rule R7. Source: NVIDIA, nvcc documentation, `--compress-mode`: not compatible with drivers
+    released before CUDA 12.4. Measured with nvcc 13.0: mode `speed`, the default of CUDA 12, writes lz4;
+    `balance`, `size` and the default of CUDA 13 write zstd.
     """
     if "zstd" not in library.compressions:
         return None
@@ -145,7 +149,7 @@ def compression_floor(library: GpuLibrary) -> MinimumDriver | None:
 
 
 def gpu_floor(capability: Capability) -> MinimumDriver | None:
-    """Return the first driver that supports a capability; None if all with CUDA 11 do."""
+    """Return the first driver that supports a capability, None if all drivers for CUDA 11 do."""
     row = gpu_drivers().get(capability)
     if row is None or not row.first:
         return None
@@ -155,9 +159,11 @@ def gpu_floor(capability: Capability) -> MinimumDriver | None:
 def minimum_driver(
     cuda: str, capability: Capability, libraries: Iterable[tuple[GpuLibrary, LibrarySupport]]
 ) -> MinimumDriver:
-    """R6: return the highest floor of the GPU and the libraries that must load; unknown if a library's is.
+    """Return the oldest driver for a GPU and the libraries that must load; unknown if one library's is
+    unknown.
 
-    CUDA's own floor may be unknown if there are others: these follow from its build, or are needed with any.
+    This is rule R6. The driver for `cuda` may be unknown if there are others: they follow from the same
+    build, or apply to every build.
     """
     floors = [cuda_floor(cuda)]
     for library, code in libraries:
@@ -175,13 +181,13 @@ def minimum_driver(
 def driver_floor(cuda: str) -> str:
     """Return the oldest CUDA version whose driver runs an image of CUDA version `cuda` ("12.1", "12").
 
-    NVIDIA's container tools compare `cuda>=X` with the newest CUDA version the driver offers and refuse to
-    start the container when it is older. From CUDA 11 on, programs of one major version run on every driver
-    of that major version ("minor version compatibility" in NVIDIA's CUDA Compatibility guide): driver 525,
-    the first of 12.x, offers 12.0 and runs 12.4's libraries. So the floor is the major version's `.0`; a
-    higher one would reject GPUs that work, and a lower one would only turn a clear error into a failed
-    cudaGetDeviceCount. The exception, an older driver with NVIDIA's cuda-compat package, does not apply: the
-    images have no such package. Before 11 each minor version needs its own driver.
+    NVIDIA's container tools compare `cuda>=X` with the newest CUDA version that the driver supports, and
+    refuse to start the container if that is older. From CUDA 11 on, programs of one major version run on
+    every driver of that major version ("minor version compatibility" in NVIDIA's CUDA Compatibility guide):
+    driver 525, the first for 12.x, supports 12.0 and runs libraries of 12.4. So the result is the `.0` of the
+    major version. A higher result would reject GPUs that work, and a lower one would only replace a clear
+    error by a failed cudaGetDeviceCount. The exception, an older driver with NVIDIA's cuda-compat package,
+    does not apply, since the images do not have it. Before 11, each minor version needs its first driver.
     """
     match = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
     if not match:

@@ -1,6 +1,6 @@
-"""The libraries of frameworks: which ones must have code for a GPU, and how to recognize a build for the CPU.
+"""The libraries of frameworks: which ones must have code for a GPU, and how to recognize a build for CPUs.
 
-The rows are in `knowledge/frameworks.toml`, each with its source. Only that file is read from the disk.
+The rows are in `knowledge/frameworks.toml`, each with a source. No other file is read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LibraryRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalLibraries:
-    """Libraries that only some functions use; `what` names those functions.
+    """Libraries that only some functions use; `what` describes these functions.
 
-    With `begins` only some of its modules are optional: those without code for older capabilities.
+    With `begins`, only some modules of a library are optional: those without code for older capabilities.
     """
 
     library: str
@@ -43,7 +43,7 @@ class OptionalLibraries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """One row of frameworks.toml. Libraries are shell patterns, of the name or of the end of the path."""
+    """A row of frameworks.toml. Libraries are shell patterns that match the name or the end of the path."""
 
     name: str
     packages: tuple[str, ...]
@@ -57,7 +57,7 @@ class Framework:
 
 @cache
 def frameworks() -> tuple[Framework, ...]:
-    """Return all rows of frameworks.toml, in its order."""
+    """Return all rows of frameworks.toml, in the order of the file."""
     tables = read_table("frameworks")
     return tuple(
         Framework(
@@ -84,7 +84,9 @@ def frameworks() -> tuple[Framework, ...]:
 
 
 def find_framework(contents: ScanResult) -> Framework | None:
-    """Return a place's framework: the first whose libraries it has, else whose package it has."""
+    """Return the framework in scanned contents: the first one whose libraries exist, else whose package
+    exists.
+    """
     for framework in frameworks():
         if any(matches(library.path, framework.must_load) for library in contents.libraries):
             return framework
@@ -92,9 +94,10 @@ def find_framework(contents: ScanResult) -> Framework | None:
 
 
 def find_package(contents: ScanResult, framework: Framework) -> InstalledPackage | None:
-    """Return the package with the framework's version; without one, build it from the framework's facts.
+    """Return the package that has the framework's version, or create it from the facts of the framework.
 
-    Of conda's record and the Python package in it the record counts: it names the build.
+    If there are a conda record and a Python package, the conda record is returned, because it names the
+    build.
     """
     packages = [
         package for name in framework.packages for package in contents.packages if package.name == name
@@ -113,9 +116,10 @@ def gates_of(contents: ScanResult, framework: Framework) -> list[GpuLibrary]:
 
 
 def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
-    """Return a library's role in an image of `framework`, and the functions that use it if only some do.
+    """Return the role of a library in an image with `framework`, and the functions that use it if only some
+    do.
 
-    Libraries of other frameworks are all used on demand, by their own framework.
+    Libraries of other frameworks are loaded on demand.
     """
     if framework is not None:
         if matches(path, framework.must_load):
@@ -135,7 +139,9 @@ def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
 
 
 def variant_of(path: str) -> str:
-    """Return the CUDA (`124`) of a library that a place has once per CUDA, empty for any other library."""
+    """Return the CUDA version (`124`) of a library that exists once for each CUDA, empty for other
+    libraries.
+    """
     for row in read_table("frameworks")["variant"]:
         if match := re.fullmatch(row["library"], path.rpartition("/")[2]):
             return match[1]
@@ -143,7 +149,7 @@ def variant_of(path: str) -> str:
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a path matches a pattern: by its name, or by its end if the pattern has a slash."""
+    """Return whether a path matches a pattern: by its name, or by its end if the pattern contains a slash."""
     name = path.rpartition("/")[2]
     return any(
         fnmatchcase("/" + path, "*/" + pattern) if "/" in pattern else fnmatchcase(name, pattern)
@@ -152,11 +158,12 @@ def matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def cuda_of(contents: ScanResult) -> str:
-    """Return the CUDA version that a place was built for or contains (`12.1`, or `12`), empty if unknown.
+    """Return the CUDA version of scanned contents (`12.1`, or `12`), empty if unknown.
 
-    The framework's statement about its own build comes first; then a package's build string, the installed
-    runtime, the plugin's name, the file names of CUDA's libraries. Last comes the newest PTX, whose version
-    is the compiler's: only its major is used, since a compiler can write an older one.
+    These sources are tried in order: the framework's statement about its build, the build string of a
+    package, the installed runtime, the name of the plugin, the file names of CUDA libraries, and the newest
+    PTX. The PTX version is that of the compiler; only its major version is used, since a compiler can write
+    older PTX.
     """
     framework = find_framework(contents)
     if framework is not None:
@@ -190,7 +197,7 @@ def _major_of_ptx(contents: ScanResult) -> str:
 
 
 def cpu_only(contents: ScanResult) -> str:
-    """Return why a place computes on the CPU although it has a framework, and what to install; else empty."""
+    """Return why a framework computes on the CPU, and what to install instead; empty if it uses a GPU."""
     framework = find_framework(contents)
     if framework is None or not framework.must_load or any(_has_gpu_code(contents, framework)):
         return ""
@@ -218,7 +225,7 @@ def cpu_only(contents: ScanResult) -> str:
 
 
 def conda_builds(contents: ScanResult, framework: Framework) -> list[tuple[InstalledPackage, str]]:
-    """Return conda packages of a framework whose build string names a CUDA version or `cpu`."""
+    """Return the conda packages of a framework whose build string contains a CUDA version or `cpu`."""
     some = [package for package in contents.packages if package.build and package.name in framework.packages]
     if not some:
         return []
@@ -226,7 +233,7 @@ def conda_builds(contents: ScanResult, framework: Framework) -> list[tuple[Insta
 
 
 def _instead(framework: Framework, version: str, *, conda: bool) -> str:
-    """Return requirements for the same version with GPU support: one for each CUDA that PyPI offers."""
+    """Return requirements for the same version with GPU support, one for each CUDA version on PyPI."""
     if conda:
         return f'"{framework.conda.format(version=version)}"'
     wheels = offered(framework.name, version)
@@ -246,7 +253,7 @@ _CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")
 
 
 def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
-    """Return the libraries that must load and exist, or that have code for AMD GPUs."""
+    """Return the libraries that must load and exist, or those that have AMD code."""
     return [
         library.path
         for library in contents.libraries
@@ -256,7 +263,7 @@ def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
 
 
 def _facts(contents: ScanResult, framework: Framework) -> dict[str, str]:
-    """Return a framework's statements about its own build. Its facts have the name of its module."""
+    """Return a framework's statements about its build, which are stored under the name of its module."""
     module = framework.name.partition("-")[0]
     return {key: value for name, key, value in contents.facts if name == module}
 

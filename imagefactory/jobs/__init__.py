@@ -1,1 +1,1 @@
-"""Job files for researchers: the offered images, their verdicts, and the text of the files."""
+"""Job files for researchers: the images on offer, their verdicts, and the text of the files."""

@@ -1,6 +1,6 @@
-"""The submit file of a job for HTCondor, and the DAG of a sweep. Pure.
+"""Write the submit file of a job for HTCondor, and the DAG of a sweep. Pure functions.
 
-Sources: HTCondor's manual, condor_submit(1), "Container Universe Jobs" and "DAGMan".
+Sources: HTCondor manual, condor_submit(1), "Container Universe Jobs" and "DAGMan".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUFFIX = ".sub"
 
 
 def write_htcondor(spec: JobSpec) -> dict[str, str]:
-    """Return texts by file name: the submit file, the one that gathers a sweep, the DAG of the sweep."""
+    """Return the texts by file name: the submit file, and for a sweep the finalizing job and the DAG."""
     submit, last = f"{spec.name}{SUFFIX}", f"{spec.name}-{GATHER}{SUFFIX}"
     files = {submit: _format_submit(spec)}
     if spec.gather:
@@ -77,17 +77,16 @@ def _format_submit(spec: JobSpec) -> str:
 
 
 def format_gpu_request(classes: Sequence[GpuClass], memory: int = 0, *, slices: bool = False) -> list[str]:
-    """Return the lines that match exactly these classes of GPUs, each with `memory` bytes of its own at
-    least.
+    """Return the lines that match exactly these classes of GPUs, each GPU with at least `memory` bytes.
 
-    `classes` is not empty and has each capability once. With `slices`, slices of such GPUs (MIG) match too.
+    `classes` is not empty and has no capability twice. With `slices`, MIG slices of such GPUs match too.
 
         one range, one driver    gpus_minimum_capability, gpus_maximum_capability, gpus_minimum_runtime
         otherwise                require_gpus = member(Capability, {7.0, 8.0}) && DriverVersion >= 12.4
 
-    A name in `require_gpus` silently cancels the bounds of `gpus_*` on it (condor_submit's manual), so the
-    two forms compare different names. `gpus_minimum_runtime` is compared with `MaxSupportedVersion` (12040),
-    and `DriverVersion` is a float (12.4): both are the newest CUDA that the driver takes.
+    A name in `require_gpus` silently cancels the limits that `gpus_*` set for it (condor_submit manual), so
+    the two forms compare different names. `gpus_minimum_runtime` is compared with `MaxSupportedVersion`
+    (12040), and `DriverVersion` is a float (12.4). Both are the newest CUDA version that the driver supports.
     """
     classes = sorted(classes, key=lambda gpu_class: gpu_class.capability)
     cudas = sorted({gpu_class.cuda for gpu_class in classes}, key=lambda cuda: numbers(cuda or "0"))
@@ -114,7 +113,7 @@ def format_gpu_request(classes: Sequence[GpuClass], memory: int = 0, *, slices: 
 
 
 def _program(spec: JobSpec) -> list[str]:
-    """Return the commands of the program. A run of a sweep starts one level below the submit file."""
+    """Return the commands for the program. A run of a sweep starts one level below the submit file."""
     lines = [f"executable = {spec.executable}"]
     lines += ["transfer_executable = false"] if spec.in_image else []
     if spec.arguments:
@@ -133,7 +132,7 @@ def _program(spec: JobSpec) -> list[str]:
 
 
 def _from_run(path: str, spec: JobSpec) -> str:
-    """Return a path or an address as seen from the directory in which the job begins."""
+    """Return a path or an address relative to the directory in which the job starts."""
     near = not path.startswith("/") and "://" not in path
     return f"../{path.removeprefix('./')}" if spec.columns and near else path
 
@@ -150,9 +149,9 @@ def _logs(spec: JobSpec) -> list[str]:
 
 
 def format_arguments(words: Sequence[str], columns: Sequence[str] = ()) -> str:
-    """Return words as `arguments` takes them, in HTCondor's new syntax: a value in double quotes.
+    """Return the value of `arguments` in HTCondor's new syntax, in double quotes.
 
-    Inside, single quotes keep a word together and a quote of either type is written twice.
+    Inside, single quotes keep a word together, and quotes of both types are written twice.
     """
     macros = {name.lower(): name for name in (*JOB_MACROS, RUN)}
     macros |= {name.lower(): _macro_of(name) for name in columns if name != RUN}
@@ -165,5 +164,5 @@ def format_arguments(words: Sequence[str], columns: Sequence[str] = ()) -> str:
 
 
 def _macro_of(column: str) -> str:
-    """Return the macro of a column. A macro named `rank` or `input` would be that command of the job."""
+    """Return the macro name of a column. A macro named `rank` or `input` would be that command of the job."""
     return f"value_{column}"

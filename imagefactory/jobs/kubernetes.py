@@ -1,9 +1,9 @@
-"""The manifest of a Job for Kubernetes. Pure.
+"""Write the manifest of a Kubernetes Job. Pure functions.
 
-Nodes are chosen by the labels of NVIDIA's GPU feature discovery: capability, memory and the newest CUDA that
-the driver takes. No label has the processor of an AMD GPU, so there the job checks its GPU. The program and
-its inputs go into a ConfigMap, which holds 1 MiB. Sources: Kubernetes' API, batch/v1 Job; NVIDIA's
-k8s-device-plugin, "GPU Feature Discovery", Generated Labels; Linux, amdkfd's topology in /sys.
+Labels of NVIDIA GPU feature discovery select the nodes: capability, memory, and the newest CUDA version that
+the driver supports. No label has the processor of an AMD GPU, so the job checks it when it starts. The
+program and its inputs are in a ConfigMap, which is limited to 1 MiB. Sources: Kubernetes API, batch/v1 Job;
+NVIDIA k8s-device-plugin, "GPU Feature Discovery", Generated Labels; Linux, amdkfd topology in /sys.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from imagefactory.schedulers.sizes import MB
 
 SUFFIX = ".yaml"
 FILES_MOST = 1_000_000
-"""The bytes of files in a ConfigMap of 1 MiB, which has fields of its own."""
+"""The limit of file bytes in a ConfigMap, whose limit of 1 MiB includes other fields."""
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
 _SCRIPT_PATH, _SCRIPT = "/work", "imagefactory-run.sh"
 _INDEX = "run"
 _KEY = re.compile(r"[-._A-Za-z0-9]{1,200}")
 _LABEL_MOST = 52
-"""The letters of a Job's name: pods have 63, and add their index and a random end."""
+"""The limit of characters in the name of a Job.
+
+A pod name has 63: that name, its index and a random suffix.
+"""
 _GFX = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])")
 _AMD_CHECK = """\
 # No label of a node tells which processor its GPUs have. One on which this image was not tried stops here.
@@ -45,13 +48,13 @@ done"""
 
 
 def write_kubernetes(spec: JobSpec) -> dict[str, str]:
-    """Return the manifest by its file name. Raises UsageError for an unsupported name or file."""
+    """Return the manifest by file name. Raises UsageError for an unsupported name or file."""
     name = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")
     if not 0 < len(name) <= _LABEL_MOST:
         raise UsageError(
             "job-name-invalid",
-            f"the Job name '{spec.name[:80]}' does not have 1 to {_LABEL_MOST} letters",
-            hint="use a shorter -o NAME.yaml",
+            f"the Job name '{spec.name[:80]}' must have 1 to {_LABEL_MOST} letters",
+            hint="pass a shorter name: -o NAME.yaml",
         )
     script = _format_script(spec)
     files = {**spec.files, **({_SCRIPT: script.encode()} if script else {})}
@@ -96,7 +99,7 @@ def _words(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _format_script(spec: JobSpec) -> str:
-    """Return the script that fills in a sweep or checks an AMD GPU, empty if neither is needed."""
+    """Return the script that inserts values of a sweep or checks an AMD GPU, "" if neither is needed."""
     check = [_AMD_CHECK % _versions(spec.classes)] if spec.gpus and _is_amd(spec) else []
     if not (spec.columns or check):
         return ""
@@ -106,7 +109,7 @@ def _format_script(spec: JobSpec) -> str:
 
 
 def _versions(classes: Iterable[GpuClass]) -> tuple[str, str]:
-    """Return processors as the kernel writes them (`gfx90a` is 90010), and as people do."""
+    """Return processors in the format of the kernel (90010), each with its usual name (`gfx90a`)."""
     versions = []
     for gpu_class in classes:
         match = _GFX.fullmatch(gpu_class.capability.processor)
@@ -116,10 +119,10 @@ def _versions(classes: Iterable[GpuClass]) -> tuple[str, str]:
 
 
 def node_terms(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return terms on the labels of a node. One must be true, with all of its expressions.
+    """Return terms on node labels. A node must match all expressions of at least one term.
 
-    A term has one major capability and driver. CUDA 12.4 or newer is 12 with a minor above 3, or a major
-    above 12.
+    A term has one major capability and one driver. CUDA 12.4 or newer is written as major 12 with a minor
+    above 3, or a major above 12.
     """
     groups: dict[tuple[int, str], list[Capability]] = {}
     for gpu_class in sorted(spec.classes, key=lambda gpu_class: gpu_class.capability):
@@ -177,7 +180,10 @@ def _config_map(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _job(name: str, spec: JobSpec, files: Sequence[str]) -> dict[str, Any]:
-    """Return a Job that retries pods dropped by their node, but no failures: a person should see those."""
+    """Return a Job that retries pods lost with their node.
+
+    It does not retry failures, so that a person sees them.
+    """
     runs = len(spec.rows)
     tries: dict[str, Any] = {"backoffLimit": 0}
     if spec.columns:
@@ -253,7 +259,7 @@ def _mebibytes(size: int) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that writes texts of several lines as blocks, and no references."""
+    """A YAML dumper that writes texts of several lines as blocks and uses no references."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True

@@ -1,8 +1,8 @@
-"""From an offered image to a job, and its files in this directory. Nothing is submitted.
+"""Turn an image on offer into a job and write its files into this directory. No job is submitted.
 
     offer + JobParameters -> resolve_job() -> JobSpec -> write_job() -> texts by file name -> save_files()
 
-Only the functions of the second half touch files. Raises only ImagefactoryError.
+Only the functions in the second half access files. All errors are of type ImagefactoryError.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _CHUNK = 1 << 20
 
 
 def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, now: datetime) -> JobSpec:
-    """Return the requested job, in the best form of an offered image. Pure.
+    """Return the requested job with the best form of an image. Pure.
 
-    An image for CPUs needs no verdict. Raises NothingSelectedError for a form that is not offered,
-    CheckFailedError if no GPU is verified, UsageError for a value that a job cannot have.
+    An image for CPUs needs no verdict. Raises NothingSelectedError if the form is not on offer,
+    CheckFailedError if no GPU is verified, UsageError for an invalid value.
     """
     image = offer.image
     form = choose_form(
@@ -58,8 +58,8 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
     if rocm_of(image.cuda) and request.site.batch != KUBERNETES:
         raise UsageError(
             "amd-not-supported",
-            f"{image.target} is for AMD GPUs, and HTCondor ads do not show the processor of an AMD GPU",
-            hint="write the submit file manually, and name the machines in its requirements",
+            f"{image.target} is for AMD GPUs, but HTCondor does not show the processor of an AMD GPU",
+            hint="write the submit file yourself, and list the machines in its requirements",
         )
     classes, excluded = form.grounds.classes, form.grounds.refused
     if image.gpu:
@@ -107,7 +107,7 @@ def _without_gpus(request: JobParameters, target: str) -> JobParameters:
 
 
 def _first_trial(framework: str, gpus: int) -> str:
-    """Return a Python program that prints which GPU the framework sees, on CPUs its version."""
+    """Return a Python program that prints the GPU that the framework uses, or its version on CPUs."""
     if gpus:
         return _TRIALS.get(framework, _PLAIN)
     module = table.module_of(framework)
@@ -118,7 +118,7 @@ def _first_trial(framework: str, gpus: int) -> str:
 def _not_verified(
     offer: ImageOffer, form: ImageForm, expected: ImageEvidence, trust: TrustRules, request: JobParameters
 ) -> CheckFailedError:
-    """Return why there is no job, what is predicted, and what the user can do."""
+    """Return an error that says why there is no job, what is predicted, and what the user can do."""
     name = f"{request.prefix}{offer.image.target}"
     sifs = (sif.judged for sif in offer.sifs if sif.sif.subject == form.image.subject)
     poor = [row for row in next(sifs, offer.judged) if row.standing is not VerdictStatus.GOOD]
@@ -149,7 +149,7 @@ def _not_verified(
 
 
 def write_job(spec: JobSpec) -> dict[str, str]:
-    """Return the texts of a job's files by name, the job itself first. Pure; raises as the writers."""
+    """Return the texts of the files by name, the job first. Pure. Raises the errors of the writers."""
     if spec.site.batch == SLURM:
         return write_slurm(spec)
     return write_kubernetes(spec) if spec.site.batch == KUBERNETES else write_htcondor(spec)
@@ -183,7 +183,7 @@ def summary(spec: JobSpec) -> Mapping[str, object]:
 
 
 def check_files(spec: JobSpec, progress: Progress) -> None:
-    """Check the files that a job transfers. Raises UsageError for one that is missing or wrong."""
+    """Check the files that a job transfers. Raises UsageError for a missing or wrong file."""
     for option, program in (("--executable", spec.executable), ("--finalize", spec.gather)):
         if program and not spec.in_image:
             _check_program(option, Path(program), runs_here=spec.site.batch == SLURM)
@@ -199,7 +199,10 @@ def check_files(spec: JobSpec, progress: Progress) -> None:
 
 
 def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
-    """Check that another machine can start a program. HTCondor makes it executable, Slurm `runs_here`."""
+    """Check that another machine can start a program.
+
+    HTCondor makes the file executable. With `runs_here` (Slurm), the file must be executable.
+    """
     try:
         with path.open("rb") as file:
             line = file.readline(256)
@@ -211,7 +214,7 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
         raise UsageError(
             "program-line-endings",
             f"{path} has Windows line endings, so its interpreter is not found",
-            hint=f"sed -i 's/\\r$//' {path}",
+            hint=f"convert them: sed -i 's/\\r$//' {path}",
         )
     if not line.startswith((b"#!", b"\x7fELF")):
         raise UsageError(
@@ -221,28 +224,34 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
         )
     if runs_here and not os.access(path, os.X_OK):
         raise UsageError(
-            "program-not-executable", f"{option} {path} is not executable", hint=f"chmod +x {path}"
+            "program-not-executable",
+            f"{option} {path} is not executable",
+            hint=f"make it executable: chmod +x {path}",
         )
 
 
 def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
-    """Check that the file is the verified one. A directory that this machine does not have is skipped."""
+    """Check the digest of the .sif file. Skip the check if its directory is not on this machine."""
     if not path.parent.is_dir():
         return
     if not path.is_file():
         where = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError("sif-missing", f"{path} does not exist", hint=f"{spec.fetch}{where}")
+        raise UsageError("sif-missing", f"{path} does not exist", hint=f"fetch it: {spec.fetch}{where}")
     sha256 = hashlib.sha256()
     with path.open("rb") as file, progress.task(f"checking {path.name}", total=path.stat().st_size) as task:
         while data := file.read(_CHUNK):
             sha256.update(data)
             task.advance(len(data))
     if sha256.hexdigest() != spec.image.sha256.removeprefix("sha256:"):
-        raise UsageError("sif-mismatch", f"{path} is not the offered file", hint=f"rm {path}; {spec.fetch}")
+        raise UsageError(
+            "sif-mismatch",
+            f"{path} is not the .sif file of this image",
+            hint=f"fetch it again: rm {path}; {spec.fetch}",
+        )
 
 
 def read_files(request: JobParameters) -> Mapping[str, bytes]:
-    """Return the program and its inputs by name, for a Job that carries them. Raises UsageError."""
+    """Return the program and its inputs by name, for a Job that contains them. Raises UsageError."""
     paths = [("--executable", request.executable)] if request.executable and not request.in_image else []
     files: dict[str, bytes] = {}
     for option, path in [*paths, *(("--input", path) for path in request.inputs)]:
@@ -271,16 +280,17 @@ def read_files(request: JobParameters) -> Mapping[str, bytes]:
 
 
 def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: bool) -> tuple[str, ...]:
-    """Write the files of a job into `folder`, and the directories of its runs here. Return the paths of the
-    files.
+    """Write the files of a job into `folder`, and create the directories of its runs.
 
-    Raises UsageError if they exist, unless `force`.
+    Return the paths of the files.
+
+    Raises UsageError if the files exist, unless `force` is set.
     """
     dag = f"{spec.name}.dag"
     if dag in files and (rescues := sorted(Path().glob(f"{dag}.rescue*"))):
         raise UsageError(
             "sweep-rescue-exists",
-            f"{rescues[0]} exists: DAGMan would continue that sweep and skip its finished runs",
+            f"{rescues[0]} exists, so DAGMan would continue that sweep and skip its finished runs",
             hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
         )
     texts = {str(folder / name): text for name, text in files.items()}

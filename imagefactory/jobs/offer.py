@@ -1,9 +1,9 @@
-"""On which GPUs an image may run, in which form a job takes it, and which GPUs of an inventory the job can
-get. Pure.
+"""Find the GPUs on which an image may run, the form in which a job uses it, and matching GPUs of an
+inventory. Pure.
 
-A class of GPUs is a compute capability and the newest CUDA that a driver takes: pools report that of every
-GPU (`DriverVersion`), while many do not report the driver's own version. Drivers that take the same CUDA are
-one class.
+A class of GPUs has a compute capability and the newest CUDA version that the driver supports. Pools report
+this version for every GPU (`DriverVersion`), but often not the driver version. Drivers that support the same
+CUDA version are in one class.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ _RUNS = (Compatibility.YES, Compatibility.PTX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuClass:
-    """GPUs of one capability whose driver takes `cuda` (`12.4`) or newer, any driver if it is empty.
+    """GPUs of one capability whose driver supports `cuda` (`12.4`) or newer; an empty `cuda` means any
+    driver.
 
-    `claim` is the reason, VERIFIED or PREDICTED. `faults` are known ones that some calls meet there.
+    `claim` is the reason, VERIFIED or PREDICTED. `faults` are known faults that affect some calls on these
+    GPUs.
     """
 
     capability: Capability
@@ -50,9 +52,9 @@ class GpuClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageEvidence:
-    """The classes of GPUs that an image may use, and the excluded capabilities, each with the reason.
+    """The classes of GPUs that an image may use, and the excluded capabilities, each with a reason.
 
-    `revoked` are revocations without a newer verdict: no prediction outweighs them.
+    `revoked` are revocations without a newer verdict. No prediction can override them.
     """
 
     classes: tuple[GpuClass, ...]
@@ -71,10 +73,10 @@ class ImageEvidence:
 def verified_evidence(
     judged: Sequence[VerificationResult], revoked: Iterable[RevokedCell] = ()
 ) -> ImageEvidence:
-    """Return the evidence of the good verdicts of one image and its revocations.
+    """Return the evidence in the valid verdicts of one image and its revocations.
 
-    A class begins at the lowest driver from which on every verdict says verified: a pass is valid for its
-    driver and newer ones until a newer one fails (trust/claims.py).
+    A class starts at the oldest driver from which on every verdict is `verified`. A pass is valid for its
+    driver and newer ones until a newer driver fails (trust/claims.py).
     """
     cudas = _cudas(judged)
     classes, refused = [], []
@@ -111,11 +113,11 @@ def verified_evidence(
 
 
 def expected_grounds(grounds: ImageEvidence, image: CatalogImage, *, faulty: bool = False) -> ImageEvidence:
-    """Return the evidence of a form of `image`, with predictions for capabilities without a verdict.
+    """Return the evidence of a form of `image`, with predictions for capabilities that have no verdict.
 
-    Only a scan counts, never only the page of a project. It does not count against another claim that says
-    no, or if no driver is known to be new enough. A known fault that some calls meet says no too, unless
-    `faulty`.
+    Predictions come from a scan, never only from the page of a project. A prediction does not count if
+    another claim says no, if no driver is known to be new enough, or if a known fault affects some calls
+    (unless `faulty` is set).
     """
     decided = {gpu_class.capability for gpu_class in grounds.classes} | {
         capability for capability, _ in grounds.refused
@@ -154,10 +156,10 @@ def expected_grounds(grounds: ImageEvidence, image: CatalogImage, *, faulty: boo
 
 
 def cuda_of_driver(driver: str) -> str:
-    """Return the lowest CUDA that no driver older than `driver` takes: `530.30.02` -> `12.1`, `545.10` ->
-    `12.3`.
+    """Return the lowest CUDA version whose first driver is `driver` or newer: `545.10` -> `12.3`.
 
-    Empty if the table of drivers has no such row, or if `driver` is not a version.
+    So no older driver supports it. The result is empty if the table of drivers has no such row, or if
+    `driver` is not a version.
     """
     try:
         fitting = [cuda for cuda, first in knowledge.cuda_drivers().items() if not older(first, driver)]
@@ -167,7 +169,7 @@ def cuda_of_driver(driver: str) -> str:
 
 
 def all_capabilities() -> tuple[Capability, ...]:
-    """Return all known capabilities, of GPUs and of the targets of compilers."""
+    """Return all known capabilities: of GPUs and of compiler targets."""
     targets = {
         code.architecture
         for codes in knowledge.cuda_targets().values()
@@ -178,9 +180,9 @@ def all_capabilities() -> tuple[Capability, ...]:
 
 
 def is_range(capabilities: Sequence[Capability]) -> bool:
-    """Return whether no other known capability lies between the lowest and the highest.
+    """Return whether the capabilities include every known one between the lowest and the highest.
 
-    Those that are newer than this program are never a range: capabilities between them are not known.
+    Capabilities that are newer than this program are never a range, because those between them are unknown.
     """
     lowest, highest = min(capabilities), max(capabilities)
     between = {row for row in all_capabilities() if lowest <= row <= highest}
@@ -188,7 +190,7 @@ def is_range(capabilities: Sequence[Capability]) -> bool:
 
 
 def _cudas(judged: Iterable[VerificationResult]) -> Mapping[tuple[Capability, str], str]:
-    """Return the CUDA of each driver with which a good verdict ran on each capability."""
+    """Return the CUDA versions of the drivers on which a valid verdict ran, by capability."""
     cudas: dict[tuple[Capability, str], str] = {}
     for judgement in judged:
         verdict = judgement.verdict
@@ -210,7 +212,7 @@ def _cudas(judged: Iterable[VerificationResult]) -> Mapping[tuple[Capability, st
 
 
 def _major_minor(cuda: str) -> str:
-    """Return a version such as `12.4`, empty for one that no pool can be queried for."""
+    """Return a version such as `12.4`, empty if it has another format, which no pool can be queried for."""
     major, dot, minor = cuda.partition(".")
     whole = dot and all(part.isascii() and part.isdigit() for part in (major, minor))
     return cuda if whole and len(major) <= 2 and len(minor) == 1 else ""
@@ -223,10 +225,10 @@ def _major_minor(cuda: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageForm:
-    """A form in which a job may take an image, and the evidence of its own verdicts.
+    """A form in which a job can use an image, and the evidence in its verdicts.
 
-    `fetch` is the command that downloads its file, empty if no registry has it or if jobs fetch it
-    themselves.
+    `fetch` is the command that downloads the file. It is empty if the file is in no registry, or if jobs
+    download it.
     """
 
     image: PoolImage
@@ -235,9 +237,11 @@ class ImageForm:
 
 
 def forms_of(offer: ImageOffer, folder: str) -> tuple[ImageForm, ...]:
-    """Return all forms of an image. Its .sif files are in `folder`: a path, `osdf:///...`, or empty for here.
+    """Return all forms of an image.
 
-    Raises UsageError for another directory.
+    `folder` contains its .sif files: a path, `osdf:///...`, or "" for this directory.
+
+    Raises UsageError for another address.
     """
     if folder and not SIF_DIRECTORY.fullmatch(folder):
         raise UsageError(
@@ -252,10 +256,11 @@ def forms_of(offer: ImageOffer, folder: str) -> tuple[ImageForm, ...]:
 def choose_form(
     forms: Sequence[ImageForm], site: Site, kind: ImageKind | None, *, own: str = ""
 ) -> ImageForm:
-    """Return the first verified form that works at a site, else the first that works there.
+    """Return the first verified form that works at a site, or else the first form that works there.
 
-    `own` is the target if it is of the person's own project: the store has its image, so a .sif can be
-    exported. Raises UsageError for a kind that does not work there, NothingSelectedError if no form does.
+    `own` is the target if it is in the user's project: then its image is in the store, and a .sif can be
+    exported. Raises UsageError for a type that does not work at the site, NothingSelectedError if no form
+    does.
     """
     if kind is not None and kind not in site.kinds:
         raise UsageError(
@@ -272,7 +277,7 @@ def choose_form(
         why = f"only available as {offered}, which this site does not run"
         raise NothingSelectedError(
             "image-not-exported",
-            f"jobs cannot fetch {own}: it is {why if offered else 'not in a registry or file'}",
+            f"jobs cannot fetch {own}, because it is {why if offered else 'not in a registry or file'}",
             hint=f"run imagefactory image export {own} --format sif, then write the job again",
         )
     if not offered:
@@ -332,16 +337,16 @@ def _is_pinned(reference: str) -> bool:
 
 
 INVENTORY_FRESHNESS = timedelta(minutes=5)
-"""The age up to which an inventory counts as current."""
+"""The age up to which an inventory is current."""
 _HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """The resources of one job: `gpus` of one machine, each with `gpu_memory`.
+    """The resources of one job: `gpus` on one machine, each with `gpu_memory` bytes.
 
-    Sizes are bytes, 0 for any. `mig` accepts slices of GPUs. `needs` are attributes that must be true of a
-    machine.
+    Sizes are in bytes, 0 for any. `mig` accepts MIG slices. `needs` are attributes that a machine must have
+    as true.
     """
 
     gpus: int = 1
@@ -356,7 +361,10 @@ class ResourceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableGpu:
-    """A GPU that a job can get, by its class. `free`: it and as many more as the job requests are free."""
+    """A GPU that a job can get, with its class.
+
+    `free` means that as many GPUs as the job requests are free there.
+    """
 
     gpu: PoolGpu
     gpu_class: GpuClass
@@ -365,13 +373,14 @@ class AvailableGpu:
 
 
 GpuClassifier = Callable[[PoolGpu], GpuClass | None]
-"""The class by which an image may run on a GPU, None if it may not."""
+"""A function that returns the class in which an image may run on a GPU, None if it may not."""
 
 
 def by_class(classes: Iterable[GpuClass]) -> GpuClassifier:
     """Return the classifier of an image that may run on these classes.
 
-    Pools report the newest CUDA that a driver takes. A GPU without one matches only a class for any driver.
+    Pools report the newest CUDA version that a driver supports. A GPU without one matches only classes for
+    any driver.
     """
     by_capability = {str(row.capability): row for row in classes}
 
@@ -386,9 +395,9 @@ def by_class(classes: Iterable[GpuClass]) -> GpuClassifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineIndex:
-    """A machine for many queries. Its attributes are lower case, as ClassAds compare them.
+    """A machine prepared for many queries. Its attribute names are in lower case, as ClassAds ignore case.
 
-    `open`: its START accepts any job.
+    `open` means that its START expression accepts any job.
     """
 
     gpus: tuple[PoolGpu, ...]
@@ -411,12 +420,12 @@ def index_machines(inventory: Inventory) -> tuple[MachineIndex, ...]:
 def find_places(
     classify: GpuClassifier, request: ResourceRequest, machines: Iterable[MachineIndex]
 ) -> tuple[AvailableGpu, ...]:
-    """Return the GPUs of these machines that a job can get in an image."""
+    """Return the GPUs of these machines that a job with an image can get."""
     return tuple(place for machine in machines for place in _on(machine, classify, request))
 
 
 def fits(gpu: PoolGpu, request: ResourceRequest) -> bool:
-    """Return whether the GPU itself meets the request, for any image."""
+    """Return whether the GPU meets the request, whatever the image."""
     host = _HOSTS.get(request.platform, "")
     small = gpu.memory // MB < -(-request.gpu_memory // MB)
     return not small and (request.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
@@ -435,7 +444,7 @@ def _on(machine: MachineIndex, classify: GpuClassifier, request: ResourceRequest
 
 
 def _is_large_enough(machine: MachineIndex, request: ResourceRequest) -> bool | None:
-    """Return whether a machine is large enough and has what the image needs, None if that is not known."""
+    """Return whether a machine has enough memory, disk and cores for the request, None if unknown."""
     has = machine.has
     for name, amount, unit in (
         ("memory", request.memory, MB),
@@ -452,7 +461,7 @@ def _is_large_enough(machine: MachineIndex, request: ResourceRequest) -> bool | 
 
 
 def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
-    """Return `reaches 12 of 40 GPUs, 3 free now`, with the time of an older inventory."""
+    """Return `reaches 12 of 40 GPUs, 3 free now`, with the time of the inventory if it is not current."""
     total = len(inventory.gpus)
     text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"
     unsure = sum(place.unsure for place in places)
@@ -462,7 +471,7 @@ def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: dat
 
 
 def free_when(inventory: Inventory, now: datetime) -> str:
-    """Return when GPUs were free: `now`, or a time; empty for an inventory without one."""
+    """Return when the GPUs were free: `now` or a time, empty if the inventory has no time."""
     if now - inventory.taken < INVENTORY_FRESHNESS:
         return "now"
     return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""

@@ -1,7 +1,7 @@
-"""The resources to request for a job after an emulated run, by its summary file. Pure.
+"""Compute the resources to request for a job from the summary file of an emulated run. Pure functions.
 
-The values are emulated. Times are *recorded* on such a GPU or *estimated* from its data sheet: a step takes
-at least that long, because no kernel is faster than a data sheet. They never become a verdict.
+All values are emulated. Times are *recorded* on such a GPU, or *estimated* from its data sheet: a step takes
+at least that long, because no kernel is faster than the data sheet. Emulated values never become a verdict.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ from imagefactory.serialize import (
 )
 
 FORMAT = 1
-"""The format of a summary, as extras/emulate/inside/summary.py writes it."""
+"""The format of a summary, written by extras/emulate/inside/summary.py."""
 LONGEST = 1 << 20
-"""The largest summary of a process, in bytes."""
+"""The limit in bytes of the summary of one process."""
 ESTIMATED, RECORDED = "estimated", "recorded"
 MARGIN = 1.1
-"""The factor on measured memory and time: torch's allocator leaves gaps, and libraries need workspace."""
+"""The factor on measured memory and time.
+
+The allocator of torch leaves gaps, and libraries need workspace.
+"""
 MOST_WORKERS = 64
 SLOWER = {ESTIMATED: 2.5, RECORDED: 1.25}
-"""How many times longer a real kernel may take. For data sheets see docs/emulation.md."""
+"""The factor by which a real kernel may be slower. For data sheets, see docs/emulation.md."""
 STARTING = 300.0
-"""Seconds for the transfer and start of an image on a machine."""
+"""Seconds to transfer and start an image on a machine."""
 
 Seconds = Annotated[float, NumberRange(0, LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedLoader:
-    """The DataLoader of the training loop. `batches` are those of an epoch, None if unknown.
+    """The DataLoader of the training loop. `batches` is the number per epoch, None if unknown.
 
-    Means over its batches, in seconds: `interval` from one to the next, `wait` for the next, `made` and
-    `processor` are the real time and the core time of a worker; `first_wait` for the first of an epoch.
+    Times are means per batch in seconds: `interval` from one batch to the next, `wait` for the next batch,
+    `made` and `processor` the real time and the core time of a worker, `first_wait` the wait for the first
+    batch of an epoch.
     """
 
     batches: Count | None
@@ -63,7 +67,9 @@ class EmulatedLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedMemory:
-    """Bytes of a GPU's memory: the peak of tensors, CUDA's own, all of it; did the run need more?"""
+    """The GPU memory in bytes: the peak of tensors, the memory of CUDA, the total, and whether the run needed
+    more.
+    """
 
     peak: Count
     context: Count
@@ -73,11 +79,12 @@ class EmulatedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedRun:
-    """One process of an emulated run, as the process writes it.
+    """The summary of one process of an emulated run.
 
-    `ended`: the program ended without an error. `ranks` are the processes that trained together. `seconds` is
-    the emulated time of the run, `wall` the real time here, `busy` the time of the devices, `step` the median
-    from one step of the optimizer to the next. `asked` are values that nothing computed, by what read them.
+    `ended` means that the program ended without an error. `ranks` are the processes that trained together.
+    `seconds` is the emulated time of the run, `wall` the real time on this machine, `busy` the time of the
+    GPUs, `step` the median time between steps of the optimizer. `asked` are values that were read but not
+    computed, by the function that read them.
     """
 
     profile: str
@@ -105,7 +112,7 @@ class EmulatedRun:
 
 
 def parse_emulated(text: bytes | str, where: str) -> EmulatedRun:
-    """Return the run of a summary. Raises StatementError; messages begin with `where`."""
+    """Parse a summary. Raises StatementError; its messages begin with `where`."""
     try:
         value = parse_json(text)
     except ValueError as error:
@@ -116,7 +123,7 @@ def parse_emulated(text: bytes | str, where: str) -> EmulatedRun:
 
 
 def computing(loader: EmulatedLoader) -> float | None:
-    """Return the seconds of a batch without the wait for the next one."""
+    """Return the seconds for one batch without the wait for the next one."""
     if loader.interval is None or loader.wait is None:
         return None
     return max(0.0, loader.interval - loader.wait)
@@ -126,9 +133,9 @@ def computing(loader: EmulatedLoader) -> float | None:
 class ResourceAdvice:
     """The resources to request for a job.
 
-    `gpu_memory` in bytes is None if the run needed more than the GPU has. `workers` is the number for which
-    the program never waits, None without a loader. `cpus` are the cores that they and the program use.
-    `time` is None if the program did not end by itself.
+    `gpu_memory` is in bytes, None if the run needed more than the GPU has. `workers` is the number of loader
+    workers with which the program never waits, None without a loader. `cpus` are the cores for the program
+    and these workers. `time` is None if the program did not end normally.
     """
 
     time: timedelta | None
@@ -157,9 +164,9 @@ def advise(run: EmulatedRun) -> ResourceAdvice:
 
 
 def enough_time(run: EmulatedRun) -> timedelta | None:
-    """Return the time to request for the whole program, in whole minutes; None if it did not end.
+    """Return the time to request for the whole program in whole minutes, None if it did not end.
 
-    It includes slower kernels (SLOWER), MARGIN, and the start of the image.
+    It includes the factors SLOWER and MARGIN, and the start of the image.
     """
     if not run.ended:
         return None
@@ -168,7 +175,7 @@ def enough_time(run: EmulatedRun) -> timedelta | None:
 
 
 def enough_workers(loader: EmulatedLoader) -> int | None:
-    """Return the workers that load a batch while the program computes one. None if nothing was measured."""
+    """Return the number of workers that load a batch while the program computes one, None if not measured."""
     own = computing(loader)
     if not loader.made or not own:
         return None

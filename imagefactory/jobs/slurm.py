@@ -1,9 +1,9 @@
-"""The batch script of a job for Slurm. Pure.
+"""Write the batch script of a job for Slurm. Pure functions.
 
-Slurm can select a type of GPU, features of nodes, and other nodes than some; never what a GPU can do. So the
-script requests what the nodes of this cluster allow, and checks its GPU before the program starts. Files are
-not sent: the nodes share the directory of the script. Source: Slurm's manual, sbatch(1) and "Generic Resource
-(GRES) Scheduling".
+Slurm can select a type of GPU, features of nodes, and exclude nodes. It cannot select GPUs by capability. So
+the script requests what the nodes of this cluster allow, and checks its GPU before the program starts. No
+files are transferred, because the nodes share the directory of the script. Source: Slurm manual, sbatch(1)
+and "Generic Resource (GRES) Scheduling".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from imagefactory.settings.own_commands import TIME
 SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
 NOTICE = 120
-"""Seconds before the end of a job's time in which its program may save its state."""
+"""Seconds before the time limit of a job at which its program may save its state."""
 GPU_CHECK = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
 # Its GPUs are those that CUDA shows: indices, beginnings of UUIDs or slices (MIG), up to an invalid entry.
@@ -94,9 +94,9 @@ exit "$code\""""
 
 
 def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
-    """Return the #SBATCH options for only GPUs of the job's classes, and the GPUs they reach.
+    """Return the #SBATCH options that request only GPUs of the job's classes, and the GPUs that they can get.
 
-    Without an inventory the options request any GPU. Raises CheckFailedError if the cluster has no such GPU,
+    Without an inventory, the options request any GPU. Raises CheckFailedError if the cluster has no such GPU,
     UnknownAnswerError if some of its GPUs are not known, UsageError if Slurm cannot select it.
     """
     inventory = spec.inventory
@@ -139,7 +139,10 @@ def format_reach(spec: JobSpec) -> str:
 
 
 def write_slurm(spec: JobSpec) -> dict[str, str]:
-    """Return texts by file name: the script, and the one that gathers a sweep. Raises as request_gpus."""
+    """Return the texts by file name: the script, and the finalizing script of a sweep.
+
+    Raises like `request_gpus`.
+    """
     jobs = [spec, gather_job(spec)] if spec.gather else [spec]
     return {f"{job.name}{SUFFIX}": _format_script(job) for job in jobs}
 
@@ -200,7 +203,7 @@ def _program(spec: JobSpec) -> list[str]:
 
 
 def _format_time(time: timedelta) -> str:
-    """Return `2-03:00:00`, as sbatch takes it; a part of a second is a second."""
+    """Return a time in the format of sbatch, `2-03:00:00`, rounded up to seconds."""
     seconds = -(-int(time.total_seconds() * 10) // 10)
     days, rest = divmod(seconds, 86_400)
     return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"

@@ -1,10 +1,10 @@
-"""One job for a batch system: its image, its possible GPUs, and its program. Pure.
+"""One job for a batch system: its image, its possible GPUs, and its program. Pure functions.
 
-    JobParameters (from the command line) + an offered image -> JobSpec, checked once -> a writer
+    JobParameters (from the command line) + an image on offer -> JobSpec, checked once -> a writer
 
-Files for batch systems are full of macros (`$(...)`), and the end of a line begins another command. So every
-value must fully match an allow-list before a JobSpec exists. Source: HTCondor's manual, condor_submit(1),
-"Container Universe Jobs" and "DAGMan".
+Macros (`$(...)`) are special in job files, and a line end begins another command. So every value must fully
+match an allow-list before a JobSpec is created. Source: HTCondor manual, condor_submit(1), "Container
+Universe Jobs" and "DAGMan".
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from imagefactory.settings.choices import HTCONDOR, SLURM
 
 RUN, ROWS_MOST = "run", 10_000
 GATHER = "gather"
-"""The node of a sweep's DAG that waits for all others, and the suffix of its files."""
+"""The node in the DAG of a sweep that runs after all others, and the suffix of its files."""
 CHECKPOINTED = 85
-"""The exit code of a program that saved its checkpoint and must be started again."""
+"""The exit code of a program that saved a checkpoint and must be started again."""
 JOB_MACROS = ("Cluster", "ClusterId", "Process", "ProcId")
 MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 ARCHITECTURES = {"linux/amd64": "X86_64", "linux/arm64": "aarch64"}
-"""HTCondor's names of the machines that run the images of a platform."""
+"""The HTCondor name of the machines for each platform."""
 
 _ADDRESS = re.compile(
     r"(?:docker|oras)://[A-Za-z0-9][A-Za-z0-9./:_-]{0,500}@sha256:[0-9a-f]{64}"
@@ -54,21 +54,20 @@ _VALUE = re.compile(r"[A-Za-z0-9_.,:;/=+@%# -]{0,1000}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobParameters:
-    """The parameters of a job. Sizes are bytes; 0 and empty values leave the choice to imagefactory.
+    """The parameters of a job. Sizes are in bytes. For 0 and empty values, imagefactory chooses.
 
     `kind` is None for the best form of the image. `sif_folder` is the directory of .sif files. `predicted`
-    accepts predictions too, `faulty` also those with a known fault. With `own` the image is of the user's
-    own project. `prefix` is the center in the names of targets, if several are joined.
+    accepts predictions, `faulty` also predictions with a known fault. `own` means that the image is in the
+    user's project. `prefix` is the center in the names of targets, if the user joined several.
 
-    `name` names the files. `executable` is transferred unless it is `in_image`. In `arguments`, `$(Process)`,
-    `$(Cluster)` and columns of a sweep, `$(lr)`, are filled in. `outputs` come back, all new files if it is
-    empty. Each GPU has at least `gpu_memory`; `mig` accepts slices of GPUs. A job without `gpus` runs on
-    CPUs. A sweep has `columns`, `run` first, and `rows` without that number. A job that exits with
-    CHECKPOINTED is started again with `checkpoint`. `gather` is a program that runs once after all runs of a
-    sweep.
+    `name` is the base name of the files. `executable` is transferred unless it is `in_image`. In `arguments`,
+    `$(Process)`, `$(Cluster)` and columns of a sweep such as `$(lr)` are replaced. `outputs` are returned,
+    all new files if it is empty. Each GPU has at least `gpu_memory` bytes; `mig` accepts MIG slices. A job
+    without `gpus` runs on CPUs. A sweep has `columns`, the first of which is `run`, and `rows` without the
+    run number. With `checkpoint`, a job that exits with CHECKPOINTED is started again. `gather` is a program
+    that runs once after all runs of a sweep.
 
-    `inventory` has the nodes of a Slurm cluster, None if it is unknown. `files` are the files in a Kubernetes
-    Job.
+    `inventory` has the nodes of a Slurm cluster, None if unknown. `files` are the files in a Kubernetes Job.
     """
 
     target: str
@@ -102,7 +101,7 @@ class JobParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobParameters):
-    """A job whose values may be written. Raises UsageError for a value that could mean something else there.
+    """A job with checked values. Raises UsageError for a value that would have another meaning in the file.
 
     The job may run on `classes` of GPUs and not on the `excluded` ones. `multi_gpu` are the capabilities on
     which this number of GPUs is verified. `fetch` is the command that downloads the image. `date` is when its
@@ -136,13 +135,13 @@ class JobSpec(JobParameters):
 
     @property
     def transferred(self) -> tuple[int, int]:
-        """The packed and unpacked size of the image; 0 for a file that the machines of the pool share."""
+        """The compressed and unpacked size of the image in bytes; 0 for a file on a shared file system."""
         image = self.image
         return (0, 0) if image.address.startswith("/") else (image.size, image.unpacked)
 
 
 def resource_request(spec: JobSpec) -> ResourceRequest:
-    """Return the job's requirements for machines and GPUs, besides the classes of GPUs."""
+    """Return the requirements for machines and GPUs, without the classes of GPUs."""
     return ResourceRequest(
         gpus=spec.gpus,
         gpu_memory=spec.gpu_memory,
@@ -158,7 +157,7 @@ def resource_request(spec: JobSpec) -> ResourceRequest:
 def gather_job(spec: JobSpec) -> JobSpec:
     """Return the job that runs once after all runs of a sweep: one core, no GPU.
 
-    HTCondor sends it the directories of the runs as they came back; Slurm's machines share them.
+    HTCondor transfers the directories of the runs to it. On Slurm, all machines share them.
     """
     runs = range(1, len(spec.rows) + 1) if spec.site.batch == HTCONDOR else ()
     return replace(
@@ -181,7 +180,7 @@ def gather_job(spec: JobSpec) -> JobSpec:
 
 
 def run_directory(number: int) -> str:
-    """Return the directory of a run of a sweep, which is also the name of its node."""
+    """Return the directory of a run in a sweep, which is also the name of its node."""
     return f"run-{number}"
 
 
@@ -201,14 +200,14 @@ def _check_common(spec: JobSpec) -> None:
         if not _COLUMN.fullmatch(name) or name.lower() in reserved:
             raise UsageError(
                 "column-name-invalid",
-                f"'{name[:60]}' cannot be a column name",
+                f"'{name[:60]}' is not a valid column name",
                 hint="use another word, such as lr or seed",
             )
     if len({name.lower() for name in columns}) != len(columns):
         raise UsageError(
             "column-name-duplicate",
             "two columns have the same name",
-            hint="rename one; upper and lower case are the same",
+            hint="rename one; names that differ only in upper and lower case are the same",
         )
     for number, row in enumerate(spec.rows, start=1):
         if len(row) != len(columns):
@@ -221,7 +220,7 @@ def _check_common(spec: JobSpec) -> None:
             if not _VALUE.fullmatch(value):
                 raise UsageError(
                     "sweep-values-invalid",
-                    f"run {number}: {value[:80]!r} cannot be a value of a sweep",
+                    f"run {number}: {value[:80]!r} is not a valid value of a sweep",
                     hint="use only letters, digits, spaces and . , : ; / = + @ % # _ -",
                 )
 
@@ -291,7 +290,7 @@ def _check_shell_arguments(spec: JobSpec, macro: re.Pattern[str]) -> None:
             raise _unknown_macro(word, spec.columns)
         if not (word.isascii() and word.isprintable()):
             raise UsageError(
-                "argument-not-ascii", f"{word[:80]!a} cannot be an argument", hint="use printable ASCII"
+                "argument-not-ascii", f"{word[:80]!a} is not a valid argument", hint="use printable ASCII"
             )
 
 
@@ -316,7 +315,7 @@ def _check(allowed: re.Pattern[str], value: str, what: str) -> None:
 
 
 def header(spec: JobSpec) -> list[str]:
-    """Return the comment at the top of a file, with the reasons for the choice of GPUs."""
+    """Return the comment at the top of a job file, which explains the choice of GPUs."""
     image = f"{spec.target}, manifest {spec.image.subject.manifest}"
     origin = f"Made by imagefactory on {spec.date:%Y-%m-%d}."
     if spec.gpus:
@@ -356,9 +355,9 @@ def _reason(gpu_class: GpuClass) -> str:
 
 
 def _group_reasons(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str, str]]:
-    """Yield each reason once with its capabilities, `7.0 to 9.0` or `7.0, 8.0`.
+    """Yield each reason once, with its capabilities: `7.0 to 9.0` or `7.0, 8.0`.
 
-    Reasons that differ only by the code of the capability (`sm_80`) are one, which names all codes.
+    Reasons that differ only in the code (`sm_80`) are merged into one that names all codes.
     """
     groups: dict[str, list[Capability]] = {}
     for capability, text in rows:
@@ -372,7 +371,7 @@ def _group_reasons(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str
 
 
 def _comment_line(text: str) -> str:
-    """Return one line of ASCII that cannot end the comment, as a backslash at its end would."""
+    """Return one line of ASCII that cannot end the comment, as a final backslash would."""
     return "".join(char if " " <= char <= "~" and char != "\\" else "?" for char in text)[:500]
 
 
@@ -380,7 +379,7 @@ def _comment_line(text: str) -> str:
 
 
 def number_runs(count: int | None) -> tuple[tuple[str, ...], Rows]:
-    """Return the columns and rows of a sweep without values, none for None. Raises UsageError."""
+    """Return the columns and rows of a sweep without values, nothing for None. Raises UsageError."""
     if count is None:
         return (), ()
     if not 0 < count <= ROWS_MOST:
@@ -393,9 +392,9 @@ def number_runs(count: int | None) -> tuple[tuple[str, ...], Rows]:
 
 
 def read_rows(path: Path) -> tuple[tuple[str, ...], Rows]:
-    """Return the columns and rows of a CSV file whose first row names columns.
+    """Return the columns and rows of a CSV file whose first line has the names of the columns.
 
-    The first column is `run`, which rows do not have. Raises UsageError, which names the line.
+    A first column `run` is added, without values in the rows. Raises UsageError that names the line.
     """
     try:
         with path.open("rb") as file:
@@ -413,7 +412,7 @@ def read_rows(path: Path) -> tuple[tuple[str, ...], Rows]:
 
 
 def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], Rows]:
-    """Return the columns and rows of a CSV file without its empty lines. Raises UsageError."""
+    """Return the columns and rows of a CSV text, without empty lines. Raises UsageError."""
     reader = csv.reader(io.StringIO(text), strict=True)
     rows: list[tuple[str, ...]] = []
     try:
@@ -442,7 +441,10 @@ def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], Rows]:
 
 
 def value_arrays(spec: JobSpec) -> Iterator[str]:
-    """Yield a shell array of the values of each column. Runs count from 1, so the first element is unused."""
+    """Yield a shell array with the values of each column.
+
+    Runs count from 1, so the first element is unused.
+    """
     for column, name in enumerate(spec.columns[1:]):
         lines = ["   "]
         for row in spec.rows:
@@ -454,7 +456,10 @@ def value_arrays(spec: JobSpec) -> Iterator[str]:
 
 
 def format_run_argument(word: str, spec: JobSpec, index: str) -> str:
-    """Return an argument in which a shell fills in `$(run)` and columns; its variable `index` counts runs."""
+    """Return an argument in which a shell inserts `$(run)` and columns.
+
+    The variable `index` is the run number.
+    """
     names = {name.lower(): name for name in spec.columns}
     parts, start = [], 0
     for macro in MACRO.finditer(word):

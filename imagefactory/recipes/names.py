@@ -74,7 +74,7 @@ def suggest(word: str, known: KnownNames) -> str:
     families = sorted(set(known.values()))
     family = head if head in families else nearest(head, families)
     if not family:
-        return f"there is {few(tuple(known))}" if known else ""
+        return f"choose from {few(families if len(families) > 1 else tuple(known))}" if known else ""
     meant = _common_prefix(f"{family}{rest}", known) if rest else ()
     if len(meant) == 1:
         return f"did you mean '{meant[0]}'?"

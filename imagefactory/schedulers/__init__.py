@@ -1,3 +1,3 @@
-"""Pools: the GPUs of batch systems. A pool is a directory here and a row in settings/choices.py."""
+"""Pools: batch systems with GPUs. Each pool is a directory here and a row in settings/choices.py."""
 
 from __future__ import annotations

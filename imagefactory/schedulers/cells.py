@@ -1,12 +1,12 @@
-"""Which images to verify on which capabilities of a pool: stages + inventory -> cells. Pure.
+"""Choose the images to verify on the capabilities of a pool: stages + inventory -> cells. Pure functions.
 
-A cell is one image on one capability, and one job. A verdict is valid for newer drivers too, so the job is
-for the machines with the oldest driver first, and then covers all GPUs of that capability. Each profile of
-slices (MIG) is a row of its own, as is the whole GPU: neither covers the other.
+A cell is one image on one capability, and one job. A verdict is also valid for newer drivers. So the job
+requests the machines with the oldest driver, and its verdict covers all GPUs of that capability. Each MIG
+profile is a separate row, as a verdict about a slice does not cover the whole GPU, nor the reverse.
 
-First matrix/plan.py prunes cells by its rules, then those are skipped that no GPU can match or that a good
+First, matrix/plan.py prunes cells by its rules. Then cells are skipped that no GPU can match or that a valid
 verdict covers. `allow` of a rule includes its cells again, except for `no-gpu`, `no-match`, `avoided` and
-`mig`: such a job would never start, or has an option of its own.
+`mig`: these jobs would never start, or the rule has another option.
 
     no-gpu     the image is for CPUs, or for AMD GPUs, whose processor no pool reports
     newest     older than the newest versions that were requested
@@ -15,17 +15,17 @@ verdict covers. `allow` of a rule includes its cells again, except for `no-gpu`,
     avoided    `sweep-machines` selects no machine with that capability
     mig        a slice of a GPU, and slices were not requested
     verified   verdicts cover all GPUs of that capability in this pool
-    budget     it would take more GPU hours than the sweep has: a later sweep takes it
+    budget     the sweep has too few GPU hours; a later sweep includes the cell
 
 Then underway.py skips the cells that another sweep has:
 
-    queued       a sweep that is still driven has a job for that image there
+    queued       a running sweep has a job for that image there
     uncollected  such a job has ended, and `sweep collect` can sign its verdict
-    claimed      another store has queued that image there, as the registry shows
+    claimed      another store has queued that image there, as its claims in the registry show
 
 Bad machines (faults.py) are excluded, and then cells that only these could run:
 
-    bad-machine  a machine that failed jobs of the last days, which another one answered
+    bad-machine  a machine that recently failed jobs which another machine could run
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ CAPACITY_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRequest:
-    """The cells that a user requests. Without `capabilities` it is all of the pool.
+    """The cells that a user requests. Empty `capabilities` means all of the pool.
 
-    `newest` is the number of versions of each family, 0 for all. `mig`: slices of GPUs too. `allow` are rules
-    that skip nothing. `machines` are patterns of usable machines, `gpu_hours` the budget; 0 for none.
+    `newest` is the number of versions of each family, 0 for all. `mig` includes MIG slices. `allow` are rules
+    to ignore. `machines` are patterns of usable machines. `gpu_hours` is the budget, 0 for no limit.
     """
 
     capabilities: tuple[Capability, ...] = ()
@@ -92,11 +92,11 @@ class CellRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedCell:
-    """An image to verify on a capability, where `gpus` GPUs fit.
+    """An image to verify on a capability for which the pool has `gpus` matching GPUs.
 
-    `cuda` is the lowest that the driver must take, empty if no GPU there reports it. `part` is the slice
-    (MIG), empty for whole GPUs. `first` is the oldest driver, empty if all have the same; with `only` no
-    other fits, since a verdict covers the newer ones.
+    `cuda` is the lowest CUDA version that the driver must support, empty if no GPU there reports it. `part`
+    is the MIG profile, empty for whole GPUs. `first` is the oldest driver, empty if all are equal. With
+    `only`, the job cannot use other drivers, since a verdict covers the newer ones.
     """
 
     stage: TargetStatus
@@ -115,7 +115,7 @@ class QueuedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """The queued cells by target and capability, and the skipped ones. `notes` are lines for people."""
+    """The queued cells by target and capability, and the skipped cells. `notes` are lines to print."""
 
     cells: tuple[QueuedCell, ...]
     left_out: tuple[SkippedCell, ...]
@@ -123,19 +123,19 @@ class SweepPlan:
 
 
 def choose_machines(inventory: Inventory, patterns: Sequence[str]) -> Inventory:
-    """Return the inventory with only the machines that the patterns select."""
+    """Return the inventory with only the machines selected by the patterns."""
     chosen = tuple(machine for machine in inventory.machines if is_machine_selected(machine.name, patterns))
     return replace(inventory, machines=chosen)
 
 
 _Row = tuple[Capability, str]
-"""A capability, and the profile of a slice; empty for whole GPUs."""
+"""A capability, and the MIG profile of a slice, empty for whole GPUs."""
 
 
 def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: CellRequest) -> SweepPlan:
-    """Return every stage on every requested capability, queued or skipped under a rule.
+    """Return every stage on every requested capability, either queued or skipped with a rule.
 
-    `inventory` has all machines, also those that the request does not select.
+    `inventory` has all machines, including those that the request does not select.
     """
     everywhere = _by_row(inventory)
     allowed = _by_row(choose_machines(inventory, request.machines))
@@ -178,7 +178,10 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
 
 
 def _rows(everywhere: Iterable[_Row], capabilities: Sequence[Capability]) -> tuple[_Row, ...]:
-    """Return the requested rows; for a named capability also the whole GPU, even if there is none."""
+    """Return the requested rows.
+
+    For a requested capability this includes the whole GPU, even if the pool has none.
+    """
     if not capabilities:
         return tuple(sorted(everywhere))
     parts = {row for row in everywhere if row[0] in capabilities}
@@ -186,7 +189,7 @@ def _rows(everywhere: Iterable[_Row], capabilities: Sequence[Capability]) -> tup
 
 
 def avoided_reason(inventory: Inventory, row: str) -> str:
-    """Return why no machine of a row remains."""
+    """Return why a row has no usable machine."""
     machines = (machine for machine in inventory.machines if any(gpu.row == row for gpu in machine.gpus))
     return avoided_machines([machine.name for machine in machines])
 
@@ -202,12 +205,13 @@ def _unused(inventory: Inventory, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def within_budget(plan: SweepPlan, request: CellRequest, seconds: float, day: date) -> SweepPlan:
-    """Return a plan with as many cells as its GPU hours allow, at least one; others wait for a later sweep.
-    Pure.
+    """Return a plan with as many cells as its GPU hours allow, at least one.
 
-    A cell takes as long as the last run of its image there, or anywhere, else `seconds`. Expired verdicts and
-    those that expire soon come first, the oldest before all; cells come last that a verdict covers on a newer
-    driver.
+    A later sweep includes the others. Pure.
+
+    A cell is expected to take as long as the last run of its image on that row, or on any row, or else
+    `seconds`. Cells with expired verdicts and those that expire soon come first, the oldest first. Cells that
+    a verdict on a newer driver covers come last.
     """
     if not request.gpu_hours or BUDGET in request.allow:
         return plan
@@ -236,9 +240,11 @@ def within_budget(plan: SweepPlan, request: CellRequest, seconds: float, day: da
 
 
 def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Collection[str]]) -> SweepPlan:
-    """Return a plan whose cells do not begin on bad machines, by the names of these for each row. Pure.
+    """Return a plan whose cells do not start on bad machines.
 
-    Such a cell is for the next driver then; one that needs an older driver than was verified waits.
+    `bad` has the names of bad machines for each row. Pure.
+
+    Such a cell uses the next driver. A cell that needs an older driver than the verified one is skipped.
     """
     cells, left_out = [], list(plan.left_out)
     for cell in plan.cells:
@@ -268,8 +274,9 @@ def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Colle
 
 
 def last_seconds(cell: QueuedCell) -> float:
-    """Return the seconds of the last run of a cell's image, on its row if it ever ran there; 0 without a
-    run."""
+    """Return the seconds of the last run of a cell's image, on the cell's row if it ran there; 0 without a
+    run.
+    """
     reports = [row.verdict.report for row in cell.stage.verdicts if row.verdict]
     here = [report for report in reports if report.device and report.device.row == cell.row]
     last = max(here or reports, key=lambda report: report.ended, default=None)
@@ -277,7 +284,7 @@ def last_seconds(cell: QueuedCell) -> float:
 
 
 def _unknown_gpu_note(inventory: Inventory) -> tuple[str, ...]:
-    """Return a note on GPUs without a known capability, which get no job."""
+    """Return a note about GPUs of unknown capability, which get no job."""
     kinds = sorted({gpu.name or "no type" for gpu in inventory.gpus if not gpu.capability})
     count = len(inventory.gpus) - len(inventory.known)
     return (f"GPUs without a known capability get no job: {count} of {', '.join(kinds)}",) if kinds else ()
@@ -313,7 +320,7 @@ def _newest(
 
 
 def _for_others(stage: TargetStatus) -> str:
-    """Return why an image is not for the GPUs of a pool, empty if it is."""
+    """Return why an image cannot run on the GPUs of a pool, empty if it can."""
     if rocm_of(stage.target.cuda):
         return "the image is for AMD's GPUs, and no pool says which processor they are"
     return "" if stage.target.gpu else "the image is for CPUs alone"
@@ -377,9 +384,9 @@ def _weigh(
 
 
 def _least_cuda(fitting: Sequence[PoolGpu], floor: str, *, narrowed: bool) -> str:
-    """Return the CUDA that the job requires of the driver, to exclude GPUs that are too old for the image.
+    """Return the CUDA version that the job requires of the driver, to exclude GPUs with too old drivers.
 
-    A GPU whose ad has no DriverVersion matches no such condition, so it is empty if no ad has one.
+    The result is empty if no ad has a DriverVersion, because a GPU without it matches no such condition.
     """
     cudas = sorted((gpu.cuda for gpu in fitting if gpu.cuda), key=natural)
     return (cudas[0] if narrowed else floor) if cudas else ""
@@ -388,9 +395,9 @@ def _least_cuda(fitting: Sequence[PoolGpu], floor: str, *, narrowed: bool) -> st
 def check_capacity(
     cells: Sequence[QueuedCell], image: PoolImage, inventory: Inventory
 ) -> tuple[tuple[QueuedCell, ...], tuple[SkippedCell, ...]]:
-    """Return the cells that have a machine with enough memory and disk, and the others.
+    """Divide the cells: those that have a machine with enough memory and disk, and the others.
 
-    The size of the image decides. A machine that reports neither has enough.
+    The size of the image decides. A machine that reports neither value counts as large enough.
     """
     memory = memory_of(image.unpacked)
     disk = disk_of(image.kind, image.size, image.unpacked)
@@ -409,7 +416,7 @@ def check_capacity(
 
 
 def _has(machine: PoolMachine, name: str, amount: int) -> bool:
-    """Compare memory in MB and disk in KB, as ads report them."""
+    """Return whether a machine has enough memory (MB) or disk (KB), in the units of ads."""
     value = machine.attributes.get(name)
     return not isinstance(value, int | float) or value >= amount
 
@@ -422,10 +429,10 @@ def _skip_note(verdict: Verdict) -> str:
 
 
 def find_valid_verdict(judged: Iterable[VerificationResult], gpu: PoolGpu) -> Verdict | None:
-    """Return a good verdict that the image runs on `gpu`: its capability and its driver.
+    """Return a valid verdict that applies to `gpu`: to its capability and its driver.
 
-    A pool that reports only the CUDA of a driver is compared by that; if it reports neither, any verdict
-    applies.
+    If the pool reports only the CUDA version of a driver, that is compared. If it reports neither, any
+    verdict applies.
     """
     return next(
         (row.verdict for row in judged if row.proves and row.verdict and _verdict_applies(row.verdict, gpu)),
@@ -448,10 +455,11 @@ def _verdict_applies(verdict: Verdict, gpu: PoolGpu) -> bool:
 
 
 def driver_of(gpu: PoolGpu) -> str:
-    """Return the driver of a GPU: the pool's, else the branch of the first driver that supports its CUDA.
+    """Return the driver that the pool reports, or else the branch of the first driver for its CUDA version.
 
-    `DriverVersion` in a GPU's ad is the newest CUDA that its driver supports; each such version came with one
-    branch of the driver (NVIDIA, CUDA Toolkit release notes, table of drivers). Empty if neither is known.
+    `DriverVersion` in a GPU's ad is the newest CUDA version that its driver supports. Each CUDA version came
+    with one branch of the driver (NVIDIA, CUDA Toolkit release notes, table of drivers). Empty if neither is
+    known.
     """
     if gpu.driver or not gpu.cuda:
         return gpu.driver
@@ -459,7 +467,7 @@ def driver_of(gpu: PoolGpu) -> str:
 
 
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
-    """Return the rules to ignore, of plans and of sweeps. Raises UsageError for another one."""
+    """Return the rules to ignore, of plans and of sweeps. Raises UsageError for an unknown rule."""
     own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED, BAD_MACHINE, BUDGET)
     if NO_GPU in rules:
         raise UsageError(
@@ -491,8 +499,9 @@ SHORT_NAMES = {"pt": "pytorch", "tf": "tensorflow"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkTuple:
-    """A framework, its version, CUDA and compute capability, as CHTC's gpu-compatibility-testing names
-    them."""
+    """A framework, its version, CUDA and compute capability, with the names of CHTC's
+    gpu-compatibility-testing.
+    """
 
     framework: str
     version: str
@@ -501,7 +510,7 @@ class FrameworkTuple:
 
 
 def parse_tuple(framework: str, version: str, cuda: str, capability: str) -> FrameworkTuple:
-    """Parse `pytorch`, `2.3`, `12.1` and `8.0`. Raises UsageError naming the option."""
+    """Parse the values `pytorch`, `2.3`, `12.1` and `8.0`. Raises UsageError that names the option."""
     for option, word, example in (("--version", version, "2.3"), ("--cuda", cuda, "12.1, or 12")):
         if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", word, re.ASCII):
             raise UsageError(
@@ -520,7 +529,10 @@ def parse_tuple(framework: str, version: str, cuda: str, capability: str) -> Fra
 
 
 def choose_tuple(targets: Sequence[Target], request: FrameworkTuple) -> Target:
-    """Return the target of a tuple. Raises NothingSelectedError without one, UsageError for several."""
+    """Return the target of a tuple.
+
+    Raises NothingSelectedError if there is none, UsageError if there are several.
+    """
     known = {target.family for target in targets} | {target.framework for target in targets}
     if request.framework not in known:
         near = nearest(request.framework, known)
@@ -558,5 +570,5 @@ def choose_tuple(targets: Sequence[Target], request: FrameworkTuple) -> Target:
 
 
 def _is_of(version: str, prefix: str) -> bool:
-    """Compare whole parts: 2.3.1 is of 2.3, and 12.1 of 12."""
+    """Return whether a version starts with the components of `prefix`: 2.3.1 with 2.3, and 12.1 with 12."""
     return version == prefix or version.startswith(f"{prefix}.")

@@ -1,8 +1,8 @@
-"""Machines that failed jobs of a sweep, and the directories of its nodes, for any pool.
+"""Machines that failed jobs of a sweep, and the directories of its nodes, for all pools.
 
-A failed job writes a line to `faults` in the directory of the sweep: post.py on HTCondor, task.sh on Slurm.
-Both follow one rule, `bad_machines`: such machines get no more jobs. A new sweep begins with the faults of
-the days before, so this rule excludes a bad machine from the first job on.
+A failed job appends a line to `faults` in the directory of the sweep: post.py on HTCondor, task.sh on Slurm.
+Both use the rule `bad_machines`; such machines get no more jobs. A new sweep starts with the faults of the
+last days, so bad machines are excluded from its first job on.
 
     DIR/nodes/<node>/    kit.json and expectations.json, and what the pool's jobs write
 """
@@ -36,14 +36,14 @@ from imagefactory.verify.report import GpuReport
 REMEMBERED = timedelta(days=7)
 """The time for which new sweeps exclude a machine that failed two jobs."""
 ANSWERS = frozenset(SIGNABLE) - {Outcome.TIMEOUT}
-"""Outcomes that describe the image, so that the machine caused an earlier failure."""
+"""Outcomes that describe the image. If a retry has one, the machine caused the earlier failure."""
 NODES = "nodes"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFault:
-    """A job that failed on a machine, and why."""
+    """A job that failed on a machine, and the reason."""
 
     node: str
     job: str
@@ -53,7 +53,7 @@ class MachineFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFaults:
-    """A machine with its faults, the oldest first. `left_out`: it gets no more jobs of the sweep."""
+    """The faults of a machine, the oldest first. `left_out` means that it gets no more jobs of the sweep."""
 
     machine: str
     left_out: bool
@@ -61,7 +61,7 @@ class MachineFaults:
 
 
 def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults, ...]:
-    """Return the machines that failed jobs of the sweep in `folder`, by name."""
+    """Return the machines that failed jobs of the sweep in `folder`, sorted by name."""
     faults = read_machine_faults(folder)
     bad = _bad(faults, sweep.machines)
     return tuple(
@@ -92,9 +92,9 @@ def read_machine_faults(folder: Path) -> tuple[NodeFault, ...]:
 def blamed_machines(
     faults: Iterable[NodeFault], sweep: SweepSpec, results: Mapping[str, NodeResult], now: datetime
 ) -> tuple[NodeFault, ...]:
-    """Return the faults since REMEMBERED that a machine caused: another one answered the same job. Pure.
+    """Return the faults since REMEMBERED for which another machine could run the same job. Pure.
 
-    Faults from before the sweep are of other sweeps.
+    Faults from before the sweep belong to other sweeps.
     """
     since = max(sweep.made, now - REMEMBERED).timestamp()
     return tuple(
@@ -111,7 +111,7 @@ def blamed_machines(
 def of_bad_machines(
     faults: Sequence[NodeFault], machines: Iterable[MachinesByCapability]
 ) -> tuple[NodeFault, ...]:
-    """Return the faults of machines that get no job, while another machine of that row remains. Pure."""
+    """Return the faults of machines that get no job while another machine of that row remains. Pure."""
     rows = tuple(machines)
     bad = _bad(faults, rows) & {name for row in rows for name in row.machines}
     return tuple(fault for fault in faults if fault.machine in bad)
@@ -120,7 +120,7 @@ def of_bad_machines(
 def bad_by_row(
     faults: Sequence[NodeFault], machines: Sequence[MachinesByCapability]
 ) -> Mapping[str, frozenset[str]]:
-    """Return the bad machines of each row: those in its list, or in none. Pure."""
+    """Return the bad machines of each row: those in the list of the row, or in no list. Pure."""
     listed = {name for row in machines for name in row.machines}
     return {
         row.capability: frozenset(
@@ -138,13 +138,13 @@ def _bad(faults: Sequence[NodeFault], machines: Sequence[MachinesByCapability]) 
 
 
 def format_machine_faults(faults: Iterable[NodeFault]) -> str:
-    """Return the lines that `parse_faults` reads."""
+    """Return the text of a `faults` file, which `parse_faults` reads."""
     rows = ((fault.machine, fault.node, fault.job, str(fault.at), fault.why) for fault in faults)
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
 def format_excluded(faults: Sequence[NodeFault]) -> tuple[str, ...]:
-    """Return a line for each machine that gets no job because of these faults."""
+    """Return a line for each machine that these faults exclude."""
     lines = []
     for name, own in _by_machine(faults):
         last = max(own, key=lambda fault: fault.at)
@@ -159,7 +159,7 @@ def format_excluded(faults: Sequence[NodeFault]) -> tuple[str, ...]:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a node. Raises UsageError for one that could be more than a name."""
+    """Return the name of a node. Raises UsageError for an unsafe name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             "node-name-invalid",
@@ -170,16 +170,19 @@ def checked_name(name: str) -> str:
 
 
 def node_directory(folder: Path, name: str) -> Path:
-    """Return the directory of a node. Raises UsageError for a name that could leave it."""
+    """Return the directory of a node.
+
+    Raises UsageError for a name that would leave the directory of the sweep.
+    """
     return folder / NODES / checked_name(name)
 
 
 def with_outcome(
     folder: Path, state: NodeState, job_report: Callable[[Any, Any, NodeState], GpuReport]
 ) -> NodeResult:
-    """Return the result of a node, with the outcome of a run that came back, by `job_report` of its pool.
+    """Return the result of a node. If a run was returned, `job_report` of the pool sets its outcome.
 
-    Its files are trusted here; `sweep collect` decides which outcome it signs.
+    The files are trusted here. `sweep collect` decides which outcomes it signs.
     """
     if state.run is None:
         return state.result
@@ -194,8 +197,10 @@ def with_outcome(
 
 
 def write_nodes(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Write the directory of each node; `texts` are kit.json and expectations.json by node. Raises
-    OSError."""
+    """Write the directory of each node.
+
+    `texts` are kit.json and expectations.json by node. Raises OSError.
+    """
     for node in sweep.nodes:
         place = node_directory(folder, node.name)
         place.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Inventories as files: the GPUs of a pool at one time, to plan where the pool cannot be queried.
+"""Inventories as files: the GPUs of a pool at one time, for plans where the pool cannot be queried.
 
     {"format": "imagefactory.inventory/1", "pool": "cm.example.org", "taken": "2026-11-22T06:00:00Z",
      "machines": [{"name": "gpu01.example.org", "start": "true", "attributes": {"Memory": 515000},
                    "gpus": [{"id": "GPU-a0223334", "name": "NVIDIA A100-SXM4-40GB", "capability": "8.0",
                              "memory": 42503241728, "cuda": "12.4"}]}]}
 
-Each machine is a line, so that two files can be compared. A person may write one: a machine requires only
-`name` and `gpus`, a GPU only `capability`, empty if it is not known. Without `taken` the time of the file
-counts. The attribute `Arch` (`aarch64`) is a machine's processor. The reader is strict; errors name a value
-as `inventory.json: machines[0].gpus[0].capability`.
+Each machine is one line, so that two files can be compared. People can write the file too: a machine requires
+only `name` and `gpus`, a GPU only `capability`, empty if unknown. Without `taken`, the time of the file is
+used. The attribute `Arch` (`aarch64`) is the processor of a machine. The reader is strict. Errors name the
+location of a value: `inventory.json: machines[0].gpus[0].capability`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _GPU = ("id", "uuid", "name", "capability", "memory", "driver", "cuda", "mig", "
 
 
 def format_inventory(inventory: Inventory) -> str:
-    """Return the text of the file, the same for the same inventory."""
+    """Return the text of the file. Equal inventories give equal texts."""
     head = {"format": FORMAT, "pool": inventory.pool, "taken": _time(inventory.taken)}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     machines = [f"  {json.dumps(_machine_json(machine))}" for machine in inventory.machines]
@@ -81,7 +81,7 @@ def _time(moment: datetime) -> str:
 
 
 def write_inventory(path: Path, inventory: Inventory) -> None:
-    """Write or replace an inventory. Raises UsageError if another file is there, or it cannot be written."""
+    """Write or replace an inventory. Raises UsageError if the path has another file or cannot be written."""
     try:
         if path.exists() and not _is_inventory(path):
             raise UsageError(
@@ -120,9 +120,9 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
-    """Parse what `format_inventory` or a person wrote. Raises UsageError, which names `file`.
+    """Parse the text of an inventory. Raises UsageError that names `file`.
 
-    An inventory without a time has the time when its file was `changed`.
+    An inventory without a time gets the time `changed` of its file.
     """
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
@@ -162,7 +162,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 class _JsonLocation:
-    """The place of a value, `machines[0].gpus[1]`, and the fields of an object there."""
+    """The location of a value in JSON, `machines[0].gpus[1]`, and the fields of the object there."""
 
     def __init__(self, file: str, path: str, values: Mapping[str, Any] | None = None) -> None:
         self.file, self.path, self.values = file, path, values or {}
@@ -175,7 +175,7 @@ class _JsonLocation:
         where = f"{self.file}: {self.path}" if self.path else self.file
         raise UsageError(
             "inventory-value-invalid",
-            f"{where} cannot be {text[:60]}{'...' if len(text) > 60 else ''}",
+            f"{where}: {text[:60]}{'...' if len(text) > 60 else ''} is not a valid value",
             hint=write,
         )
 
@@ -202,7 +202,7 @@ class _JsonLocation:
         return value
 
     def text(self, key: str, pattern: str, what: str) -> str:
-        """Return a text that matches all of the pattern, or an empty one."""
+        """Return a string that fully matches the pattern, or an empty one."""
         value = self.values.get(key, "")
         if not isinstance(value, str) or (value and not re.fullmatch(pattern, value, re.ASCII)):
             self.at(key).refuse(value, f"write {what}")
@@ -227,7 +227,7 @@ def _machine(place: _JsonLocation, value: object) -> PoolMachine:
     row = place.fields(value, _MACHINE, ("name", "gpus"))
     name = row.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
     if not name:
-        row.at("name").refuse(name, "write the machine's name")
+        row.at("name").refuse(name, "write the name of the machine")
     start = row.values.get("start", "")
     if not isinstance(start, str) or len(start) > MAX_TEXT or not start.isprintable():
         row.at("start").refuse(start, "write its START expression in one line, or nothing")
@@ -243,7 +243,7 @@ def _machine(place: _JsonLocation, value: object) -> PoolMachine:
 
 def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | float | bool]:
     if not isinstance(value, dict) or len(value) > MAX_ATTRIBUTES:
-        place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine's ad")
+        place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine")
     for key, attribute in value.items():
         if not re.fullmatch(ATTRIBUTE, key, re.ASCII):
             place.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
@@ -254,7 +254,7 @@ def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | fl
             else isinstance(attribute, int) and abs(attribute) < 1 << 63
         )
         if not text and not number:
-            place.at(key).refuse(attribute, "write a text in one line, a number, true or false")
+            place.at(key).refuse(attribute, "write a string in one line, a number, true or false")
     return value
 
 
@@ -262,13 +262,13 @@ def _gpu(place: _JsonLocation, value: object) -> PoolGpu:
     row = place.fields(value, _GPU, ("capability",))
     memory = row.values.get("memory", 0)
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:
-        row.at("memory").refuse(memory, "write its memory in bytes, or 0 where it is not known")
+        row.at("memory").refuse(memory, "write its memory in bytes, or 0 if unknown")
     driver = row.values.get("driver", "")
     try:
         if driver != "":
             parse_driver(driver)
     except (ValueError, AttributeError):
-        row.at("driver").refuse(driver, "write the driver's version, such as 550.54.15")
+        row.at("driver").refuse(driver, "write the driver version, such as 550.54.15")
     capability = row.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
     name = row.text("name", DEVICE, "the name that the driver reports")
     return PoolGpu(

@@ -1,9 +1,9 @@
-"""The values of pools: the GPUs, the jobs on them, and their results.
+"""The values of pools: GPUs, the jobs on them, and their results.
 
     Inventory + plan -> Sweep (nodes) -> (a DAG on the pool) -> NodeResult -> GpuReport -> Verdict
 
-Capabilities are written `8.0`, memory and disk are bytes, times are aware and in UTC, digests `sha256:<64
-hex>`. A CUDA version of a driver is the newest that it supports (`12.4`).
+Capabilities are written `8.0`. Memory and disk are in bytes. Times are aware and in UTC. Digests are
+`sha256:<64 hex>`. The CUDA version of a driver is the newest that it supports (`12.4`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from imagefactory.verify.report import GpuReport, VerifiedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGpu:
-    """One GPU as the pool reports it. `id` is the pool's short name (`GPU-a0223334`), `uuid` `GPU-...` in
-    full.
+    """One GPU as the pool reports it.
 
-    `driver` (`550.54.15`), `cuda` and `memory` are empty or 0 if the pool does not report them. `mig`: it is
-    a slice of a GPU. `free`: no job has it. `host` is the architecture of its machine in OCI's words
-    (`amd64`, `arm64`), empty if it is not known.
+    `id` is the short name in the pool (`GPU-a0223334`), `uuid` the full `GPU-...`.
+
+    `driver` (`550.54.15`), `cuda` and `memory` are empty or 0 if the pool does not report them. `mig` means
+    that it is a MIG slice, `free` that no job uses it. `host` is the OCI architecture of its machine
+    (`amd64`, `arm64`), empty if unknown.
     """
 
     id: str
@@ -48,7 +49,7 @@ class PoolGpu:
 
     @property
     def part(self) -> str:
-        """Return the profile of a slice, `mig` if its name has none; empty for a whole GPU."""
+        """Return the MIG profile of a slice, `mig` if its name has none, empty for a whole GPU."""
         return (slice_of(self.name) or "mig") if self.mig else ""
 
     @property
@@ -58,9 +59,9 @@ class PoolGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMachine:
-    """A machine of a pool. `attributes` are the plain values of its ad that jobs may request.
+    """A machine of a pool. `attributes` are the plain values in its ad that jobs may request.
 
-    `start` is its START expression, which selects jobs; empty if it is not known.
+    `start` is its START expression, which selects jobs. It is empty if unknown.
     """
 
     name: str
@@ -71,9 +72,9 @@ class PoolMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The machines with GPUs of a pool at one time. `pool` is its name, empty if it is not known.
+    """The machines with GPUs in a pool at one time. `pool` is the name of the pool, empty if unknown.
 
-    `notes` name what was skipped, a line each.
+    `notes` are lines about skipped GPUs and machines.
     """
 
     pool: str
@@ -95,7 +96,7 @@ class Inventory:
 
 
 class ImageKind(StrEnum):
-    """The type of a job's image, in the terms of `container_image`."""
+    """The type of an image for a job, in the terms of `container_image`."""
 
     DOCKER = "docker"
     ORAS = "oras"
@@ -109,15 +110,15 @@ MACHINE_HAS = {
     ImageKind.SIF: "HasSIF",
     ImageKind.OSDF: "HasSIF",
 }
-"""The attribute that must be true of a machine for a job in a container of HTCondor."""
+"""The machine attribute that must be true for a job in a container of HTCondor, by type of image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolImage:
-    """An image for jobs: `address` as `container_image` takes it, pinned by digest.
+    """An image for jobs. `address` is the value of `container_image`, pinned by digest.
 
-    `size` is transferred, `unpacked` is on the disk of a machine while the job runs. `sha256` is that of a
-    .sif file, else empty.
+    `size` is the transfer size in bytes, `unpacked` the size on the disk of a machine during the job.
+    `sha256` is the digest of a .sif file, else empty.
     """
 
     kind: ImageKind
@@ -129,12 +130,12 @@ class PoolImage:
 
 
 TRANSFERS = timedelta(hours=6)
-"""The time of a job on a machine for its transfers, besides its run."""
+"""The time of a job for transfers, in addition to its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """The time limits of a job to wait, be held and run, and its retries after failures of the pool."""
+    """The time limits of a job (waiting, on hold, running), and its retries after failures of the pool."""
 
     idle: timedelta = timedelta(hours=24)
     held: timedelta = timedelta(minutes=10)
@@ -144,12 +145,12 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepNode:
-    """One job: one image on one capability. `name` has letters, digits, `-` and `_` only.
+    """One job: one image on one capability. `name` has only letters, digits, `-` and `_`.
 
-    `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
-    `python` is the absolute path of the image's Python. `part` is the slice (MIG), empty for a whole GPU.
-    `processor` is that of the image (`arm64`), empty for amd64. Machines with the driver `first` come before
-    others, with `only` no others do.
+    `cuda` is the lowest CUDA version that the driver must support, empty for any. `timeout` is the time limit
+    of the suite in seconds. `python` is the absolute path of Python in the image. `part` is the MIG profile,
+    empty for a whole GPU. `processor` is the architecture of the image (`arm64`), empty for amd64. Machines
+    with the driver `first` are preferred; with `only`, the job runs only there.
     """
 
     name: str
@@ -174,7 +175,7 @@ class SweepNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCell:
-    """A cell that is not queued, and why: `rule` is one of plan.PRUNING, or `verified`, `no-match`, ..."""
+    """A cell that is not queued. `rule` is one of plan.PRUNING, or `verified`, `no-match`, ..."""
 
     target: str
     capability: str
@@ -193,8 +194,9 @@ MOST_MACHINES = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesByCapability:
-    """The names of the machines with a GPU of a row (a capability, or a slice's), and of a `driver` if it is
-    set."""
+    """The names of the machines with a GPU of a row (a capability, or a slice), and with `driver` if it is
+    set.
+    """
 
     capability: str
     machines: Annotated[tuple[str, ...], MaxRows(MOST_MACHINES)]
@@ -205,9 +207,9 @@ class MachinesByCapability:
 class SweepSpec:
     """The request of one `sweep start` to `pool`, a row of POOLS.
 
-    `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was created,
-    `own` the settings' additions to its jobs (sites.Site). `patterns` select machines
-    (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for all.
+    `site` is a row of sites.toml, `level` the level of the suite. `machines` are those of the pool at
+    creation, `own` the additions of the settings to its jobs (sites.Site). `patterns` select machines
+    (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for no limit.
     """
 
     id: str
@@ -228,11 +230,11 @@ class SweepSpec:
 
 
 RETRIED_OUTCOMES = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
-"""Failures of the pool: jobs that end so are retried."""
+"""Outcomes of failures of the pool. Jobs with them are retried."""
 
 
 class JobEnding(StrEnum):
-    """The end of one attempt of a job, from its log."""
+    """The way in which an attempt of a job ended, from its log."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -246,10 +248,12 @@ class JobEnding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAttempt:
-    """One job of a node. `job` is `12.0`; `code` its exit code, signal or hold code; `text` the pool's
-    message.
+    """One job of a node.
 
-    `gpu` is the pool's GPU of its last start on `machine` and `slot`, None if it never started or had none.
+    `job` is `12.0`, `code` its exit code, signal or hold code, `text` the message of the pool.
+
+    `gpu` is the GPU that the pool assigned for the last start on `machine` and `slot`, None if there was
+    none.
     """
 
     job: str
@@ -266,7 +270,7 @@ class JobAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
-    """The result of a node. `outcome` is None while it waits or runs; the oldest attempt is first."""
+    """The result of a node. `outcome` is None while the node waits or runs. The oldest attempt is first."""
 
     node: str
     outcome: Outcome | None
@@ -276,11 +280,13 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """The state of a node. With `run` the suite ran and ended: the outcome is None, and `job_report` decides
-    it.
+    """The state of a node.
 
-    `run`, `report` and `evidence` are the job's files as they came back, for the pool to read. `evidence` is
-    of a pool whose jobs read the host's GPUs outside the image. `settled`: its last job has ended for good.
+    If `run` is set, the suite ran and ended; then `outcome` is None, and `job_report` sets it.
+
+    `run`, `report` and `evidence` are the returned files of the job, for the pool to parse. `evidence` exists
+    in pools whose jobs read the GPUs of the host outside the image. `settled` means that the last job has
+    ended and is not retried.
     """
 
     result: NodeResult
@@ -294,10 +300,10 @@ class NodeState:
 
 
 class Pool(Protocol):
-    """A batch system: its queue, and what its jobs read and write in the directory of a sweep.
+    """A batch system: its queue, and the files that jobs read and write in the directory of a sweep.
 
-    Methods that query the queue raise ToolError if the pool's commands are missing or fail; the directory is
-    read and written without them. A pool is a directory next to this file, and a row of POOLS.
+    Methods that query the queue raise ToolError if the commands of the pool are missing or fail. The other
+    methods need only the directory. A pool is a directory next to this file, and a row of POOLS.
     """
 
     def require(self) -> str:
@@ -307,47 +313,53 @@ class Pool(Protocol):
         """Return the GPUs of the pool."""
 
     def submit(self, folder: Path) -> str:
-        """Submit or continue the sweep in `folder`, and return the job that drives it."""
+        """Submit or continue the sweep in `folder`. Return the job that runs it."""
 
     def running(self, folder: Path) -> bool:
-        """Return whether something still drives that sweep."""
+        """Return whether a job that runs the sweep is in the queue."""
 
     def driven(self) -> frozenset[Path]:
-        """Return the directories of all sweeps that this user's jobs drive, by one query of the queue."""
+        """Return the directories of all sweeps that jobs of this user run, by one query of the queue."""
 
     def look(self, folder: Path) -> None:
-        """Store in the directory what only the queue shows of its jobs, if their logs do not show all."""
+        """Store the state of the queue in the directory, if the logs of the jobs do not show all of it."""
 
     def cancel(self, folder: Path) -> None:
-        """Remove its jobs."""
+        """Remove the jobs of the sweep in `folder`."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
-        """Return the time limit of a job with a suite of `timeout` seconds; `own` is that of the sweep."""
+        """Return the time limit of a job with a suite of `timeout` seconds.
+
+        `own` are the additions of the settings.
+        """
 
     def check_folder(self, folder: Path) -> None:
-        """Raise UsageError for a directory that jobs could not name, before anything is created."""
+        """Raise UsageError for a directory that jobs cannot use, before any file is created."""
 
     def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Write all that the jobs need besides sweep.json. Raises UsageError.
+        """Write all files that the jobs need, except sweep.json. Raises UsageError.
 
-        `texts` are kit.json and expectations.json by node. `is_whole` shows whether all is written.
+        `texts` are kit.json and expectations.json by node. `is_whole` returns whether all files are written.
         """
 
     def is_whole(self, folder: Path) -> bool:
         """Return whether `write` completed the sweep in `folder`."""
 
     def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
-        """Return the state of a node, by its jobs' files. Raises UsageError for an invalid name."""
+        """Return the state of a node from the files of its jobs. Raises UsageError for an invalid name."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        """Return `read_node` with the outcome of a returned run; `sweep collect` decides what it signs."""
+        """Return `read_node` with the outcome of a returned run.
+
+        `sweep collect` decides which outcomes it signs.
+        """
 
     def job_report(
         self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
     ) -> GpuReport:
-        """Return the report of a run that came back; `kit` and `expectations` are trusted files.
+        """Return the report of a returned run. `kit` and `expectations` are trusted files.
 
-        Raises StatementError for an invalid run, or one of another kit or suite.
+        Raises StatementError for an invalid run, or for a run of another kit or suite.
         """
 
 
@@ -356,7 +368,7 @@ Pools = Callable[[str], Pool]
 
 
 def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
-    """Return the pool of a row of POOLS without a query. Raises UsageError for an unknown name."""
+    """Return the pool of a row of POOLS, without a query. Raises UsageError for an unknown name."""
     if name not in POOLS:
         raise UsageError("pool-unknown", f"unknown pool '{name[:40]}'", hint=f"pools: {', '.join(POOLS)}")
     pool: Pool = import_module(POOLS[name].module).make_pool(environ)
@@ -364,11 +376,11 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
 
 
 def local_pool(environ: Mapping[str, str]) -> str:
-    """Return the pool of this machine, by its commands; empty if it has none."""
+    """Return the name of the pool whose commands this machine has, empty if there is none."""
     return next(iter(local_pools(environ)), "")
 
 
 def local_pools(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return all pools whose commands this machine has."""
+    """Return the names of all pools whose commands this machine has."""
     path = environ.get("PATH")
     return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

@@ -1,4 +1,4 @@
-"""Site requirements for submit files. The rows are in sites.toml, each with its source."""
+"""The requirements of sites for submit files. The rows are in sites.toml, each with a source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERIC = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLengthClass:
-    """A class of jobs by time: jobs of at most `hours` have the line `line`."""
+    """A class of jobs by length: `line` is the submit line of jobs of at most `hours`."""
 
     hours: int
     line: str
@@ -28,9 +28,9 @@ class JobLengthClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteCommand:
-    """A line of every GPU job's submit file. `why` says what it does.
+    """A line in the submit file of every GPU job. `why` explains it.
 
-    `agreed`: all documentation of the site requires it.
+    `agreed` means that all documentation of the site requires it.
     """
 
     line: str
@@ -41,7 +41,10 @@ class SiteCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRequirement:
-    """A command that jobs should have, and `why`. `refused`: jobs without it are rejected."""
+    """A command that jobs should have, and the reason.
+
+    `refused` means that the site rejects jobs without it.
+    """
 
     key: str
     write: str
@@ -52,9 +55,9 @@ class SiteRequirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredAddress:
-    """The beginning of an address that data no longer has. `gone`: its owner says that it is off.
+    """The beginning of an address that no longer works. `gone` means that its owner announced the end.
 
-    Write `instead`; with `same` it is another name of the same place.
+    Write `instead`. `same` means that both are names of the same location.
     """
 
     start: str
@@ -67,20 +70,19 @@ class RetiredAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A place where jobs are submitted.
+    """A site where people submit jobs.
 
-    `kinds` are the types of image that its documentation lets jobs use, the advised one first. `commands` are
-    in every submit file of a GPU job. `lengths`, the shortest first, say how long it runs; `usual` is the
-    index of the default. `staging` pairs beginnings of an image's address with the attribute that must then
-    be true of a machine. `advice` are comment lines about what a person may need. `resumable` is the line of
-    a GPU job that may be evicted and gets more GPUs for that, empty for none.
+    `kinds` are the image types that its documentation supports, the recommended one first. `commands` are in
+    every submit file of a GPU job. `lengths` are the classes of jobs by length, the shortest first; `usual`
+    is the index of the default. `staging` pairs the beginning of an image address with the attribute that
+    must then be true of a machine. `advice` are comment lines for people. `resumable` is the line for a GPU
+    job that can continue after an eviction and gets more GPUs for that, empty for none.
 
-    With `gpus_alone`, `lengths` and `advice` are for GPU jobs only, as `commands` always are. `needs` are
-    commands that any job should have. `nested`: GPUs have only ads of their own. `migrated`: its
-    documentation replaced +SingularityImage by container_image. `getenv` says why `getenv = true` is
-    rejected, empty if it is not known to be. `batch` runs its jobs: HTCONDOR, or SLURM or KUBERNETES, of
-    which only `kinds` counts. `own` is what the settings add to every job: submit commands, or options of
-    sbatch.
+    With `gpus_alone`, `lengths` and `advice` apply only to GPU jobs, as `commands` always do. `needs` are
+    commands that any job should have. `nested` means that GPUs have only nested ads, `migrated` that its
+    documentation replaced +SingularityImage by container_image. `getenv` is the reason why `getenv = true` is
+    rejected, empty if it is not. `batch` is the scheduler: HTCONDOR, SLURM or KUBERNETES; for the last two,
+    only `kinds` applies. `own` are additions of the settings to every job: submit commands or sbatch options.
     """
 
     name: str
@@ -102,9 +104,9 @@ class Site:
     own: tuple[str, ...] = ()
 
     def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
-        """Return the site's own lines for a job of that time. Raises UsageError if it is too long.
+        """Return the lines of the site for a job of that length. Raises UsageError if it is too long.
 
-        `resumes` is whether the job continues after an eviction.
+        `resumes` means that the job continues after an eviction.
         """
         added, _ = split_requirements(self.own)
         lines = [command.line for command in self.commands] if gpus else []
@@ -116,7 +118,7 @@ class Site:
         return (*(line for line in lines if not names_of((line,)) & names_of(added)), *added)
 
     def comments(self, *, gpus: bool, resumes: bool = False) -> tuple[str, ...]:
-        """Return the advice for a job."""
+        """Return the advice for a job, as comment lines."""
         if self.gpus_alone and not gpus:
             return ()
         advice = () if "accounting_group" in names_of(self.own) else self.advice
@@ -125,12 +127,14 @@ class Site:
         return (*advice, "a job of a few hours, or with checkpoints, gets more GPUs with:", self.resumable)
 
     def requirements(self, address: str) -> tuple[str, ...]:
-        """Return the expressions of a machine that can get an image at `address` (of `container_image`)."""
+        """Return the expressions that a machine must match to get an image from `address` (of
+        `container_image`).
+        """
         _, needs = split_requirements(self.own)
         return (*(f"({name} == true)" for name in self.attributes(address)), *needs)
 
     def attributes(self, address: str) -> tuple[str, ...]:
-        """Return the attributes of `requirements`."""
+        """Return the attributes in `requirements`."""
         return tuple(dict.fromkeys(name for start, name in self.staging if address.startswith(start)))
 
     def _length(self, time: timedelta | None) -> str:
@@ -147,8 +151,10 @@ class Site:
 
 
 def read_sites(text: str) -> tuple[tuple[Site, ...], tuple[RetiredAddress, ...]]:
-    """Return the rows of sites.toml: sites, and addresses that moved. Raises StatementError for an unknown
-    or missing key."""
+    """Return the sites and the retired addresses in sites.toml.
+
+    Raises StatementError for unknown or missing keys.
+    """
     table = tomllib.loads(text)
     needs = [(row.pop("sites"), row) for row in table.pop("need", ())]
     usual = {
@@ -168,20 +174,20 @@ SITE_NAMES = tuple(site.name for site in SITES)
 
 
 def site_of(name: str, settings: Settings) -> Site:
-    """Return a site with what the settings add to its jobs. Raises as `find_site`."""
+    """Return a site with the additions of the settings to its jobs. Raises like `find_site`."""
     site = find_site(name)
     return replace(site, own=own_of(site.batch, settings))
 
 
 def own_of(batch: str, settings: Settings) -> tuple[str, ...]:
-    """Return what the settings add to the jobs of a batch system."""
+    """Return the additions of the settings to jobs of a batch system."""
     if batch == SLURM:
         return parse_options(settings.sbatch_options.value)
     return parse_commands(settings.submit_commands.value) if batch == HTCONDOR else ()
 
 
 def check_needs(site: Site, written: Collection[str]) -> None:
-    """Raise UsageError if the site rejects jobs without a command that is not among those `written`."""
+    """Raise UsageError if the site rejects jobs without a command that is not in `written`."""
     missing = next((need for need in site.needs if need.refused and need.key not in written), None)
     if missing:
         raise UsageError(
@@ -192,7 +198,7 @@ def check_needs(site: Site, written: Collection[str]) -> None:
 
 
 def find_site(name: str) -> Site:
-    """Return the row of a site. Raises UsageError for an unknown one."""
+    """Return the row of a site. Raises UsageError for an unknown site."""
     site = next((site for site in SITES if site.name == name), None)
     if site is None:
         raise UsageError(

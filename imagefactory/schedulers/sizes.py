@@ -1,6 +1,6 @@
-"""The disk and memory that a job requests, from the sizes of its image: rules with their reasons. Pure.
+"""Compute the disk and memory that a job requests, from the size of its image. Pure functions.
 
-Sizes are bytes. HTCondor's `GB` is 2^30 bytes (condor_submit's manual, `request_disk`), and so is ours.
+Sizes are in bytes. `GB` is 2^30 bytes, as in HTCondor (condor_submit manual, `request_disk`).
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ _TIME = re.compile(r"([0-9]{1,6}) ?([mhdw])")
 _SIZE = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,3}))? ?([KMGT]?B?)", re.IGNORECASE)
 
 DISK_RESERVE = GB
-"""Space for the files that a job itself writes."""
+"""Disk space for the files that a job writes."""
 _FEWEST = 4 * GB
 _UNPACKED = 3
-"""The unpacked size of an image by its size, if it is not known: CUDA's libraries pack to a third."""
+"""The factor from the size of an image to its unpacked size, if unknown: CUDA libraries compress to a
+third.
+"""
 _MOST = 1024 * TB
 
 
 def image_disk(kind: ImageKind, size: int, unpacked: int) -> int:
-    """Return the bytes of an image in the scratch directory of a job. `unpacked` is 0 if it is not known.
+    """Return the bytes that an image uses in the scratch directory of a job. `unpacked` is 0 if unknown.
 
-    docker  its layers, unpacked layers and a .sif: apptainer builds that in the job's scratch directory if a
-            machine has no docker, and a job cannot choose the machine by that
-    oras    the file twice: apptainer fetches it into a cache and runs it from a copy
-    sif     the file: HTCondor transfers it, and it is mounted, not unpacked
-    osdf    the same
+    docker  its layers, the unpacked layers and a .sif: a machine without Docker builds it in the scratch
+    directory, and a
+            job cannot select machines by that
+    oras    the file twice: Apptainer downloads it into a cache and runs a copy sif     the file: HTCondor
+    transfers it, and it is mounted, not unpacked osdf    like sif
     """
     if kind is ImageKind.DOCKER:
         return 2 * size + (unpacked or _UNPACKED * size)
@@ -40,29 +42,28 @@ def image_disk(kind: ImageKind, size: int, unpacked: int) -> int:
 
 
 def disk_of(kind: ImageKind, size: int, unpacked: int, own: int = DISK_RESERVE) -> int:
-    """Return the bytes of the image, and `own` for inputs and results, in whole GB."""
+    """Return the bytes for the image and for `own` inputs and results, in whole GB."""
     return _whole_units(image_disk(kind, size, unpacked) + own)
 
 
 def memory_of(unpacked: int, size: int = 0) -> int:
-    """Return the default memory of a job: 4 GB, and half of the unpacked image.
+    """Return the default memory of a job in bytes: 4 GB, and half of the unpacked image.
 
-    `unpacked` is 0 if it is not known; then `size` is used.
-
-    A process that uses a GPU maps the framework's libraries and keeps a copy of the GPU code that it loads,
-    and these are most of an image; Python, the driver and the data's way to the GPU take the rest.
+    If `unpacked` is 0 (unknown), `size` is used. A process that uses a GPU maps the libraries of the
+    framework and copies the GPU code that it loads; these are most of an image. Python, the driver and data
+    transfers need the 4 GB.
     """
     return _whole_units(_FEWEST + (unpacked or _UNPACKED * size) // 2)
 
 
 def format_size(size: int) -> str:
-    """Return `12GB` or `512MB`, as submit files write it; rounded up to whole MB."""
+    """Return `12GB` or `512MB`, the format of submit files, rounded up to whole MB."""
     megabytes = -(-size // MB)
     return f"{megabytes // 1024}GB" if megabytes % 1024 == 0 else f"{megabytes}MB"
 
 
 def parse_size(text: str) -> int:
-    """Return `4GB`, `4G`, `1.5 TB` or `512` (MB, as HTCondor takes memory) as bytes. Raises UsageError."""
+    """Parse `4GB`, `4G`, `1.5 TB` or `512` (MB, as in HTCondor) into bytes. Raises UsageError."""
     match = _SIZE.fullmatch(text.strip())
     size = 0
     if match and (unit := _UNITS.get(match[3].upper())):
@@ -75,7 +76,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_time(text: str) -> timedelta:
-    """Return `90m`, `12h`, `3d` or `1w` as a time. Raises UsageError."""
+    """Parse `90m`, `12h`, `3d` or `1w`. Raises UsageError."""
     match = _TIME.fullmatch(text.strip())
     time = timedelta(hours=int(match[1]) * _HOURS[match[2]]) if match else timedelta()
     if not timedelta(0) < time <= timedelta(days=366):

@@ -1,9 +1,9 @@
-"""sweep.json and collected.json: a sweep as requested, and its results.
+"""Read and write sweep.json and collected.json: a sweep as requested, and its results.
 
-sweep.json is written first and never changes, the pool's own file last: a directory with both can be
-continued after any kill; one without the latter was never submitted, and the sweep is created again
-elsewhere. Each `sweep collect` writes collected.json again; verdicts are next to their images, so it can be
-lost.
+sweep.json is written first and never changes; the file of the pool is written last. A directory with both can
+be continued after a crash. A directory without the second file was never submitted, and the sweep is created
+again elsewhere. Each `sweep collect` rewrites collected.json. Losing it is harmless, since verdicts are
+stored next to their images.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ FORMAT = 1
 SWEEP, COLLECTED = "sweep.json", "collected.json"
 LARGEST = 64 << 20
 ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
-"""The name of a sweep and of its directory in the store: its time in UTC."""
+"""The name of a sweep and of its directory in the store: its creation time in UTC."""
 UNSIGNED = "unsigned: "
 NO_KEY = f"{UNSIGNED}no key (imagefactory key create NAME)"
-"""The reason of a missing verdict without a key. Other texts that begin with UNSIGNED are final."""
+"""The reason of a missing verdict if there is no key. Other reasons that begin with UNSIGNED are final."""
 VERDICT_MISSING = "its verdict is found nowhere any more: verify it again"
-"""The end of `why` if a verdict was signed and attached, and is gone since."""
+"""The end of `why` if a verdict was signed and attached but no longer exists."""
 NodeFilter = Callable[[str, str], bool]
-"""A filter of nodes, by target and capability."""
+"""A filter of nodes by target and capability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedNode:
-    """The result of a node, and its verdict. `why` says in a line who signed it, or why it is not signed.
+    """The result of a node, and its verdict. `why` is a line with the signer, or why it is not signed.
 
-    `nonce` is that of its run; `keyid` and `attached` are empty without a verdict. The suite ran on `gpu`
-    with `driver`, empty if it met no GPU.
+    `nonce` is the nonce of the run. `keyid` and `attached` are empty without a verdict. The suite ran on
+    `gpu` with `driver`, empty if it found no GPU.
     """
 
     result: NodeResult
@@ -61,8 +61,8 @@ _NODES = Annotated[tuple[CollectedNode, ...], MaxRows(MOST_NODES)]
 def read_sweep(folder: Path, selected: NodeFilter | None = None) -> SweepSpec:
     """Return the sweep of a directory. Raises UsageError without a valid sweep.json.
 
-    With `selected` it has only these nodes and no skipped cells: the others are not parsed, which is most of
-    the time for a sweep of thousands.
+    With `selected`, the sweep has only these nodes and no skipped cells. The others are not parsed, which
+    takes most of the time for a sweep of thousands of nodes.
     """
     data = _read(folder / SWEEP)
     if data is None:
@@ -86,7 +86,7 @@ def read_sweep(folder: Path, selected: NodeFilter | None = None) -> SweepSpec:
 
 
 def _upgraded(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sweep with the fields that an older version did not write."""
+    """Return a sweep with the fields that older versions did not write."""
 
     def rows(name: str, **fields: object) -> object:
         values = value.get(name, [])
@@ -111,7 +111,10 @@ def _upgraded(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_pool(folder: Path) -> str:
-    """Return the pool of a sweep, also of a corrupt one: to cancel it, nothing else is required."""
+    """Return the pool of a sweep.
+
+    The rest of the file may be corrupt, so that such a sweep can be canceled.
+    """
     try:
         name = json.loads((folder / SWEEP).read_bytes())["sweep"]["pool"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -128,9 +131,9 @@ def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
 
 
 def read_collected(folder: Path, selected: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
-    """Return the nodes of the last `sweep collect`, empty without one. Raises UsageError.
+    """Return the nodes in the last collected.json, empty without one. Raises UsageError.
 
-    `selected` is as in `read_sweep`.
+    `selected` has the same meaning as in `read_sweep`.
     """
     data = _read(folder / COLLECTED)
     if data is None:
@@ -173,7 +176,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _narrowed(rows: object, selected: NodeFilter) -> object:
-    """Return the selected rows, and invalid ones, which the parser rejects."""
+    """Return the selected rows. Invalid rows are included, so that the parser rejects them."""
     if not isinstance(rows, list):
         return rows
     return [
@@ -184,14 +187,14 @@ def _narrowed(rows: object, selected: NodeFilter) -> object:
 
 
 def _parse(data: bytes, path: Path, name: str, schema: Any, narrow: Callable[[object], object]) -> object:
-    """Return the field `name` of a document, which has the format besides. Raises UsageError."""
-    again = "create a new sweep" if path.name == SWEEP else "delete it and run imagefactory sweep collect"
+    """Return the field `name` of a document, whose only other field is the format. Raises UsageError."""
+    again = "start a new sweep" if path.name == SWEEP else "delete it and run imagefactory sweep collect"
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise StatementError("sweep-format-unknown", f"its format is not {FORMAT}")
+            raise StatementError("sweep-format-unknown", f"expected format {FORMAT}")
         if set(document) != {"format", name}:
-            raise StatementError("sweep-format-unknown", f"its fields are not 'format' and '{name}'")
+            raise StatementError("sweep-format-unknown", f"expected the fields 'format' and '{name}'")
         return parse_value(narrow(document[name]), schema, name)
     except (ValueError, RecursionError) as error:
         raise UsageError("sweep-file-not-json", f"{path} is not valid JSON", hint=again) from error
@@ -204,12 +207,12 @@ def _parse(data: bytes, path: Path, name: str, schema: Any, narrow: Callable[[ob
 
 
 def write_document(path: Path, value: Mapping[str, object]) -> None:
-    """Write JSON and rename it into place. Raises UsageError."""
+    """Write JSON atomically. Raises UsageError."""
     write_file(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def write_file(path: Path, data: str) -> None:
-    """Write text and rename it into place. Raises UsageError."""
+    """Write text atomically. Raises UsageError."""
     try:
         with explain_full_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +223,7 @@ def write_file(path: Path, data: str) -> None:
 
 
 def _printable(value: Any) -> Any:
-    """Return JSON with its texts as one printable line each: the log of a job may contain anything."""
+    """Return JSON in which each string is one printable line: logs of jobs are untrusted."""
     if isinstance(value, dict):
         return {name: _printable(item) for name, item in value.items()}
     if isinstance(value, list):

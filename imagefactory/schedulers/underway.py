@@ -1,18 +1,18 @@
-"""Cells of another sweep, in this store or another store of the registry: they are not queued twice.
+"""Find cells that another sweep already has, in this store or in another store of the registry.
 
     the store's sweeps, one query of the queue -> RunningSweep -> leave_out_underway -> SweepPlan
-    <registry>/catalogue:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
+    <registry>/catalog:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
 
-A cell is one image on a capability: the same target built from another lock is another cell. Only certainty
-excludes a cell. If a sweep cannot be read, is another user's, or its queue cannot be queried, the cell is
-queued with a note. A sweep that nothing drives any more (canceled, never submitted, its DAGMan gone) returns
-its cells, except for finished results; the note says how to continue it instead. Sweeps outside the store
-(`--dir`) are not known, nor are sweeps older than their nonces, since their results can no longer be signed.
+A cell is one image on a capability; the same target built from another lock is another cell. A cell is
+excluded only if its state is certain. If a sweep cannot be read, belongs to another user, or its queue cannot
+be queried, the cell is queued with a note. A sweep without a running job (canceled, never submitted, DAGMan
+gone) keeps only cells with finished results; a note explains how to continue it instead. Unknown are sweeps
+outside the store (`--dir`) and sweeps older than their nonces, whose results can no longer be signed.
 
-A store signs the list of its claims again with each change, and stores its own in journal/claims.json. A
-claim expires. Only a list signed by a trusted key counts, since anyone who can push could keep images from
-being verified. If two stores claim a cell, the first claim wins. A store that cannot write or read claims
-queues its cells, with a note.
+A store signs the list of its claims again after each change, and stores a copy in journal/claims.json. Claims
+expire. Only a list signed by a trusted key counts, since otherwise anyone who can push could prevent the
+verification of images. If two stores claim a cell, the first claim counts. A store that cannot write or read
+claims queues its cells, with a note.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ from imagefactory.verify.kit.program import KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
-"""The image of a job, as in `image_of`, by target and row (a capability, or a slice's)."""
+"""The image of a job, as `image_of` returns it, by target and row (a capability or a MIG slice)."""
 QUEUE_NOT_READ = "the queue was not queried"
 
 
 class NodeProgress(StrEnum):
-    """The pending work for a node that may bring a verdict.
+    """The progress of a node that may still produce a verdict.
 
-    UNMATCHED brings none: only its machines have the oldest driver, and none accepted it. Another sweep does
-    not request it again while this one is remembered, since a verdict of a newer driver exists.
+    UNMATCHED cannot: only its machines have the oldest driver, and none accepted it. While this sweep is
+    remembered, no other sweep requests the cell, since a verdict for a newer driver exists.
     """
 
     OPEN = "open"
@@ -92,10 +92,10 @@ class NodeProgress(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSweep:
-    """A sweep of the store with its cells of a plan, by target and row.
+    """A sweep of the store with its cells that are in a plan, by target and row.
 
-    Commands take `name`. `driven`: something on the pool works on it; None with the reason in `why` if that
-    is not known.
+    Commands accept `name`. `driven` means that a job on the pool runs it; None means unknown, for the reason
+    `why`.
     """
 
     name: str
@@ -108,7 +108,7 @@ class RunningSweep:
 
 
 def leave_out_underway(plan: SweepPlan, sweeps: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
-    """Return a plan without the cells that a sweep has; the newest of these sweeps gives the reason. Pure."""
+    """Return a plan without the cells that a sweep has. The newest of these sweeps is the reason. Pure."""
     newest = sorted(sweeps, key=lambda sweep: sweep.made, reverse=True)
     cells, left_out = [], list(plan.left_out)
     doubtful: Counter[int] = Counter()
@@ -139,7 +139,7 @@ def _skip(cell: QueuedCell | SweepNode, rule: str, reason: str) -> SkippedCell:
 
 
 def _blocking_rule(sweep: RunningSweep, state: NodeProgress) -> tuple[str, str] | None:
-    """Return the rule and reason by which a sweep excludes a cell, None if that is not certain."""
+    """Return the rule and the reason by which a sweep excludes a cell, None if the state is not certain."""
     if state is NodeProgress.UNMATCHED:
         return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {sweep.name}"
     if state is not NodeProgress.OPEN:
@@ -163,10 +163,10 @@ def _queue_note(sweep: RunningSweep, count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepLookup:
-    """The context of a lookup: `pools` opens pools, and without `queue` no queue is queried.
+    """The context of a lookup. `pools` opens pools. Without `queue`, no queue is queried.
 
-    `user` is None for any user. `suite` is the digest of this program's suite: results of another one are not
-    collected here.
+    `user` is None for any user. `suite` is the digest of the suite in this program: results of another suite
+    cannot be collected here.
     """
 
     now: datetime
@@ -186,17 +186,17 @@ class _SweepCandidate:
 
 
 def image_of(node: SweepNode) -> str:
-    """Return a .sif by its file, an image by its address, since its verdict is looked for there."""
+    """Return the digest of a .sif, or the address of another image: the place of its verdicts."""
     return node.image.sha256 or node.image.address
 
 
 def read_underway(
     place: Path, images: Images, lookup: SweepLookup
 ) -> tuple[tuple[RunningSweep, ...], tuple[str, ...]]:
-    """Return the sweeps in `place` that have some of those cells, and a note for each that cannot be read.
+    """Return the sweeps in `place` that have some of these cells, and a note for each that cannot be read.
 
-    The queue of a pool is queried once, only if a sweep may have a cell, and before the logs are read: they
-    show what ends meanwhile.
+    The queue of a pool is queried once, and only if a sweep may have a cell. This happens before the logs are
+    read, so that they show jobs that end in between.
     """
     notes: list[str] = []
     try:
@@ -225,7 +225,7 @@ def read_underway(
 
 
 def _is_expired(name: str, now: datetime) -> bool:
-    """Return whether the nonces of a sweep are expired, by the time in its name."""
+    """Return whether the nonces of a sweep have expired, by the time in its name."""
     if not (match := ID.fullmatch(name)):
         return False
     try:
@@ -235,7 +235,7 @@ def _is_expired(name: str, now: datetime) -> bool:
 
 
 def _candidate(folder: Path, images: Images, lookup: SweepLookup, notes: list[str]) -> _SweepCandidate | None:
-    """Return a sweep that has nodes of these cells whose verdict has not arrived; most have none."""
+    """Return a sweep with nodes of these cells whose verdict is still missing. Most sweeps have none."""
     cells = {(target, row.partition(" ")[0]) for target, row in images}
 
     def is_cell(target: str, capability: str) -> bool:
@@ -316,15 +316,15 @@ def _states(candidate: _SweepCandidate, pool: Pool) -> Mapping[tuple[str, str], 
 
 
 def will_still_run(outcome: Outcome | None, *, settled: bool) -> bool:
-    """Return whether a DAG at work, or continued, still runs a node without a run.
+    """Return whether a running or continued DAG will run a node that has no run yet.
 
-    These nodes never ended, were removed with their DAG, or failed because of the pool.
+    Such a node has not ended, was removed with its DAG, or failed because of the pool.
     """
     return outcome in (None, *RETRIED_OUTCOMES) or not settled
 
 
 def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgress | None:
-    """Return what is left to do about a run that came back, None if no verdict can come of it. Pure."""
+    """Return the remaining step for a returned run, None if it cannot produce a verdict. Pure."""
     if known is None or known.result.outcome is None:
         return NodeProgress.ENDED if outcome in SIGNABLE else None
     if known.result.outcome not in SIGNABLE:
@@ -364,12 +364,12 @@ ROW = re.compile(rf"(?:{CAPABILITY.pattern})(?: [0-9a-z][0-9a-z.,+-]{{0,39}})?")
 MOST_SWEEPS = 256
 
 ClaimedCell = tuple[str, str]
-"""An image, by its digest or that of its .sif file, and a row: a capability, or a slice's."""
+"""An image, by its digest or that of its .sif file, and a row: a capability or a MIG slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageClaim:
-    """The rows on which an image is claimed. `image` is a digest, as in `image_of`."""
+    """The rows on which an image is claimed. `image` is a digest, as `image_of` returns it."""
 
     image: Digest
     rows: Annotated[tuple[Annotated[str, Pattern(ROW)], ...], MaxRows(MOST_NODES)]
@@ -377,7 +377,7 @@ class ImageClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepClaim:
-    """The queued cells of a sweep, claimed at `made` and until `until`."""
+    """The queued cells of a sweep, claimed from `made` until `until`."""
 
     sweep: Annotated[str, Pattern(ID)]
     made: datetime
@@ -391,7 +391,7 @@ class SweepClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreClaims:
-    """All current claims of a store. `store` is its ID, `issued` when it was signed."""
+    """All current claims of a store. `store` is its ID, `issued` the time of the signature."""
 
     store: Annotated[str, Pattern(STORE)]
     issued: datetime
@@ -416,7 +416,7 @@ class OwnClaims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherClaim:
-    """A claim of another store that counts; `by` is the local name of the key that signed it."""
+    """A valid claim of another store. `by` is the local name of the key that signed it."""
 
     by: str
     store: str
@@ -424,7 +424,7 @@ class OtherClaim:
 
     @property
     def order(self) -> tuple[datetime, str, str]:
-        """Return the key by which every store finds the same first claim."""
+        """Return the sort key by which all stores find the same first claim."""
         return self.claim.made, self.store, self.claim.sweep
 
     @property
@@ -442,7 +442,7 @@ def _digest_in(image: str) -> str:
 
 
 def claim_of(sweep: str, cells: Iterable[ClaimedCell], created: datetime, until: datetime) -> SweepClaim:
-    """Return the claim of these cells, each image once."""
+    """Return the claim of these cells, without duplicate images."""
     images: dict[str, set[str]] = {}
     for image, row in cells:
         images.setdefault(image, set()).add(row)
@@ -451,17 +451,19 @@ def claim_of(sweep: str, cells: Iterable[ClaimedCell], created: datetime, until:
 
 
 def sign_claims(claims: StoreClaims, key: SigningKey) -> bytes:
-    """Return the envelope of a store's claims. Raises StatementError for claims that no store would
-    accept."""
+    """Return the envelope of a store's claims.
+
+    Raises StatementError for claims that other stores would reject.
+    """
     payload = format_json(format_document(claims, FORMAT))
     parse_document(parse_json(payload, "the claims to sign", LARGEST), StoreClaims, FORMAT, "the claims")
     return sign_envelope(payload, key, FORM)
 
 
 def open_claims(data: bytes, store: str, trust: TrustRules, now: datetime) -> tuple[OtherClaim, ...]:
-    """Return the claims of the store with the ID `store` that count now.
+    """Return the claims of the store with the ID `store` that are valid now.
 
-    Raises StatementError with the reason for a list that does not count.
+    Raises StatementError with the reason if the list is not valid.
     """
     where = f"the claims of store {store}"
     verified = verify_envelope(data, trust, FORM)
@@ -486,7 +488,7 @@ def open_claims(data: bytes, store: str, trust: TrustRules, now: datetime) -> tu
 
 
 def first_claims(claims: Iterable[OtherClaim]) -> Mapping[ClaimedCell, OtherClaim]:
-    """Return the first claim of each cell."""
+    """Return the earliest claim of each cell."""
     first: dict[ClaimedCell, OtherClaim] = {}
     for other in sorted(claims, key=lambda other: other.order):
         for cell in other.claim.cells:
@@ -512,10 +514,10 @@ def skipped_by_claim(other: OtherClaim, cell: QueuedCell | SweepNode) -> Skipped
 
 
 def parse_own(data: bytes, where: str) -> OwnClaims:
-    """Return what `format_own` wrote. Raises StatementError."""
+    """Parse the output of `format_own`. Raises StatementError."""
     claims = parse_document(parse_json(data, where, LARGEST), OwnClaims, FORMAT, where)
     if not isinstance(claims, OwnClaims):
-        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete it")
+        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete the file")
     return claims
 
 

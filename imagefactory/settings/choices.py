@@ -1,4 +1,4 @@
-"""A setting's value with its origin, and the choices of settings, the default first."""
+"""The value of a setting with its origin, and the allowed values of settings, the default first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class EngineRow:
 class RunnerRow:
     """A runner that starts images: its module and the extra that it needs.
 
-    `brings_emulator`: it emulates other processors itself; others use what the machine has registered.
+    `brings_emulator` means that it can emulate other processors. Other runners use emulators registered on
+    the machine.
     """
 
     module: str
@@ -40,7 +41,7 @@ ENGINES = {
     "docker": EngineRow(module="imagefactory.build.docker", extra="docker", runner="docker"),
     "apptainer": EngineRow(module="imagefactory.build.apptainer", extra="apptainer", runner="apptainer"),
 }
-"""The engines of `build --engine`, by name; `assemble` is embedded."""
+"""The engines of `build --engine` by name. `assemble` is part of imagefactory."""
 RUNNERS = {
     "unshare": RunnerRow(module="imagefactory.runtime.unshare", extra="build", brings_emulator=True),
     "docker": RunnerRow(module="imagefactory.runtime.docker", extra="docker"),
@@ -48,13 +49,13 @@ RUNNERS = {
 }
 """The runners of `--runner`, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
-"""Solvers of conda packages."""
+"""The solvers of conda packages."""
 SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
-"""Sites with rules for submit files."""
+"""The sites with rules for submit files."""
 SLURM, KUBERNETES = "slurm", "kubernetes"
-"""Schedulers of sites without HTCondor."""
+"""The schedulers of sites without HTCondor."""
 HTCONDOR = "htcondor"
-"""The scheduler of sweep files that do not name one."""
+"""The scheduler of sweep files that name none."""
 POOLS = {
     HTCONDOR: PoolRow(
         module="imagefactory.schedulers.htcondor.pool", title="HTCondor", command="condor_status"
@@ -66,12 +67,12 @@ POOLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingValue:
-    """A value and where it came from: `default`, a file's path, or `$NAME`."""
+    """A value and its origin: `default`, the path of a file, or `$NAME`."""
 
     value: str
     origin: str
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the items of a value with commas."""
+    """Return the items of a value that is separated by commas."""
     return tuple(item for part in text.split(",") if (item := part.strip()))

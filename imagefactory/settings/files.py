@@ -1,13 +1,16 @@
-"""The files of settings and trust: the project's, the user's, the site's; and which projects a user trusts.
+"""The files of settings and trust: of the project, the user and the site.
+
+Also the projects that a user trusts.
 
     <root>/imagefactory.toml
     $XDG_CONFIG_HOME/imagefactory/imagefactory.toml     the user's (~/.config)
-    $XDG_CONFIG_DIRS/imagefactory/imagefactory.toml     the site's, each directory of that list (/etc/xdg)
+    $XDG_CONFIG_DIRS/imagefactory/imagefactory.toml     the site's, each directory in that list (/etc/xdg)
     $XDG_CONFIG_HOME/imagefactory/trusted/<sha256 of the path>     "<sha256 of the file> '<path>'"
 
-The nearest file with a key decides, a whole table at a time. So a person without a project has settings too,
-and a site's staff sets the registry, the catalog and the trusted keys for everyone. A project is trusted by
-its real path and the content of its imagefactory.toml: a change or a move of it ends the trust.
+The nearest file with a key decides; tables are not merged. So users without a project have settings too, and
+the staff of a site sets the registry, the catalog and the trusted keys for everyone. Trust in a project
+depends on its real path and on the content of its imagefactory.toml: if one of them changes, the project is
+not trusted.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from imagefactory.settings.sources import RestrictedSetting
 
 FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"
-"""The directory next to the user's file, with a file for each further center."""
+"""The directory next to the user's file with a file for each additional center."""
 CHECKED_ELSEWHERE = ("policy", "trust")
 """Tables of imagefactory.toml that trust/policy.py parses."""
 TABLES = {
@@ -48,14 +51,14 @@ MAX_BYTES = 1 << 20
 
 
 def files_of(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the files of settings, the nearest first, each once; they may not exist."""
+    """Return the files of settings, the nearest first, without duplicates. They may not exist."""
     return tuple(dict.fromkeys((root / FILE_NAME, *own_files(environ))))
 
 
 def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the user's file and those of the site, the nearest first; they may not exist.
+    """Return the files of the user and the site, the nearest first. They may not exist.
 
-    Relative directories of XDG_CONFIG_DIRS are ignored, as that specification says.
+    Relative directories in XDG_CONFIG_DIRS are ignored, as the specification requires.
     """
     folders = (environ.get("XDG_CONFIG_DIRS") or SITE_CONFIG_DIRS).split(":")
     sites = (Path(folder) / "imagefactory" / FILE_NAME for folder in folders if folder.startswith("/"))
@@ -63,7 +66,10 @@ def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
-    """Return the user's file, which may not exist. A relative HOME would be a directory of any project."""
+    """Return the user's file, which may not exist.
+
+    A relative HOME is ignored, because it could be a directory of any project.
+    """
     home, own = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
 
@@ -73,17 +79,20 @@ def center_directory(environ: Mapping[str, str]) -> Path:
 
 
 def center_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the files of further centers, by name."""
+    """Return the files of additional centers, by name."""
     return tuple(sorted(center_directory(environ).glob("*.toml")))
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return a file's tables and keys, none if it is missing. Raises UsageError if it is not TOML."""
+    """Return the tables and keys of a file, empty if it does not exist.
+
+    Raises UsageError if it is not TOML.
+    """
     return parse_document(read_content(path) or b"", path)
 
 
 def read_content(path: Path) -> bytes | None:
-    """Return the bytes of a file of settings, None if it is missing. Raises UsageError."""
+    """Return the bytes of a settings file, None if it does not exist. Raises UsageError."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -105,7 +114,7 @@ def read_content(path: Path) -> bytes | None:
 
 
 def parse_document(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the tables and keys in the bytes of the file at `path`. Raises UsageError if it is not TOML."""
+    """Parse the bytes of the TOML file at `path`. Raises UsageError if it is not TOML."""
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -117,7 +126,7 @@ def parse_document(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]) -> dict[str, str]:
-    """Return the settings of a file by their names there. Raises UsageError for another key or type."""
+    """Return the settings in a document by name. Raises UsageError for an unknown key or a wrong type."""
     result = {}
     for key, value in document.items():
         if key in CHECKED_ELSEWHERE:
@@ -140,7 +149,7 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
 
 
 def _table(path: Path, key: str, value: object) -> str:
-    """Return a table as the text of its environment variable, which is checked and used."""
+    """Return a table in the format of its environment variable, which is then checked."""
     if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
         raise UsageError(
             "setting-invalid",
@@ -158,7 +167,7 @@ def _table(path: Path, key: str, value: object) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a value without what may be a password, a token or a query."""
+    """Return a value without parts that may be a password, a token or a query."""
     return redact(text.rpartition("@")[2])
 
 
@@ -166,7 +175,7 @@ def without_secrets(text: str) -> str:
 
 
 class UntrustedProjectError(UsageError):
-    """A project sets what only a trusted one may set. `content` are the bytes of its file."""
+    """A project sets values that only a trusted project may set. `content` has the bytes of its file."""
 
     def __init__(self, file: Path, content: bytes, settings: tuple[RestrictedSetting, ...]) -> None:
         self.file, self.content, self.settings = file, content, settings
@@ -187,7 +196,7 @@ def trust_command(root: Path) -> str:
 
 
 def is_trusted(root: Path, content: bytes, environ: Mapping[str, str]) -> bool:
-    """Return whether the user trusts the project in `root` with this imagefactory.toml."""
+    """Return whether the user trusts the project in `root` with this content of imagefactory.toml."""
     path = _record(root, environ)
     try:
         with path.open("rb") as file:
@@ -204,7 +213,7 @@ def is_trusted(root: Path, content: bytes, environ: Mapping[str, str]) -> bool:
 
 
 def trust_project(root: Path, content: bytes, environ: Mapping[str, str]) -> Path:
-    """Record that the user trusts the project in `root` with this imagefactory.toml; return the record."""
+    """Record that the user trusts the project in `root` with this content. Return the path of the record."""
     path = _record(root, environ)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -215,7 +224,7 @@ def trust_project(root: Path, content: bytes, environ: Mapping[str, str]) -> Pat
 
 
 def untrust_project(root: Path, environ: Mapping[str, str]) -> bool:
-    """Remove the record; return whether there was one."""
+    """Remove the record of trust. Return whether there was one."""
     path = _record(root, environ)
     try:
         path.unlink()
@@ -227,11 +236,11 @@ def untrust_project(root: Path, environ: Mapping[str, str]) -> bool:
 
 
 def check_project_owner(root: Path, user: int, environ: Mapping[str, str]) -> None:
-    """Raise UsageError for a project that others could have put above this directory.
+    """Raise UsageError for a project that another user could have created in a parent directory.
 
-    The file, its link target, and its directory belong to this user or to root, and only a directory with
-    the sticky bit may be writable by everyone (/tmp). For root, the user who called sudo counts too, as for
-    git.
+    The file, its link target, and its directory must belong to this user or to root. Only a directory with
+    the sticky bit (/tmp) may be writable by everyone. For root, files of the user who called sudo are
+    accepted too, as in git.
     """
     owners = {ROOT, user}
     caller = environ.get("SUDO_UID", "")

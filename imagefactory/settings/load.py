@@ -1,7 +1,7 @@
-"""Settings of this machine and site: the environment, the files `imagefactory.toml` (files.py), the defaults.
+"""Load the settings from the environment, the files `imagefactory.toml` (files.py), and the defaults.
 
-Each value has its origin, for `config`, `doctor` and errors. No default names a package host: these come
-from the machine's own tools (uv, pip, apt) unless a site names them here.
+Each value has its origin, for `config`, `doctor` and errors. No default is the address of a package host:
+addresses come from the tools of the machine (uv, pip, apt) unless a site sets them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 CENTER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-"""The name of a center. No `.` or `:`, so that `CENTER/TARGET` is never an address of a registry."""
+"""The name of a center. It has no `.` or `:`, so that `CENTER/TARGET` is never an address in a registry."""
 SIF_DIRECTORY = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
-"""A directory for .sif files; it is written to submit files. No part of it is `.` or `..`."""
+"""A directory of .sif files. Submit files contain it. None of its parts is `.` or `..`."""
 _PARSERS: dict[str, Callable[[str], object]] = {
     "submit_commands": parse_commands,
     "sbatch_options": parse_options,
@@ -52,7 +52,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 
 
 def check_values(values: Mapping[str, SettingValue]) -> None:
-    """Raise UsageError for the first invalid value; names are those of attributes of Settings."""
+    """Raise UsageError for the first invalid value. The keys are the attribute names of Settings."""
     _check_choices(values)
     _check_places(values)
     for name, parse in _PARSERS.items():
@@ -96,15 +96,15 @@ def _check_places(values: Mapping[str, SettingValue]) -> None:
         if _check_place("plain-http", values["plain_http"], host)[1]:
             hint = 'write hosts separated by commas: plain-http = "registry.site:5000,other.site"'
             raise _invalid("plain-http", values["plain_http"], "a host", hint, host)
-    for name in ("catalogue", "catalogue_mirrors"):
-        texts = listed(values[name].value) if name == "catalogue_mirrors" else (values[name].value,)
+    for name in ("catalog", "catalog_mirrors"):
+        texts = listed(values[name].value) if name == "catalog_mirrors" else (values[name].value,)
         for text in texts:
             if text and not text.startswith("/"):
                 _check_place(_toml_name(name), values[name], text, tagged=True)
     directory = values["sif_folder"]
     if directory.value and not SIF_DIRECTORY.fullmatch(directory.value):
         hint = "write an absolute path or osdf:///PATH, with letters, digits and . _ + - /, without '..'"
-        raise _invalid("sif-folder", directory, "a place for .sif files", hint)
+        raise _invalid("sif-folder", directory, "a directory for .sif files", hint)
 
 
 def _invalid(name: str, setting: SettingValue, expected: str, hint: str, text: str = "") -> UsageError:
@@ -117,7 +117,7 @@ def _check_unique(name: str, setting: SettingValue, keys: Iterable[str], hint: s
     for key in keys:
         if key in seen:
             raise UsageError(
-                "setting-duplicate", f"{name}: '{key}' ({setting.origin}) is a duplicate", hint=hint
+                "setting-duplicate", f"{name}: '{key}' ({setting.origin}) appears twice", hint=hint
             )
         seen.add(key)
 
@@ -167,7 +167,7 @@ def _check_channels(setting: SettingValue) -> None:
             hint = "write the directory that contains noarch/repodata.json"
             raise _invalid("channels", setting, "a directory", hint, place)
     addresses = (channel_address(channel) for channel, _ in _pairs(setting))
-    _check_unique("channels", setting, addresses, "write one place for each channel")
+    _check_unique("channels", setting, addresses, "write one address for each channel")
 
 
 def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = False) -> tuple[str, str]:
@@ -182,7 +182,7 @@ def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = 
 def _check_certificates(setting: SettingValue) -> None:
     if not setting.value:
         return
-    hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
+    hint = "set a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
     path = Path(setting.value)
     # The path is written to an apt.conf.
     if not path.is_file() or not setting.value.isprintable() or '"' in setting.value:
@@ -199,18 +199,21 @@ def _check_certificates(setting: SettingValue) -> None:
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
-"""The secret key of a portable nonce store. Not a setting, as `config` shows all of them."""
+"""The variable with the secret key of a portable nonce store.
+
+It is not a setting, since `config` prints settings.
+"""
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
-"""The bundled recipes and locks: in a checkout links to its own, in a wheel the files."""
-DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
-"""Settings that are paths, or may be; relative paths start at the file that sets them."""
+"""The bundled recipes and locks: links in a checkout, files in a wheel."""
+DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder")
+"""Settings that can be paths. Relative paths start at the file that sets them."""
 
 
 def read_nonce_store_key(environ: Mapping[str, str]) -> str:
-    """Return the key in IMAGEFACTORY_LEDGER_KEY, empty if not set.
+    """Return the key in IMAGEFACTORY_LEDGER_KEY, empty if it is not set.
 
-    Raises UsageError for a short key: anyone may read its signatures, and guess it.
+    Raises UsageError for a short key: anyone can read its signatures and could guess it.
     """
     key = environ.get(NONCE_STORE_KEY, "")
     if 0 < len(key) < MIN_NONCE_STORE_KEY:
@@ -224,16 +227,17 @@ def read_nonce_store_key(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one call; MEANINGS describes each.
+    """The settings of one call. MEANINGS describes each.
 
-    `root` is the project's directory (recipes/, lockfiles/, definitions/), or SHIPPED. Pairs (`mirrors`,
-    `indexes`, `channels`) and lists are one text with commas; an empty text is none, or the setting of the
-    machine's own tools.
+    `root` is the directory of the project (recipes/, lockfiles/, definitions/), or SHIPPED. Pairs (`mirrors`,
+    `indexes`, `channels`) and lists are one text separated by commas. An empty text means none, or the
+    setting of the machine's tools.
 
-    `files` are those whose keys and policy count, the nearest first: without that of a project that the user
-    does not trust, whose ignored settings are `untrusted`. `centers` are the files of further centers that
-    the user joined; none if a project or the environment sets the catalog. `limits`, of a center's settings,
-    are the user's own files: their policy counts too, and keys may end earlier there.
+    `files` are the files whose keys and policy count, the nearest first, without the file of an untrusted
+    project. `untrusted` are the ignored settings of that project. `centers` are the files of additional
+    centers that the user joined, empty if a project or the environment sets the catalog. `limits` are the
+    user's files if these are the settings of a center: their policy counts too, and can end the period of
+    keys earlier.
     """
 
     root: SettingValue
@@ -253,11 +257,11 @@ class Settings:
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
-    catalogue: SettingValue
-    catalogue_mirrors: SettingValue
+    catalog: SettingValue
+    catalog_mirrors: SettingValue
     center: SettingValue
     site: SettingValue
-    licences: SettingValue
+    licenses: SettingValue
     sif_folder: SettingValue
     submit_commands: SettingValue
     sbatch_options: SettingValue
@@ -275,7 +279,7 @@ class Settings:
 
     @property
     def shipped(self) -> bool:
-        """Return whether the recipes are the bundled ones, which no one may change."""
+        """Return whether the recipes are the bundled ones, which are read-only."""
         return self.root_path == SHIPPED
 
     @property
@@ -299,8 +303,8 @@ class Settings:
         return listed(self.plain_http.value)
 
     @property
-    def allowed_licences(self) -> tuple[str, ...]:
-        return listed(self.licences.value)
+    def allowed_licenses(self) -> tuple[str, ...]:
+        return listed(self.licenses.value)
 
     @property
     def mirror_map(self) -> Mirrors:
@@ -311,7 +315,7 @@ class Settings:
         return _pairs(self.indexes)
 
     def rows(self) -> tuple[tuple[str, SettingValue], ...]:
-        """Return (name in imagefactory.toml, setting) in the order of display."""
+        """Return the name in imagefactory.toml and the value of each setting, in display order."""
         return tuple((_toml_name(name), getattr(self, name)) for name in _names())
 
 
@@ -321,7 +325,7 @@ def _pairs(setting: SettingValue) -> tuple[tuple[str, str], ...]:
 
 
 def find_root(start: Path) -> Path | None:
-    """Return the nearest directory upwards with an imagefactory.toml."""
+    """Return the nearest directory with an imagefactory.toml: this one or a parent."""
     return next((path for path in (start, *start.parents) if (path / FILE_NAME).is_file()), None)
 
 
@@ -333,15 +337,15 @@ def load_settings(
     user: int | None = None,
     strict: bool = True,
 ) -> Settings:
-    """Return the settings for a call in `start`; `directory` is the argument of `-C`.
+    """Load the settings for a call in directory `start`. `directory` is the argument of `-C`.
 
-    The root is `directory`, else the nearest directory upwards with an imagefactory.toml, else SHIPPED. The
-    environment has priority over files, a nearer file over others, a file over the default.
+    The root is `directory`, or the nearest directory with an imagefactory.toml (`start` or a parent), or
+    SHIPPED. The environment has priority over files, nearer files over others, files over defaults.
 
-    Raises UsageError for an unreadable file, an unknown key or an invalid value, and for a root upwards that
-    another user than `user` (the caller) could have created, as in /tmp. Raises UntrustedProjectError for a
-    project with settings that only a trusted one may set (sources.py); if not `strict`, they are ignored and
-    are in `untrusted`.
+    Raises UsageError for an unreadable file, an unknown key or an invalid value. Raises UsageError for a root
+    in a parent directory that another user than `user` could have created, as in /tmp. Raises
+    UntrustedProjectError for a project with settings that only a trusted project may set (sources.py).
+    Without `strict`, these settings are ignored and listed in `untrusted`.
     """
     project_root = directory or find_root(start)
     root = project_root.absolute() if project_root else SHIPPED
@@ -412,21 +416,21 @@ def load_settings(
     check_values(values)
     trusted_files = files if trusted else tuple(path for path in files if path != project)
     own = set(map(str, own_files(environ)))
-    named = values["catalogue"] if values["catalogue"].value else values["registry"]
+    named = values["catalog"] if values["catalog"].value else values["registry"]
     theirs = named.origin in own or named.origin == "default"
     centers = center_files(environ) if theirs else ()
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
-OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
-"""Settings that each center has itself; all others are the user's for all of them."""
+OF_CENTERS = ("catalog", "catalog-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+"""Settings that each center sets. For all others, the user's settings apply to all centers."""
 
 
 def center_settings(settings: Settings, path: Path) -> Settings:
-    """Return the settings for the images of a further center; `path` is its file.
+    """Return the settings for the images of an additional center; `path` is its file.
 
-    Only the keys of that file are trusted; the environment has priority over it, but for the catalog. Raises
-    UsageError for an invalid file.
+    Only the keys in that file are trusted. The environment has priority over the file, except for the
+    catalog. Raises UsageError for an invalid file.
     """
     document, values = read_document(path), {}
     if not CENTER.fullmatch(path.stem):
@@ -435,15 +439,15 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             f"{path}: '{path.stem}' is not a center name",
             hint="rename the file: 1 to 32 lowercase letters, digits, '_' and '-', then .toml",
         )
-    if not isinstance(document.get("catalogue"), str) or not document["catalogue"]:
+    if not isinstance(document.get("catalog"), str) or not document["catalog"]:
         raise UsageError(
             "center-without-catalog",
             f"{path} has no catalog",
-            hint='write catalogue = "HOST/PATH", or remove the file',
+            hint='write catalog = "HOST/PATH", or remove the file',
         )
     for key, text in parse_values(document, path, OF_CENTERS).items():
         values[key.replace("-", "_")] = SettingValue(value=text, origin=str(path))
-    for key in ("catalogue", "sif_folder"):
+    for key in ("catalog", "sif_folder"):
         if key in values and _is_path(key, values[key].value) and not values[key].value.startswith("/"):
             raise UsageError(
                 "setting-invalid",
@@ -468,7 +472,7 @@ def center_settings(settings: Settings, path: Path) -> Settings:
 
 
 def _names() -> tuple[str, ...]:
-    """Return the names of the settings as attributes, in the order of display."""
+    """Return the attribute names of the settings, in display order."""
     return tuple(
         field.name
         for field in fields(Settings)
@@ -477,8 +481,8 @@ def _names() -> tuple[str, ...]:
 
 
 def _is_path(key: str, text: str) -> bool:
-    """Return whether a value is a path; else it is a name, an address or empty."""
-    if key == "catalogue":
+    """Return whether a value is a path, not a name, an address or empty."""
+    if key == "catalog":
         return text.startswith(("/", "./", "../", "~/"))
     if key == "signing_key":
         return "/" in text
@@ -491,13 +495,13 @@ def _check_known_settings(environ: Mapping[str, str]) -> None:
         if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, NONCE_STORE_KEY, LOG_VARIABLE):
             raise UsageError(
                 "setting-unknown",
-                f"the variable {name} is not a setting",
+                f"the environment variable {name} is not a setting",
                 hint=f"the settings are {', '.join(known)}",
             )
 
 
 def _with_absolute_directories(setting: SettingValue, root: Path, home: Path) -> SettingValue:
-    """Return channels with absolute directories: they are relative to the root, as `store` is."""
+    """Return the channels with absolute directories: relative ones start at the root, like `store`."""
     items = []
     for item in listed(setting.value):
         channel, equals, place = item.partition("=")

@@ -1,13 +1,13 @@
-"""Settings for the jobs of sweeps and of `job write`: submit commands, options of sbatch, limits of sweeps.
+"""Settings for the jobs of sweeps and of `job write`: submit commands, sbatch options, limits of sweeps.
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
-    sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...
-    sweep-machines     names of machines with * and ?, those after ! never: gpu* !gpu07
-    sweep-gpu-hours    GPU hours of a sweep
-    sweep-jobs         jobs of a sweep at once
+    sbatch-options     options of sbatch: --account=... --partition=... --qos=... --time=...
+    sweep-machines     names of machines with * and ?; a ! excludes names: gpu* !gpu07
+    sweep-gpu-hours    the limit of GPU hours of a sweep
+    sweep-jobs         the limit of jobs of a sweep at the same time
 
-Commands and options that imagefactory writes itself are errors. Sources: HTCondor's manual, condor_submit(1);
-Slurm's manual, sbatch(1).
+Commands and options that imagefactory writes are errors here. Sources: HTCondor manual, condor_submit(1);
+Slurm manual, sbatch(1).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
 
 
 def parse_commands(text: str) -> tuple[str, ...]:
-    """Return the lines of `submit-commands`, as `NAME = VALUE`. Raises UsageError."""
+    """Return the lines of `submit-commands` as `NAME = VALUE`. Raises UsageError."""
     commands: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         match = _COMMAND.fullmatch(line)
@@ -82,14 +82,14 @@ def parse_options(text: str) -> tuple[str, ...]:
 def _check(name: str, own: Collection[str], names: Collection[str]) -> None:
     if name in own:
         raise UsageError(
-            "submit-command-reserved", f"'{name}' is written by imagefactory", hint=f"remove '{name}'"
+            "submit-command-reserved", f"imagefactory sets '{name}' itself", hint=f"remove '{name}'"
         )
     if name in names:
-        raise UsageError("setting-duplicate", f"'{name}' is a duplicate", hint="write it once")
+        raise UsageError("setting-duplicate", f"'{name}' appears twice", hint="delete one of the two lines")
 
 
 def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the commands without `requirements`, and its expressions."""
+    """Return the commands without `requirements`, and the expressions of `requirements`."""
     rest, needs = [], []
     for line in commands:
         name, _, value = line.partition(" = ")
@@ -101,7 +101,7 @@ def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[
 
 
 def names_of(commands: Iterable[str]) -> frozenset[str]:
-    """Return the commands' names in lower case."""
+    """Return the names of the commands in lower case."""
     return frozenset(line.partition(" = ")[0].lower() for line in commands)
 
 
@@ -119,15 +119,16 @@ def parse_machines(text: str) -> tuple[str, ...]:
         raise UsageError(
             "machine-list-too-long",
             f"more than {MOST_PATTERNS} machine names, or {LONGEST_PATTERNS} characters",
-            hint="write * for the common part of names",
+            hint="write one pattern for many machines: gpu*",
         )
     return patterns
 
 
 def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
-    """Return two regular expressions, for names that are included and excluded; empty for any.
+    """Return two regular expressions, for included and for excluded names. An empty one matches any name.
 
-    Python and HTCondor's ClassAds read them alike. A name matches by its first labels too: `gpu07`.
+    Python and HTCondor ClassAds interpret them in the same way. A name also matches by its first labels:
+    `gpu07`.
     """
     every = tuple(patterns)
 
@@ -142,7 +143,7 @@ def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
 
 
 def is_machine_selected(machine: str, patterns: Iterable[str]) -> bool:
-    """Return whether jobs may run on a machine; the name of `glidein_7@gpu01` is its last part."""
+    """Return whether jobs may run on a machine. For `glidein_7@gpu01`, only the last part counts."""
     name = machine.rpartition("@")[2]
     included, avoided = machine_expressions(patterns)
     if avoided and re.search(avoided, name, re.IGNORECASE):
@@ -154,19 +155,23 @@ def parse_limit(text: str) -> int:
     """Return the number of `sweep-gpu-hours` or `sweep-jobs`, 0 for none. Raises UsageError."""
     if text and not re.fullmatch(r"[1-9][0-9]{0,6}", text):
         raise UsageError(
-            "limit-invalid", f"'{text[:80]}' is not a whole number from 1", hint="leave it empty for no limit"
+            "limit-invalid",
+            f"'{text[:80]}' is not an integer of at least 1",
+            hint="leave it empty for no limit",
         )
     return int(text or 0)
 
 
 def time_of(options: Iterable[str]) -> timedelta | None:
-    """Return the time limit in options of sbatch; None for none or zero."""
+    """Return the time limit in sbatch options, None for none or zero."""
     text = next((option.partition("=")[2] for option in options if option.startswith(f"{TIME}=")), "")
     return parse_time(text) or None
 
 
 def parse_time(text: str) -> timedelta | None:
-    """Return a time as sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, ..."""
+    """Parse a time in the format of sbatch: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    ...
+    """
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None

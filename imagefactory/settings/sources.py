@@ -27,11 +27,11 @@ REASONS = {
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
-    "catalogue": "it decides which servers are asked, or which file is read",
-    "catalogue-mirrors": "it decides which servers are asked, or which file is read",
+    "catalog": "it decides which servers are asked, or which file is read",
+    "catalog-mirrors": "it decides which servers are asked, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
-    "licences": "it decides what a check accepts",
+    "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
     "sbatch-options": "it changes what your jobs may do, and who pays for them",
@@ -41,12 +41,12 @@ REASONS = {
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }
-"""Reasons why an untrusted project may not set a setting, by its name. Empty: it may."""
+"""The reason why an untrusted project may not set a setting, by name. An empty reason means that it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestrictedSetting:
-    """A setting in the file of an untrusted project. `line` is 0 if unknown."""
+    """A setting in the file of an untrusted project. `line` is its line number, 0 if unknown."""
 
     name: str
     value: str
@@ -58,17 +58,17 @@ class RestrictedSetting:
 
 
 def may_be_set(name: str, *, trusted: bool) -> bool:
-    """Return whether a project may set it. A setting without a row may not be set."""
+    """Return whether a project may set a setting. It may not if the setting has no row."""
     return trusted or REASONS.get(name, "?") == ""
 
 
 def find_restricted(
     document: Mapping[str, Any], text: str, known_keys: Collection[str] = ()
 ) -> tuple[RestrictedSetting, ...]:
-    """Return the restricted settings in a file, in its order.
+    """Return the restricted settings in a file, in the order of the file.
 
-    `[[trust]]` rows of keys that the user or the site knows (`known_keys`, key IDs) are not restricted: the
-    user's own rows count.
+    `[[trust]]` rows with keys that the user or the site knows (`known_keys`, key IDs) are not restricted,
+    because the user's row for the same key counts.
     """
     settings = [
         RestrictedSetting(name=name, value=_shorten(value), line=_line_of(name, text))
@@ -81,7 +81,7 @@ def find_restricted(
 
 
 def key_ids(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the key IDs of a file's `[[trust]]` rows, an empty one for a row without any."""
+    """Return the key IDs in the `[[trust]]` rows of a file. Rows without one return an empty ID."""
     rows = document.get("trust", [])
     rows = rows if isinstance(rows, list) else [rows]
     return tuple(str(row.get("keyid", "")) if isinstance(row, dict) else "" for row in rows)
@@ -137,24 +137,24 @@ MEANINGS = {
         "the one key that you have",
         "what signs verdicts: the name of a key, or the path of a `.pem`",
     ),
-    "catalogue": (
+    "catalog": (
         "that of `registry`",
         "where signed catalogs are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
-    "catalogue-mirrors": (
+    "catalog-mirrors": (
         "none",
         "where the catalog is read when its place does not answer: `HOST[:PORT][/PATH][:TAG],...` or files "
-        "(`/...`). Ignored if a nearer file sets `catalogue`",
+        "(`/...`). Ignored if a nearer file sets `catalog`",
     ),
     "center": (
         "the site's name, else made of the catalog's",
-        "what the center of `catalogue` is called where several are joined: `CENTER/TARGET`",
+        "what the center of `catalog` is called where several are joined: `CENTER/TARGET`",
     ),
     "site": (
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
-    "licences": (
+    "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "
         "commas",
@@ -180,4 +180,4 @@ MEANINGS = {
     "sweep-gpu-hours": ("no limit", "GPU hours of one sweep; other cells wait for the next"),
     "sweep-jobs": ("no limit", "jobs of one sweep at once"),
 }
-"""The default and the meaning of each setting, by its name; Markdown, one line each."""
+"""The default and the meaning of each setting by name, each one line of Markdown."""

@@ -41,7 +41,7 @@ def read_records(prefix: str) -> tuple[tuple[Record, ...], list[str]]:
                 data = json.load(file)
             paths = tuple(data["paths_data"]["paths"])
             if not all(isinstance(row["_path"], str) for row in paths):
-                raise TypeError("a path is not a text")
+                raise TypeError("a path is not a string")
             records.append(Record(data["name"], data["version"], data["build"], f"{META}/{name}", paths))
         except (OSError, ValueError, KeyError, TypeError) as error:
             faults.append(f"{META}/{name} cannot be read: {type(error).__name__}: {error}")

@@ -97,7 +97,9 @@ def load_document(text: str, version: int) -> dict[str, Any]:
     """Return the host's document. Raises ValueError or KeyError if it has another format."""
     data: dict[str, Any] = json.loads(text)
     if data["format"] != version:
-        raise ValueError(f"expectations of format {data['format']}, this suite reads {version}")
+        raise ValueError(
+            f"the expectations have format {data['format']}, but this suite reads format {version}"
+        )
     return data
 
 
@@ -123,7 +125,7 @@ def parse_expected(text: str) -> Expected:
     data = load_document(text, table.FORMAT)
     unknown = sorted(set(data["checks"]) - set(table.CHECKS))
     if unknown:
-        raise ValueError(f"no such check: {', '.join(unknown)}")
+        raise ValueError(f"unknown checks: {', '.join(unknown)}")
     return expected_image(data, tuple(name for name in table.CHECKS if name in data["checks"]))
 
 

@@ -50,7 +50,7 @@ def find_header(folder: str, prefix: str) -> str:
         path = os.path.join(place, "cuda.h")
         if os.path.exists(path):
             return path
-    raise FileNotFoundError("triton has no cuda.h in a place this suite knows")
+    raise FileNotFoundError("cuda.h is neither in triton nor in the image's CUDA packages")
 
 
 def compile_driver(scratch: str) -> None:
@@ -97,7 +97,7 @@ def compile_kernel(triton: Any) -> int:
         compiled = triton.compile(source(fn=kernel, signature=types, constants={"BLOCK": 128}), target=gpu)
     code = compiled.asm["cubin"]
     if code[:4] != b"\x7fELF":
-        raise RuntimeError("Triton's kernel is not GPU code")
+        raise RuntimeError("the compiled Triton kernel is not GPU code")
     return len(code)
 
 

@@ -1,3 +1,5 @@
-"""Verdicts, approvals, catalogs and keys: signed statements about images, and whether they count."""
+"""Signed statements about images (verdicts, approvals, catalogs), the keys that sign them, and their
+verification.
+"""
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Approvals: signed statements that a tag may point to an image, if the policy requires several of them.
+"""Approvals: signed statements that a tag may point to an image. A policy can require several of them.
 
-    sign_approval() -> envelope          envelopes -> judge_approvals() -> Approvals
+    sign_approval() -> envelope          envelopes -> verify_approvals() -> Approvals
 
-An approval names the digest that the tag would point to, the tag and its repository, so it is not valid for
-others. It is an in-toto statement like a verdict, attached to the same manifest, and parsed as strictly. Keys
-are counted, not statements. A revocation of the image's verdicts ends the approvals signed until then.
+An approval names the tag, its repository and the digest of the image. So it is not valid for another tag,
+repository or image. It is an in-toto statement like a verdict, attached to the same manifest, and parsed as
+strictly. Several approvals by one key count once. If the image's verdicts are revoked, approvals that were
+signed before the revocation are no longer valid.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from imagefactory.verify.report import VerifiedImage
 APPROVAL = "https://imagefactory.dev/approval/v1"
 FORMAT = 1
 LIFE = timedelta(days=14)
-"""How long an approval is valid."""
+"""The period of validity of an approval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSubject:
-    """The subject of an approval: `tag` of the repository `place` (HOST/NAME) points to `subject.index`."""
+    """The subject of an approval: `tag` in the repository `place` (HOST/NAME) points to `subject.index`."""
 
     subject: VerifiedImage
     place: str
@@ -49,7 +50,7 @@ class ApprovalSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
-    """An approval of a trusted key, by its name and id. It counts from `issued` to before `expires`."""
+    """An approval by the trusted key `keyid`. It is valid from `issued` until just before `expires`."""
 
     name: str
     keyid: str
@@ -58,7 +59,10 @@ class Approval:
 
 
 def sign_approval(subject: ApprovalSubject, key: SigningKey, now: datetime) -> bytes:
-    """Return an approval's envelope. Raises StatementError, and ToolError if a program does not sign."""
+    """Return the envelope of a new approval.
+
+    Raises StatementError, and ToolError if a signing program fails.
+    """
     payload = format_approval(subject, now.replace(microsecond=0))
     parse_approval(payload, "the approval to sign")
     return sign_envelope(payload, key)
@@ -71,7 +75,7 @@ def format_approval(subject: ApprovalSubject, issued: datetime) -> bytes:
 
 
 def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetime]:
-    """Parse an approval's subject and its time. Raises StatementError for any other bytes."""
+    """Parse a payload into the subject of an approval and its time. Raises StatementError for other bytes."""
     row = dict(parse_predicate(payload, where, APPROVAL))
     row.pop("expires", None)
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
@@ -92,7 +96,7 @@ class Approvals:
     valid: tuple[Approval, ...] = ()
 
     def by(self, now: datetime) -> tuple[str, ...]:
-        """Return the names of the keys whose approval counts at `now`, each once."""
+        """Return the names of the keys with an approval that is valid at `now`, without duplicates."""
         keys = {
             grant.keyid: grant.name
             for grant in self.valid
@@ -101,9 +105,9 @@ class Approvals:
         return tuple(sorted(keys.values()))
 
     def best(self) -> tuple[str, ...]:
-        """Return the largest set of keys whose approvals counted at one time.
+        """Return the largest set of keys whose approvals were valid at the same time.
 
-        A tag that was moved in that time stays approved: an approval that expires moves nothing.
+        A tag that was moved at that time stays approved: expired approvals move no tag.
         """
         return max((self.by(grant.issued) for grant in self.valid), key=len, default=())
 
@@ -117,7 +121,8 @@ def verify_approvals(
 ) -> Approvals:
     """Return the approvals of `tag_subject` whose key was trusted when they were issued.
 
-    Approvals by a retired key count if they were recorded when it retired, like its verdicts.
+    Approvals by a retired key count if they were recorded when the key was retired. The same applies to
+    verdicts.
     """
     return Approvals(
         valid=tuple(
@@ -133,7 +138,7 @@ def verify_approvals(
 def read_approvals(
     envelopes: Iterable[bytes], trust: TrustRules, now: datetime, revoked: Iterable[RevokedCell] = ()
 ) -> tuple[tuple[ApprovalSubject, Approval], ...]:
-    """Return the approvals that count, each with its subject."""
+    """Return the valid approvals, each with its subject."""
     approvals, ended = [], max((row.when for row in revoked), default=None)
     for data in envelopes:
         opened = verify_envelope(data, trust)

@@ -1,12 +1,12 @@
-"""Signed statements attached to images: writing, reading and repair.
+"""Write, read and repair the signed statements that are attached to images.
 
-A statement is an OCI artifact: its one layer is the envelope, its subject the platform manifest. Registries
-without the referrers API keep a list of them that two writers at once can overwrite. So every statement is
-written to the store's journal before it is attached to a registry, only one process writes at a time, and
-`repair_referrers` restores entries that a list has lost.
+A statement is an OCI artifact: its only layer is the envelope, its subject is the manifest of a platform.
+Registries without the referrers API keep the list of statements as a tag, and two writers at the same time
+can overwrite it. So the store's journal records every statement before imagefactory attaches it to a
+registry, only one process writes at a time, and `repair_referrers` restores entries that a list has lost.
 
     <store>/journal/lock                            locked by the process that attaches or moves tags
-    <store>/journal/<host>/<repository>.jsonl       one row per statement, appended before it is uploaded
+    <store>/journal/<host>/<repository>.jsonl       one row per statement, appended before the upload
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedStatement:
-    """A signed statement to be attached.
+    """A signed statement to attach.
 
-    `kind` is one of STATEMENT_TYPES, `subject` the digest of its manifest, `envelope` the DSSE envelope's
-    bytes. From `until` on it is not needed; None means never.
+    `kind` is one of STATEMENT_TYPES. `subject` describes the manifest that the statement is about. `envelope`
+    is the DSSE envelope. The statement can be deleted at `until`; None means never.
     """
 
     kind: str
@@ -80,7 +80,10 @@ class SignedStatement:
 
     @property
     def artifact(self) -> LocalArtifact:
-        """Return its manifest and blobs. Equal statements give equal bytes: attaching again adds nothing."""
+        """Return the manifest and the blobs.
+
+        Equal statements give equal bytes, so attaching twice adds nothing.
+        """
         layer = Descriptor(media_type=ENVELOPE_TYPE, digest=digest_of(self.envelope), size=len(self.envelope))
         subject = Descriptor(
             media_type=self.subject.media_type, digest=self.subject.digest, size=self.subject.size
@@ -91,7 +94,10 @@ class SignedStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedStatement:
-    """A statement in a store. `digest` is its artifact's; `fault` says why `envelope` is empty."""
+    """A statement in a store.
+
+    `digest` is the digest of its artifact. If `envelope` is empty, `fault` is the reason.
+    """
 
     digest: str
     kind: str
@@ -101,21 +107,26 @@ class AttachedStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRows:
-    """The journal of a repository; `damaged` counts incomplete lines."""
+    """The rows in the journal of a repository. `damaged` counts incomplete lines."""
 
     statements: tuple[SignedStatement, ...]
     damaged: int
 
 
 class AttachJournal:
-    """The journal of the store in `path`: statements that it attached to registries. Raises StoreError."""
+    """The journal of the store in `path`: statements attached to registries. Methods may raise StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "journal"
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
-        """Wait for the lock to attach or move tags, and hold it; the kernel frees it when a process dies."""
+        """Lock the journal for this process, which may then attach statements and move tags.
+
+        Wait for other processes.
+
+        The kernel releases the lock when a process dies.
+        """
         with explain_full_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -130,7 +141,10 @@ class AttachJournal:
             os.close(handle)
 
     def append(self, place: StoreRepository, *statements: SignedStatement) -> None:
-        """Add a row for each statement and flush them to the disk. The caller holds `alone`."""
+        """Append a row for each statement and flush the file to the disk.
+
+        The caller must be inside `alone`.
+        """
         path = self._file(place)
         with explain_full_disk(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +152,7 @@ class AttachJournal:
                 append_lines(file, map(format_row, statements))
 
     def read(self, place: StoreRepository) -> JournalRows:
-        """Return every statement that this store attached to `place`, each once."""
+        """Return every statement that this store attached to `place`, without duplicates."""
         return self._read(self._file(place))
 
     def read_all(self) -> tuple[SignedStatement, ...]:
@@ -165,7 +179,7 @@ class AttachJournal:
         return JournalRows(statements=tuple(statements.values()), damaged=damaged)
 
     def keep(self, place: StoreRepository, statements: Iterable[SignedStatement]) -> None:
-        """Replace the journal of `place` by these statements. The caller holds `alone`."""
+        """Replace the journal of `place` with these statements. The caller must be inside `alone`."""
         path = self._file(place)
         rows = b"".join(format_row(statement) + b"\n" for statement in statements)
         if not rows:
@@ -175,7 +189,7 @@ class AttachJournal:
             file.write(rows)
 
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Return (host, repository) of each file."""
+        """Return the host and the repository of each journal file."""
         names = (path.relative_to(self.path).with_suffix("").as_posix() for path in self._files())
         return tuple(sorted((host, repository) for host, _, repository in (n.partition("/") for n in names)))
 
@@ -187,7 +201,7 @@ class AttachJournal:
 
 
 def format_row(statement: SignedStatement) -> bytes:
-    """Return a line of the journal, without its end."""
+    """Return a line of the journal without its line end."""
     return canonical_json(
         {
             "format": FORMAT,
@@ -200,7 +214,10 @@ def format_row(statement: SignedStatement) -> bytes:
 
 
 def parse_row(line: bytes) -> SignedStatement:
-    """Parse a line of the journal. Raises ValueError, KeyError or TypeError for a damaged one."""
+    """Parse a line of the journal.
+
+    Raises ValueError, KeyError or TypeError for a corrupt line, StoreError for one of a newer version.
+    """
     row = json.loads(line)
     if row["format"] != FORMAT:
         raise StoreError(
@@ -217,16 +234,19 @@ def parse_row(line: bytes) -> SignedStatement:
 
 
 def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJournal | None = None) -> str:
-    """Attach a statement to its subject and return the artifact's digest. Attaching again changes nothing.
+    """Attach a statement to its subject and return the digest of the artifact.
 
-    `journal` is the store's, if `place` is a registry. The caller holds its `alone`, or the `in_use` of a
-    store on disk. Raises StoreError or RegistryError, also if `place` has no such subject.
+    Repeating the call changes nothing.
+
+    `journal` is the journal of this machine's store, required if `place` is a registry. The caller must be
+    inside `alone` of the journal, or inside `in_use` of a store on disk. Raises StoreError or RegistryError,
+    also if `place` does not have the subject.
     """
     if place.store.manifest(place.repository, statement.subject.digest) is None:
         raise RegistryError(
             "subject-not-in-registry",
-            f"{place} has no {statement.subject.digest}",
-            hint="push the image there first",
+            f"{place} does not have the image {statement.subject.digest}",
+            hint="push the image to that registry first: imagefactory push",
         )
     if journal:
         journal.append(place, statement)
@@ -234,7 +254,7 @@ def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJo
 
 
 def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
-    """Attach a statement like `attach`, but its subject may be missing from the store."""
+    """Attach a statement like `attach`, but allow that the store does not have the subject."""
     artifact = statement.artifact
     for blob, data in artifact.blobs:
         place.store.write(place.repository, blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
@@ -243,7 +263,9 @@ def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
     if put.digest != manifest.descriptor.digest:
         raise RegistryError(
             "registry-changed-digest",
-            f"{place}: imagefactory pushed {manifest.descriptor.digest}, the registry stored {put.digest}",
+            f"{place}: imagefactory pushed {manifest.descriptor.digest}, but the registry stored "
+            f"{put.digest}",
+            hint="use a registry that stores manifests unchanged: push to another HOST/PATH",
         )
     return put.digest
 
@@ -251,9 +273,11 @@ def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
 def put_all(
     place: StoreRepository, statements: Sequence[SignedStatement], *, workers: int
 ) -> tuple[ImagefactoryError | None, ...]:
-    """Attach several statements like `put_statement`, `workers` at a time. Return the error of each, or None.
+    """Attach statements like `put_statement` with `workers` threads.
 
-    After MAX_REJECTED errors in a row the rest are skipped and get the last error.
+    Return the error of each statement, or None.
+
+    After MAX_REJECTED errors in a row, the remaining statements are skipped and get the last error.
     """
     refused: list[ImagefactoryError] = []
 
@@ -283,10 +307,11 @@ def put_all(
 
 
 def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
-    """Return the statements of one type about the manifest `subject`, by digest, not verified.
+    """Return the statements of type `kind` about the manifest `subject`, sorted by digest, not verified.
 
-    Of more than MOST verdicts the last in the list are read (the newest, if a registry keeps the order); an
-    extra row says so. More than MOST revocations raise RegistryError: an unread one would have no effect.
+    If there are more than MOST verdicts, only the last ones in the list are read, which are the newest in
+    most registries. An extra row reports this. More than MOST revocations raise RegistryError, because a
+    revocation that is not read would have no effect.
     """
     referrers = place.store.referrers(place.repository, subject, kind)
     digests = tuple(dict.fromkeys(referrer.digest for referrer in referrers))
@@ -294,8 +319,8 @@ def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[At
     if excess > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
             "revocations-too-many",
-            f"{place} lists {len(digests)} revocations of {subject}, the limit is {MOST}",
-            hint="find out who else pushes there",
+            f"{place} has {len(digests)} revocations of {subject}, the limit is {MOST}",
+            hint="delete the revocations that you did not push, and limit who can push there",
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
         read = pool.map(lambda digest: _read_statement(place, digest, kind), sorted(digests[-MOST:]))
@@ -307,7 +332,9 @@ def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[At
 
 
 def read_verdicts(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
-    """Return the verdicts about the manifest `subject`, by their artifacts' digests, not verified."""
+    """Return the verdicts about the manifest `subject`, sorted by the digests of their artifacts, not
+    verified.
+    """
     return read_statements(place, subject, VERDICT_TYPE)
 
 
@@ -326,7 +353,7 @@ def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedS
             raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
         if not DIGEST.fullmatch(layer.digest) or not 0 < layer.size <= LARGEST:
-            raise ValueError(f"an envelope of {layer.size} bytes")
+            raise ValueError(f"its envelope has {layer.size} bytes, the limit is {LARGEST}")
     except MALFORMED as error:
         fault = f"not an artifact of imagefactory: {error}"
         return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=fault)
@@ -346,11 +373,11 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult:
-    """The result of a repair.
+    """The result of repairing the lists of a registry.
 
-    `listed` counts statements that were listed; `mended` are digests of artifacts that are listed again.
-    `gone` counts those whose image was deleted and `expired` those no longer needed; both leave the journal.
-    `damaged` counts unreadable lines of the journal.
+    `listed` counts the statements that were in a list. `mended` has the digests of artifacts that were added
+    again. `gone` counts statements about deleted images, `expired` those that are no longer needed; both are
+    removed from the journal. `damaged` counts unreadable lines of the journal.
     """
 
     place: str
@@ -364,10 +391,11 @@ class RepairResult:
 def repair_referrers(
     place: StoreRepository, journal: AttachJournal, local: Sequence[SignedStatement], now: datetime
 ) -> RepairResult:
-    """Make a registry list every statement about its images that is in the journal or in `local`.
+    """Add every statement that is in the journal or in `local` to the lists of a registry, if it is missing
+    there.
 
-    `local` are the store's (`stored_statements`). The caller holds `alone`. Raises RegistryError if other
-    writers keep overwriting the lists.
+    `local` are the statements of the store on disk (`stored_statements`). The caller must be inside `alone`.
+    Raises RegistryError if other writers keep overwriting the lists.
     """
     rows = journal.read(place)
     expired = [statement for statement in rows.statements if statement.until and statement.until <= now]
@@ -410,7 +438,7 @@ def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedSt
 
 
 def stored_statements(layout: Layout) -> tuple[SignedStatement, ...]:
-    """Return the statements of the store on disk; damaged ones are skipped."""
+    """Return the statements in the store on disk. Corrupt ones are skipped."""
     store = LayoutStore(layout)
     rows = (row for subject in layout.subjects() for row in layout.referrers(subject))
     statements = [_read_known(store, descriptor) for descriptor, kind in rows if kind in STATEMENT_TYPES]
@@ -433,10 +461,12 @@ def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement |
 
 
 def read_subject(place: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:
-    """Return the subject of verdicts on an image: its manifest for `platform` and its config, or its .sif.
+    """Return the subject of verdicts on an image: its .sif file, or its manifest for `platform` with its
+    config.
 
-    Without a platform: the only one, or linux/amd64. Raises RegistryError or StoreError if `place` has no
-    such image, NoImageError if it is not one, or an index in which other tools may choose another.
+    Without a platform, the only one is used, or else linux/amd64. Raises RegistryError or StoreError if
+    `place` does not have the image. Raises NoImageError if it is not an image, or if it is an index in which
+    other tools may choose another image.
     """
     root = read_manifest(place, digest)
     with _an_image(root):
@@ -459,12 +489,12 @@ def read_subject(place: StoreRepository, digest: str, platform: str = "") -> Ver
 
 @contextmanager
 def _an_image(root: Manifest) -> Iterator[None]:
-    """Turn errors into NoImageError: the data is complete."""
+    """Convert parse errors of complete data into NoImageError."""
     try:
         yield
     except RegistryError as error:
         raise NoImageError("image-malformed", error.message, hint=error.hint) from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise NoImageError(
-            "image-malformed", f"{root.descriptor.digest} is not one image", hint="ask who pushed it"
+            "image-malformed", f"{root.descriptor.digest} is not a valid image", hint="push the image again"
         ) from error

@@ -1,8 +1,9 @@
-"""The audit log: signatures, approvals, promotions and other events. Lines are only added.
+"""The audit log: signatures, approvals, promotions and other events. Lines are only appended.
 
     <store>/journal/audit.jsonl     {"time", "user", "host", "action", "what", "where", "key", "why"}
 
-It shows a site's own staff who did what from this store. It is not evidence: the store's owner can edit it.
+The log shows the staff of a site which user did what from this store. It is not evidence, because the owner
+of the store can edit it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ PROMOTE, PUBLISH, ROLLBACK = "promote", "publish", "rollback"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One event. `what` names its object, `where` is a repository or a file, `key` an id or empty."""
+    """One event.
+
+    `what` is the name of its object, `where` a repository or a file, `key` the id of a key or empty.
+    """
 
     action: str
     what: str
@@ -39,7 +43,10 @@ class AuditEntry:
 
 
 def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> None:
-    """Add a line for each and flush them to the disk. Raises StoreError for a full disk, OSError."""
+    """Append a line for each entry and flush the file to the disk.
+
+    Raises OSError, and StoreError if the disk is full.
+    """
     who = {"time": format_time(now.astimezone(UTC).replace(microsecond=0)), **_actor()}
     lines = [
         canonical_json(
@@ -66,7 +73,7 @@ def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> N
 
 
 def append_lines(file: BinaryIO, lines: Iterable[bytes]) -> None:
-    """Add lines to a log, after the end of an incomplete one, and flush them to the disk."""
+    """Append lines to a log and flush it to the disk. If the last line is incomplete, end it first."""
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":

@@ -1,11 +1,11 @@
-"""Catalogs as bytes: written, signed, and read by people without a project.
+"""Catalogs as bytes: imagefactory writes and signs them for people who have no project.
 
     Catalog -> format_catalog() -> sign_catalog() -> envelope
     envelope + TrustRules + now -> verify_catalog() -> Catalog
 
-One DSSE envelope contains everything, the verdicts' own envelopes too. The parser accepts only the
-formatter's output. A catalog is valid for LIFE, so an attacker can hide a newer one, or its revocations, for
-that long at most.
+One DSSE envelope contains everything, including the envelopes of verdicts. The parser accepts only the output
+of the formatter. A catalog is valid for LIFE. This limits how long an attacker can hide a newer catalog or
+its revocations.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ Envelopes = tuple[tuple[str, bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogSif:
-    """A .sif of an image: `sha256` and `size` of the file, `reference` HOST/NAME@sha256:... or empty.
+    """A .sif file of an image: the `sha256` and `size` of the file, and its `reference` HOST/NAME@sha256:...
+    or "".
 
-    Without a reference it is only in the store of the catalog's author. Its verdicts are its own.
+    Without a reference, the file is only in the store of the catalog's author. A .sif has separate verdicts.
     """
 
     sha256: str
@@ -71,15 +72,18 @@ class CatalogSif:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogImage:
-    """The image of a target. `reference` is HOST/NAME@sha256:... of its index, empty if it is in no registry.
+    """The image of a target.
 
-    `framework` is the distribution (`torch`), `version` that of the lock (`2.3.1`). `size` is the transfer
-    size, `unpacked` the size on disk, 0 if unknown to the catalog's author. `cuda` is the target's (`12.1`,
-    `13`; `rocm7`; NO_CUDA: only for CPUs), `runtime` the CUDA version of its libraries. `driver` is the
-    lowest on which its machine code runs; `minor_compat` says that it is the first of its CUDA major (CUDA's
-    minor-version compatibility). `required` are the capabilities that its recipe requires. `predicted` are
-    the strongest claims without a verdict, by capability, negative ones too. `envelopes` are verdicts,
-    `revocations` withdraw some. `revoked` lists the target's revocations, of other images too.
+    `reference` is HOST/NAME@sha256:... of its index, empty if it is not in a registry.
+
+    `framework` is the distribution (`torch`), `version` its locked version (`2.3.1`). `size` is the transfer
+    size in bytes, `unpacked` the size on disk, 0 if unknown. `cuda` is the target's (`12.1`, `13`, `rocm7`,
+    or NO_CUDA: only for CPUs), `runtime` the CUDA version of its libraries. `driver` is the oldest driver
+    that can run its machine code. `minor_compat` is set if that is the first driver of the CUDA major version
+    (CUDA minor version compatibility). `required` are the capabilities that its recipe requires. `predicted`
+    are the strongest claims that are not verdicts, by capability, including negative ones. `envelopes` are
+    the verdicts, `revocations` revoke some of them. `revoked` lists all revocations of the target, also those
+    of other images.
     """
 
     target: str
@@ -109,17 +113,20 @@ class CatalogImage:
 
     @property
     def gpu(self) -> bool:
-        """Return whether it is for GPUs, not only for CPUs."""
+        """Return whether the image is for GPUs."""
         return self.cuda != NO_CUDA
 
     @property
     def only_sif(self) -> bool:
-        """Return whether it is only a .sif, built by apptainer from a definition: docker cannot run it."""
+        """Return whether the image exists only as a .sif file, which Apptainer built.
+
+        Docker cannot run it.
+        """
         return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
 class CatalogSource(StrEnum):
-    """The source of a catalog: created just now, the configured place, a mirror, or the local cache."""
+    """The source of a catalog: this process, the configured address, a mirror, or the local cache."""
 
     MADE = "made"
     PLACE = "place"
@@ -128,15 +135,17 @@ class CatalogSource(StrEnum):
 
 
 SOON = timedelta(days=7)
-"""The time before a catalog expires in which readers are warned."""
+"""Readers are warned when a catalog expires within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The images of one registry at one time. `keyid` signed it; empty if this process created it.
+    """The images of one registry at one time, signed by `keyid`.
 
-    `suites` are the digests of suites whose verdicts counted for its author. `source` and `notes` are not
-    part of it: they say how this reader got it, and what to print about that.
+    `keyid` is empty if this process created the catalog.
+
+    `suites` are the digests of suites whose verdicts the author accepted. The next two are not in the signed
+    bytes: `source` is how this process got the catalog, `notes` are messages about that.
     """
 
     made: datetime
@@ -153,7 +162,10 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifOffer:
-    """A .sif with its own verdicts verified: the file was run, not the image that it was built from."""
+    """A .sif file with its verified verdicts.
+
+    These are about the file, not about the image that it was built from.
+    """
 
     sif: CatalogSif
     judged: tuple[VerificationResult, ...]
@@ -161,7 +173,7 @@ class SifOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOffer:
-    """An image, with its verdicts and those of its .sif files verified by the reader's current trust."""
+    """An image with its verdicts and those of its .sif files, verified with the trust of the reader."""
 
     image: CatalogImage
     judged: tuple[VerificationResult, ...]
@@ -169,7 +181,7 @@ class ImageOffer:
 
 
 FORMAT = 1
-CATALOG_TYPE = "application/vnd.imagefactory.catalogue+json"
+CATALOG_TYPE = "application/vnd.imagefactory.catalog+json"
 LARGEST = 96 << 20
 FORM = EnvelopeForm(payload_type=CATALOG_TYPE, largest=LARGEST)
 LIFE = timedelta(days=30)
@@ -251,9 +263,9 @@ _CATALOG_SCHEMA = ObjectSchema(
 )
 
 
-def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
-    """Return the envelope of a catalog. Raises StatementError for one that readers would reject."""
-    payload = format_catalog(catalogue)
+def sign_catalog(catalog: Catalog, key: SigningKey) -> bytes:
+    """Return the envelope of a catalog. Raises StatementError if readers would reject the catalog."""
+    payload = format_catalog(catalog)
     parse_catalog(payload, "the catalog to sign", key.keyid)
     envelope = sign_envelope(payload, key, FORM)
     if len(envelope) > LARGEST:
@@ -266,29 +278,29 @@ def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
 
 
 def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "the catalog") -> Catalog:
-    """Return a catalog that a trusted key signed and that is still valid. Messages begin with `where`.
+    """Return a catalog that a trusted key signed and that has not expired. Messages begin with `where`.
 
-    Raises StatementError with the label of the problem: unsigned, edited, wrong-key, key-retired, expired,
+    Raises StatementError with the status of the problem: unsigned, edited, wrong-key, key-retired, expired,
     not-yet, malformed.
     """
     opened = verify_envelope(data, trust, FORM)
     if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
         raise _rejection(where, opened.standing, opened.why)
     try:
-        catalogue = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
+        catalog = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
     except StatementError as error:
         raise _rejection(where, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
-    late = out_of_period(opened.key, catalogue.made) or out_of_period(opened.key, max(now, catalogue.made))
+    late = out_of_period(opened.key, catalog.made) or out_of_period(opened.key, max(now, catalog.made))
     if late:
         raise _rejection(where, *late)
-    if catalogue.made - now > SKEW:
+    if catalog.made - now > SKEW:
         raise _rejection(
-            where, VerdictStatus.NOT_YET, f"made at {format_time(catalogue.made)}, which is in the future"
+            where, VerdictStatus.NOT_YET, f"made at {format_time(catalog.made)}, which is in the future"
         )
-    if now >= catalogue.expires:
-        raise _rejection(where, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalogue.expires)}")
-    return catalogue
+    if now >= catalog.expires:
+        raise _rejection(where, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalog.expires)}")
+    return catalog
 
 
 CENTER_HINT = (
@@ -319,15 +331,15 @@ def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
     return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
 
 
-def format_catalog(catalogue: Catalog) -> bytes:
-    """Return the payload's bytes; `keyid` is not part of them. Times are whole seconds."""
+def format_catalog(catalog: Catalog) -> bytes:
+    """Return the bytes of the payload, without `keyid`. Times are in whole seconds."""
     return format_json(
         {
             "format": FORMAT,
-            "made": format_time(catalogue.made),
-            "expires": format_time(catalogue.expires),
-            "suites": list(catalogue.suites),
-            "images": [_format_image(image) for image in catalogue.images],
+            "made": format_time(catalog.made),
+            "expires": format_time(catalog.expires),
+            "suites": list(catalog.suites),
+            "images": [_format_image(image) for image in catalog.images],
         }
     )
 
@@ -347,7 +359,7 @@ def _format_image(image: CatalogImage) -> dict[str, Any]:
 
 
 def _format_place(image: CatalogImage | CatalogSif) -> dict[str, Any]:
-    """Return its subject without the target, which its parent has."""
+    """Return the subject of an image without its target, which the parent object has."""
     return {
         "reference": image.reference,
         "subject": _format_subject(image.subject),
@@ -362,14 +374,17 @@ def _format_subject(subject: VerifiedImage) -> dict[str, str]:
 
 
 def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
-    """Return JSON within JSON, which compresses better than text: envelopes have one spelling."""
+    """Return envelopes as nested JSON, which compresses better than strings.
+
+    Each envelope has only one valid spelling.
+    """
     return {digest: parse_json(data, digest) for digest, data in envelopes}
 
 
 def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
     """Parse a payload. Raises StatementError for anything but the output of `format_catalog`."""
     row = _CATALOG_SCHEMA.parse(parse_json(payload, where, LARGEST), where)
-    catalogue = Catalog(
+    catalog = Catalog(
         made=row["made"],
         expires=row["expires"],
         suites=row["suites"],
@@ -378,12 +393,12 @@ def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
         ),
         keyid=keyid,
     )
-    if not timedelta(0) < catalogue.expires - catalogue.made <= LIFE:
+    if not timedelta(0) < catalog.expires - catalog.made <= LIFE:
         raise invalid_value_error(f"{where}: expires", f"it is not within {LIFE.days} days after it was made")
-    names = [image.target for image in catalogue.images]
+    names = [image.target for image in catalog.images]
     if len(set(names)) != len(names):
         raise invalid_value_error(f"{where}: images", "it has a duplicate target")
-    return catalogue
+    return catalog
 
 
 def _parse_image(value: object, where: str) -> CatalogImage:
@@ -435,7 +450,7 @@ def _parse_envelopes(value: tuple[tuple[str, object], ...], where: str) -> Envel
 
 
 def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
-    """Return HOST/NAME@sha256:... with the digest of the subject; it is written to submit files."""
+    """Return HOST/NAME@sha256:... if it has the digest of the subject. Job files contain this text."""
     if value == "":
         return ""
     try:

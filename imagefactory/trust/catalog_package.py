@@ -1,10 +1,10 @@
-"""A catalog in a registry: its place, its manifest, and its compressed bytes. Pure.
+"""A catalog in a registry: its address, its manifest, and its compressed bytes. Pure functions.
 
-    <registry>/catalogue:current                    the newest, a tag that moves
-    <registry>/catalogue:<YYYYMMDD>-<12 hex>        each one, under a tag of its own
-    <registry>/catalogue:invitation                 the invitation to it (invitation.py)
+    <registry>/catalog:current                    the newest catalog; this tag moves
+    <registry>/catalog:<YYYYMMDD>-<12 hex>        each catalog, under a separate tag
+    <registry>/catalog:invitation                 the invitation to the catalog (invitation.py)
 
-Either is an OCI artifact of one layer: the envelope or the invitation, compressed with gzip.
+Catalogs and invitations are OCI artifacts with one layer, compressed with gzip.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from imagefactory.oci.store import ImageReference, split_place, split_tagged
 from imagefactory.serialize import DIGEST
 from imagefactory.trust.catalog import LARGEST
 
-REPOSITORY, CURRENT = "catalogue", "current"
+REPOSITORY, CURRENT = "catalog", "current"
 LARGEST_PACKED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactFormat:
-    """A type of artifact: its name, its manifest's type and its layer's."""
+    """A type of artifact: its name, and the media types of its manifest and of its layer."""
 
     name: str
     artifact_type: str
@@ -36,8 +36,8 @@ class ArtifactFormat:
 
 
 CATALOG_ARTIFACT = ArtifactFormat(
-    name="catalogue",
-    artifact_type="application/vnd.imagefactory.catalogue.v1+json",
+    name="catalog",
+    artifact_type="application/vnd.imagefactory.catalog.v1+json",
     layer_type="application/vnd.dsse.envelope.v1+json+gzip",
 )
 INVITATION = ArtifactFormat(
@@ -52,7 +52,7 @@ _PIECE = 1 << 20
 def catalog_repository(text: str) -> ImageReference:
     """Return the catalog's reference in the registry `HOST[/PATH][:TAG]`.
 
-    A path that already ends in `catalogue` is unchanged. Raises UsageError for an empty text.
+    A path that already ends in `catalog` is unchanged. Raises UsageError for an empty text.
     """
     if not text:
         raise UsageError(
@@ -70,12 +70,15 @@ def catalog_repository(text: str) -> ImageReference:
 
 
 def pack_artifact(envelope: bytes) -> bytes:
-    """Compress with gzip, to the same bytes every time."""
+    """Compress with gzip. Equal input gives equal bytes."""
     return gzip.compress(envelope, 9, mtime=0)
 
 
 def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> bytes:
-    """Decompress an envelope if needed. Raises StatementError for damage, or more than `largest` bytes."""
+    """Decompress an envelope if it is compressed.
+
+    Raises StatementError for corrupt data or for more than `largest` bytes.
+    """
     most = LARGEST if largest is None else largest
     if not data.startswith(_MAGIC):
         return data
@@ -85,7 +88,9 @@ def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> byte
         for piece in inflate(chunks, GZIP):
             if unpacked.tell() + len(piece) > most:
                 raise StatementError(
-                    "catalog-too-large", f"{where}: unpacks to more than {most} bytes", hint="ask its author"
+                    "catalog-too-large",
+                    f"{where} has more than {most} bytes when unpacked",
+                    hint="ask its owner to publish fewer targets",
                 )
             unpacked.write(piece)
     except (CorruptDataError, zlib.error) as error:
@@ -96,18 +101,20 @@ def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> byte
 
 
 def parse_layer(manifest: bytes, where: str, kind: ArtifactFormat = CATALOG_ARTIFACT) -> Descriptor:
-    """Return the layer of a manifest of that type. Raises RegistryError for any other."""
+    """Return the layer in a manifest of type `kind`. Raises RegistryError for other manifests."""
     try:
         value = json.loads(manifest)
         if artifact_type(value) != kind.artifact_type:
             raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
         if layer.media_type != kind.layer_type or not 0 < layer.size <= LARGEST_PACKED:
-            raise ValueError(f"a layer of {layer.size} bytes")
+            raise ValueError(f"its layer has type {layer.media_type[:80]!r} and {layer.size} bytes")
         if not DIGEST.fullmatch(layer.digest):  # the name of a file in the cache
             raise ValueError("its layer has no digest")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RegistryError(
-            "artifact-malformed", f"{where} is not of type {kind.name}: {error}", hint="ask who pushed it"
+            "artifact-malformed",
+            f"{where} is not of type {kind.name}: {error}",
+            hint="check the address, or ask its owner to publish it again",
         ) from error
     return layer

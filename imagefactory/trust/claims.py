@@ -1,8 +1,9 @@
-"""Claims of verdicts, which tables call *verified*, by compute capability. Pure.
+"""Claims from verdicts, by compute capability. Tables show them as *verified*. Pure functions.
 
-Only verdicts that count (VerdictStatus.GOOD) make claims, each only for its GPU's capability: sm_86 is never
-inferred from sm_80. A pass applies to its driver and newer ones, a failure too; `driver-too-old` applies to
-older ones. Outcomes that are not about the image (`infrastructure`, `timeout`, `no-gpu`) make no claims.
+Only valid verdicts (VerdictStatus.GOOD) make claims, each only for the capability of its GPU: sm_86 is never
+inferred from sm_80. Passes and failures apply to the driver of the run and to newer ones; `driver-too-old`
+applies to older ones. Outcomes that are not about the image (`infrastructure`, `timeout`, `no-gpu`) make no
+claims.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ from imagefactory.model import Outcome
 from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 
 SUITE = "suite"
-"""The rule of a positive claim."""
+"""The rule name of a positive claim."""
 REFUSALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED)
-"""The outcomes against an image. Each is the rule of its claim."""
+"""The negative outcomes of an image. The name of each outcome is the rule name of its claim."""
 SOON = timedelta(days=14)
-"""A verdict that expires within this time is reported."""
+"""Verdicts that expire within this time are reported."""
 RENEWED = 10
-"""The part of its period in which a verdict is renewed: the last 9 of 90 days."""
+"""A verdict is renewed in the last tenth of its validity: the last 9 of 90 days."""
 _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
 
 
 def verified_claims(
     judged: Iterable[VerificationResult], driver: str = "", part: str = ""
 ) -> Mapping[Capability, CellClaim]:
-    """Return the claim on each capability of one image, for `driver` (empty: any).
+    """Return the claim about each capability of one image for `driver` (empty: any driver).
 
-    It is about whole GPUs, or with `part` about such slices (MIG). The verdict with the newest driver up to
-    `driver` counts, then the newest; without a driver the newest.
+    `part` selects a MIG slice; without `part`, claims are about whole GPUs. The verdict with the newest
+    driver up to `driver` decides; of equal drivers, the newest verdict. Without `driver`, the newest verdict
+    decides.
     """
     by_capability: dict[Capability, Verdict] = {}
     for judgement in judged:
@@ -57,7 +59,7 @@ def verified_claims(
 
 
 def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> tuple[str, ...]:
-    """Return the capabilities of which at least `count` GPUs passed together, by verdicts that count."""
+    """Return the capabilities on which a test of at least `count` GPUs passed, by valid verdicts."""
     reports = (
         judgement.verdict.report
         for judgement in judged
@@ -72,13 +74,13 @@ def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> 
 
 
 VerifiedPeriod = tuple[datetime, datetime]
-"""The time of a verification, and the end of its validity."""
+"""The time of a verification, and the time when it expires."""
 
 
 def last_verdicts(
     judged: Iterable[VerificationResult], part: str = ""
 ) -> Mapping[Capability, VerifiedPeriod]:
-    """Return when one image was last verified on each capability, by valid or expired verdicts."""
+    """Return the last verification of an image on each capability, by valid or expired verdicts."""
     periods: dict[Capability, VerifiedPeriod] = {}
     for judgement in judged:
         if judgement.verdict is None or judgement.standing not in (VerdictStatus.GOOD, VerdictStatus.EXPIRED):
@@ -91,9 +93,10 @@ def last_verdicts(
 
 
 def to_renew(judged: Iterable[VerificationResult], now: datetime) -> tuple[VerificationResult, ...]:
-    """Return the results, but `verified` counts as expired in the last tenth of its time. Pure.
+    """Return the results, with `verified` replaced by expired in the last tenth of its validity.
 
-    Plans use it: a cell is verified again while its verdict is still valid, so readers see no gap.
+    Plans use this: imagefactory verifies a cell again while its verdict is still valid, so readers see no
+    gap.
     """
     return tuple(
         replace(judgement, standing=VerdictStatus.EXPIRED)
@@ -111,7 +114,7 @@ def _life(verdict: Verdict) -> timedelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictAges:
-    """The time of the oldest valid verdict, None for none, and the number that expire SOON."""
+    """The time of the oldest valid verdict, or None, and the number of verdicts that expire within SOON."""
 
     oldest: datetime | None
     lapsing: int

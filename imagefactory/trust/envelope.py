@@ -1,7 +1,7 @@
 """Signed bytes: canonical JSON in a DSSE envelope with one Ed25519 signature.
 
-Bytes that this module would not write are rejected, so two readers never disagree about them: a duplicate
-key, another spelling of a number, base64 with trailing bits, a second signature.
+The parsers reject bytes that the formatters would not write, so two readers never disagree about them.
+Examples are a duplicate key, another spelling of a number, base64 with trailing bits, and a second signature.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from imagefactory.trust.keys import SigningKey
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 LARGEST = 1 << 20
 MOST_VALUES = 4_000_000
-"""The limit for one JSON text. A catalog of 5,000 images has 1.4 million separators between values."""
+"""The limit of values in one JSON text.
+
+A catalog of 5,000 images has 1.4 million separators between values.
+"""
 _HEAD = b'{"payload":"'  # the first field of a canonical envelope
 _LARGEST_REST = 1 << 16  # of an envelope without its payload
 
@@ -31,7 +34,9 @@ _SIGNATURE = ObjectSchema(keyid=object, sig=object)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvelopeForm:
-    """The form of an envelope: its type, which the signature covers, and its largest size in bytes."""
+    """A type of envelope: its payload type, which is part of the signed bytes, and its largest size in
+    bytes.
+    """
 
     payload_type: str
     largest: int
@@ -42,7 +47,10 @@ IN_TOTO = EnvelopeForm(payload_type=PAYLOAD_TYPE, largest=LARGEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A DSSE envelope whose signature is not verified. `signature` is 64 bytes, empty if unsigned."""
+    """A DSSE envelope that is not verified yet.
+
+    `signature` has 64 bytes, or is empty if the envelope is unsigned.
+    """
 
     payload: bytes
     payload_type: str
@@ -51,9 +59,9 @@ class Envelope:
 
 
 def sign_envelope(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO) -> bytes:
-    """Return a signed envelope of the bytes of an in-toto statement, or of another form.
+    """Sign a payload, such as an in-toto statement, and return the envelope.
 
-    Raises ToolError for a signing program that returns no signature.
+    Raises ToolError if a signing program returns no signature.
     """
     from securesystemslib.dsse import Envelope as Dsse
     from securesystemslib.signer import Signature
@@ -85,9 +93,9 @@ def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
 
 
 def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Envelope:
-    """Parse one envelope of that form with one signature. Raises StatementError for anything else.
+    """Parse an envelope of type `form` with one signature. Raises StatementError for other bytes.
 
-    These bytes are not verified yet: only what is around the payload is parsed as JSON.
+    The signature is not verified. The payload is not parsed as JSON.
     """
     if len(data) > form.largest:
         raise invalid_value_error(where, f"it has more than {form.largest} bytes")
@@ -120,7 +128,7 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
 
 
 def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:
-    """Return whether this key signed the payload and its type. `public` is the raw 32 bytes."""
+    """Return whether this key signed the payload and its type. `public` is the raw key of 32 bytes."""
     from securesystemslib.dsse import Envelope as Dsse
     from securesystemslib.exceptions import VerificationError
     from securesystemslib.signer import Signature, SSlibKey
@@ -135,7 +143,7 @@ def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:
 
 
 def _decode(value: object, where: str) -> bytes:
-    """Decode standard base64 in its one spelling: with padding, no trailing bits, no line breaks."""
+    """Decode canonical standard base64: with padding, without trailing bits and line breaks."""
     if isinstance(value, str):
         value = value.encode("ascii", "replace")
     if not isinstance(value, bytes | memoryview):

@@ -1,17 +1,18 @@
-"""A site's invitation: the settings that a reader needs to use its catalog, in one small file. Pure.
+"""A site's invitation: one small file with the settings that people need to use the catalog of the site.
 
     format = "imagefactory.invitation/1"
-    catalogue = "registry.example.org/gpu"      # or the path of a file that the site's machines share
-    catalogue-mirrors = "mirror.example.org/gpu"    # optional
-    center = "chtc"                             # the site's name for itself, optional
+    catalog = "registry.example.org/gpu"      # or the path of a file on a shared file system
+    catalog-mirrors = "mirror.example.org/gpu"    # optional
+    center = "chtc"                             # the name of the site, optional
     site = "chtc"
     sif-folder = "/shared/gpu/images"           # optional
 
     [[trust]]                                   # trusted keys, as in imagefactory.toml
     ...
 
-In a registry it is next to the catalog, under the tag `invitation`. It is not signed, since it lists the
-first keys to trust: so people compare a key's fingerprint with one that the site publishes elsewhere.
+In a registry, the invitation is next to the catalog, with the tag `invitation`. An invitation is not signed,
+because it lists the first keys to trust. So people must compare the fingerprint of a key with the one that
+the site publishes elsewhere.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
 LARGEST = 1 << 16
 _PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
-SETTINGS = ("catalogue", "center", "site", "sif-folder", "catalogue-mirrors")
+SETTINGS = ("catalog", "center", "site", "sif-folder", "catalog-mirrors")
 _HEADER = re.compile(r"\s*\[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """`catalogue` is `HOST[/PATH][:TAG]` or a file's path, `mirrors` several. These, `sif_folder` and
-    `center` (the site's name) may be empty.
+    """The settings of a site. `catalog` is `HOST[/PATH][:TAG]` or a path, `mirrors` lists several of these.
+
+    All values may be empty.
     """
 
-    catalogue: str
+    catalog: str
     site: str
     sif_folder: str
     keys: tuple[TrustGrant, ...]
@@ -64,20 +66,22 @@ class Invitation:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return the settings that have values, by their names in imagefactory.toml."""
-        values = (self.catalogue, self.center, self.site, self.sif_folder, self.mirrors)
+        """Return the settings with values, by their names in imagefactory.toml."""
+        values = (self.catalog, self.center, self.site, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 
 def invitation_place(text: str) -> ImageReference:
-    """Return the reference of a catalog's invitation. Raises UsageError for an invalid place."""
+    """Return the reference of the invitation next to a catalog. Raises UsageError for an invalid address."""
     return replace(catalog_repository(text), tag=TAG)
 
 
 def create_invitation(trust: TrustRules, now: datetime) -> tuple[TrustGrant, ...]:
-    """Return the keys that a site's readers should trust, with their periods; none if no key is trusted now.
+    """Return the keys that readers should trust, with their periods.
 
-    Retired keys are included: their earlier statements still count, and earlier readers learn that they have
+    The result is empty if no key is trusted now.
+
+    It includes retired keys: earlier statements of these keys still count, and readers learn that they are
     retired.
     """
     return tuple(map(_grant, trust.keys)) if any(key.since <= now < key.until for key in trust.keys) else ()
@@ -94,18 +98,18 @@ def _grant(key: TrustedKey) -> TrustGrant:
 
 
 def _date(moment: datetime) -> date:
-    """Return a date if `moment` is its first in UTC; TOML can write both."""
+    """Return a date if `moment` is midnight in UTC, else the time. TOML supports both."""
     utc = moment.astimezone(UTC)
     return utc.date() if utc.time() == datetime.min.time() else utc
 
 
 def fingerprint(keyid: str) -> str:
-    """Return the 64 hex digits in groups of eight, for two people to compare."""
+    """Return the 64 hex digits of a key id in groups of eight, so that two people can compare them."""
     return " ".join(keyid[start : start + 8] for start in range(0, len(keyid), 8))
 
 
 def format_invitation(invitation: Invitation) -> str:
-    """Return the file's text. Raises UsageError if readers would reject it."""
+    """Return the text of the file. Raises UsageError if readers would reject it."""
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in invitation.settings.items())
     rows = "\n".join(format_row(grant) for grant in invitation.keys)
     text = f'format = "{FORMAT}"\n{settings}\n{rows}'
@@ -120,11 +124,13 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
-            "invitation-invalid", f"{where} is not an invitation: not valid TOML: {error}", hint=hint
+            "invitation-invalid", f"{where} is not an invitation, as it is not valid TOML: {error}", hint=hint
         ) from error
     if document.get("format") != FORMAT:
         raise UsageError(
-            "invitation-invalid", f'{where} is not an invitation: it has no format = "{FORMAT}"', hint=hint
+            "invitation-invalid",
+            f'{where} is not an invitation, as it has no line format = "{FORMAT}"',
+            hint=hint,
         )
     if unknown := sorted({*document} - {"format", "trust", *SETTINGS}):
         raise UsageError(
@@ -133,26 +139,34 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
             hint="upgrade imagefactory to the version of your center, or a newer one",
         )
     invitation = Invitation(
-        catalogue=_text(document, "catalogue", where),
+        catalog=_text(document, "catalog", where),
         site=_text(document, "site", where) or SITES[0],
         sif_folder=_text(document, "sif-folder", where),
         keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
-        mirrors=_text(document, "catalogue-mirrors", where),
+        mirrors=_text(document, "catalog-mirrors", where),
         center=_text(document, "center", where),
     )
-    for place in (invitation.catalogue, *listed(invitation.mirrors)):
+    for place in (invitation.catalog, *listed(invitation.mirrors)):
         if not _PATH.fullmatch(place):
             catalog_repository(place)
     if invitation.site not in SITES:
-        raise UsageError("site-unknown", f"{where}: unknown site", hint=f"known sites: {', '.join(SITES)}")
+        raise UsageError(
+            "site-unknown",
+            f"{where}: unknown site {invitation.site[:40]!r}",
+            hint=f"known sites: {', '.join(SITES)}",
+        )
     if invitation.center and not CENTER.fullmatch(invitation.center):
-        raise UsageError("invitation-invalid", f"{where}: the name of the center is not valid", hint=hint)
+        raise UsageError(
+            "invitation-invalid", f"{where}: invalid center name {invitation.center[:40]!r}", hint=hint
+        )
     if invitation.sif_folder and not SIF_DIRECTORY.fullmatch(invitation.sif_folder):
         raise UsageError(
-            "invitation-invalid", f"{where}: sif-folder is not a directory for .sif files", hint=hint
+            "invitation-invalid",
+            f"{where}: sif-folder {invitation.sif_folder[:80]!r} is not an absolute path or osdf:/// address",
+            hint=hint,
         )
     if not invitation.keys:
-        raise UsageError("invitation-without-keys", f"{where}: it has no key to trust", hint=hint)
+        raise UsageError("invitation-without-keys", f"{where} has no key to trust", hint=hint)
     return invitation
 
 
@@ -169,10 +183,11 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationSettings:
-    """The result of accepting an invitation: `text` is the whole file, `changes` its changes, a line each.
+    """The result of accepting an invitation: `text` is the new settings file, `changes` has a line for each
+    change.
 
-    `fresh` are newly trusted keys. `before` are the keys (name, id) that they replace: under the same name,
-    or expired ones for the same catalog. If both exist, the key has changed.
+    `fresh` are newly trusted keys. `before` are the names and ids of the keys that they replace: keys with
+    the same name, or expired keys for the same catalog. If both have values, the key of the site has changed.
     """
 
     text: str
@@ -194,11 +209,11 @@ def join_center(
     *,
     moved: bool = False,
 ) -> InvitationSettings:
-    """Return a person's settings file with the missing settings added; the rest is unchanged.
+    """Return a person's settings file with the missing settings added. The rest is unchanged.
 
-    `others` are the documents of other files that count (the site's): their settings are not repeated.
-    `moved`: the person confirms that the center is the one joined before, wherever its catalog is now. Raises
-    UsageError, with the text to write, if it cannot be written there.
+    `others` are the documents of other settings files, such as the site's; their settings are not repeated.
+    `moved` means that the person confirms a new address for a center joined before. Raises UsageError with
+    the text to write manually if the file cannot be edited.
     """
     own = tomllib.loads(text)
     known: dict[str, Any] = {key: value for other in reversed((own, *others)) for key, value in other.items()}
@@ -213,9 +228,7 @@ def join_center(
             expected[name] = value
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
-    before = _existing_text(
-        rows, invitation, same_place=moved or known.get("catalogue") == invitation.catalogue
-    )
+    before = _existing_text(rows, invitation, same_place=moved or known.get("catalog") == invitation.catalog)
     check_not_retired(rows, invitation, where, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
@@ -250,7 +263,7 @@ def join_center(
 def _existing_text(
     rows: Sequence[Mapping[str, Any]], invitation: Invitation, *, same_place: bool
 ) -> list[tuple[str, str]]:
-    """Return the trusted keys that the keys of an invitation would replace."""
+    """Return the trusted keys that the keys in an invitation would replace."""
     believed = {row["keyid"] for row in rows}
     ends = {grant.key.keyid: first_moment(grant.until) for grant in invitation.keys}
     names = {grant.key.name for grant in invitation.keys if grant.key.keyid not in believed}
@@ -263,7 +276,9 @@ def _existing_text(
 def check_not_retired(
     rows: Iterable[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
 ) -> None:
-    """Raise UsageError for a retired key: invitations are unsigned and cannot make it valid again."""
+    """Raise UsageError if the invitation trusts a retired key: it is not signed, so it cannot make the key
+    valid again.
+    """
     for row in rows:
         grant = next(
             (candidate for candidate in invitation.keys if candidate.key.keyid == row["keyid"]), None
@@ -288,7 +303,7 @@ def _load_invitation(text: str) -> dict[str, Any] | None:
 
 
 class _TomlText:
-    """A TOML text whose plain `key = value` lines change in place; `site join` checks the other lines."""
+    """A TOML text in which plain `key = value` lines can be changed. `site join` checks all other lines."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
@@ -298,14 +313,14 @@ class _TomlText:
         return "\n".join(self.lines) + "\n" if self.lines else ""
 
     def put(self, name: str, value: str) -> None:
-        """Replace the line of this key above all tables, or add one below the last line there."""
+        """Replace the line of a key above all tables, or add a line below the last one there."""
         end = next((n for n, line in enumerate(self.lines) if _HEADER.match(line)), len(self.lines))
         if not self._put(range(end), name, value):
             numbers = (n for n in range(end) if self.lines[n].strip() and not self.lines[n].startswith("#"))
             self.lines.insert(max(numbers, default=-1) + 1, f"{name} = {value}")
 
     def put_row(self, number: int, values: Mapping[str, str]) -> None:
-        """Replace or add lines in that row of [[trust]]."""
+        """Replace or add lines in row `number` of [[trust]]."""
         heads = [n for n, line in enumerate(self.lines) if re.match(r"\s*\[\[\s*trust\s*\]\]", line)]
         if number >= len(heads):
             return

@@ -1,9 +1,9 @@
-"""Verification of statements: whether a verdict in a store counts, and why not.
+"""Verify statements: decide whether a verdict in a store counts, and if not, why.
 
     bytes + VerifiedImage + VerificationPolicy -> verify_verdict() -> VerificationResult(standing, why)
 
-Pure: clock, trust and revocations are arguments. A verdict without a trusted signature is still read, so that
-tables can show its claims, but it never counts.
+Pure functions: clock, trust and revocations are arguments. A verdict without a trusted signature is still
+parsed, so that tables can show its claims, but it never counts.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from imagefactory.verify.report import VerifiedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationPolicy:
-    """The rules for verdicts: trusted keys, the current suite's digest, revocations, and the time.
+    """The rules for verdicts: trusted keys, the digest of the current suite, revocations, and the time.
 
-    `vouched`: a key that is trusted now signed the list of these verdicts, so verdicts of a retired key are
-    from its period.
+    `vouched` means that a currently trusted key signed the list of these verdicts. Then verdicts by a retired
+    key were signed before the key was retired.
     """
 
     trust: TrustRules
@@ -73,7 +73,7 @@ class VerificationPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedEnvelope:
-    """An envelope and the status of its signature: GOOD for a trusted key's. `why` is one line."""
+    """An envelope and the status of its signature: GOOD for a trusted key. `why` is one line."""
 
     standing: VerdictStatus
     why: str
@@ -82,7 +82,7 @@ class VerifiedEnvelope:
 
 
 def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO) -> VerifiedEnvelope:
-    """Parse an envelope and check its signature, not its payload."""
+    """Parse an envelope and verify its signature. The payload is not checked."""
     try:
         envelope = parse_envelope(data, "envelope", form)
     except StatementError as error:
@@ -101,9 +101,9 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
 
 
 def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
-    """Return why a key is not trusted for what it issued then; None if it is.
+    """Return the problem if a key is not trusted for a statement issued at that time, or None.
 
-    Times have whole seconds: a payload signed in the second in which the key was retired counts if its
+    Times have whole seconds. A payload signed in the second in which the key was retired counts if its
     `digest` was recorded then.
     """
     if issued < key.since:
@@ -114,9 +114,10 @@ def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[
 
 
 def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
-    """Return why a statement of a retired key is not trusted although its date fits; None if it is.
+    """Return the problem if a statement by a retired key is not trusted although its date is in the period,
+    or None.
 
-    The owner of the key writes that date. `digest` is the payload's.
+    The owner of the key chooses that date. `digest` is the digest of the payload.
     """
     if now < key.until or digest in key.signed:
         return None
@@ -128,10 +129,10 @@ def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictS
 def verify_verdict(
     data: bytes, digest: str, subject: VerifiedImage, court: VerificationPolicy
 ) -> VerificationResult:
-    """Verify one envelope. `digest` is its artifact's and does not affect the result.
+    """Verify one envelope. `digest` is the digest of its artifact and does not affect the result.
 
-    The first failure decides: envelope, key, signature, statement, the key's period, subject, suite,
-    evidence, revocation, time. Only `verify_verdicts` finds `replayed` ones.
+    The first problem decides, in this order: envelope, key, signature, statement, period of the key, subject,
+    suite, evidence, revocation, time. Only `verify_verdicts` finds `replayed` verdicts.
     """
     opened = verify_envelope(data, court.trust)
     if opened.envelope is None:
@@ -154,9 +155,11 @@ def verify_verdict(
 def verify_verdicts(
     envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
 ) -> tuple[VerificationResult, ...]:
-    """Verify all envelopes of a subject, by the digest of their artifact, the earliest issued first.
+    """Verify all envelopes about a subject, given by the digests of their artifacts.
 
-    A nonce is spent once: of two statements with the same nonce, the later is `replayed`. A verdict in
+    Return the earliest issued first.
+
+    A nonce can be used once: of two statements with the same nonce, the later one is `replayed`. A verdict in
     several artifacts is one row.
     """
     judged = [verify_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
@@ -178,14 +181,16 @@ def verify_verdicts(
 
 
 def expires(verdict: Verdict, trust: TrustRules) -> datetime:
-    """Return when a verdict expires here: by its own date or this project's policy, the earlier one."""
+    """Return when a verdict expires: the earlier of its expiry date and the limit of this project's
+    policy.
+    """
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
 def ending(
     judged: Iterable[VerificationResult], trust: TrustRules, until: datetime
 ) -> tuple[tuple[str, datetime], ...]:
-    """Return (capability, when) of those that are verified now but not after `until`, by the last verdict."""
+    """Return the capability and expiry of each verification that is valid now and expires by `until`."""
     last: dict[str, datetime] = {}
     for judgement in judged:
         if judgement.proves and judgement.verdict and (device := judgement.verdict.report.device):
@@ -245,9 +250,11 @@ MOST_VERDICTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevocationRequest:
-    """A request to revoke verdicts of `subject`, by the digests of their signed payloads. `why` is one line.
+    """A request to revoke verdicts of `subject`.
 
-    Without `verdicts` all that were signed until now, on one `capability` or, if that is empty, on any.
+    `verdicts` are digests of signed payloads. `why` is one line.
+
+    Without `verdicts`, all verdicts signed until now are revoked: on `capability`, or on any if it is empty.
     """
 
     subject: VerifiedImage
@@ -257,7 +264,10 @@ class RevocationRequest:
 
 
 def sign_revocation(withdrawal: RevocationRequest, key: SigningKey, now: datetime) -> bytes:
-    """Return a revocation's envelope. Raises StatementError for a reason that is not one printable line."""
+    """Return the envelope of a revocation.
+
+    Raises StatementError for a reason that is not one printable line.
+    """
     payload = format_revocation(withdrawal, now)
     parse_revocation(payload, "the revocation to sign", key.keyid)
     return sign_envelope(payload, key)
@@ -292,7 +302,7 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectRevocations:
-    """The revocations that count for a subject, and why others do not, a line each."""
+    """The valid revocations of a subject, and a line for each invalid one."""
 
     heeded: tuple[Revocation, ...]
     ignored: tuple[str, ...]
@@ -301,10 +311,10 @@ class SubjectRevocations:
 def verify_revocations(
     envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
 ) -> SubjectRevocations:
-    """Verify the envelopes about `subject`, by the digest of the artifact.
+    """Verify the revocations about `subject`, given by the digests of their artifacts.
 
-    A revocation never expires. Any trusted key may revoke what another signed; a retired key only what was
-    issued in its time.
+    Revocations never expire. Each trusted key can revoke verdicts signed by any key. A retired key can revoke
+    only verdicts that were issued in its period.
     """
     heeded, ignored = [], []
     for digest, data in sorted(envelopes.items()):
@@ -335,13 +345,13 @@ def verify_revocations(
 # --- Revoked verdicts as rows: who revoked them, when, why, and of which image
 
 MOST = 200
-"""The most rows of one target; older ones are skipped."""
+"""The limit of rows for one target; older ones are skipped."""
 
 
 def cell_of(
     revocation: Revocation, subject: VerifiedImage, capability: str, trust: TrustRules
 ) -> RevokedCell:
-    """Return the row of a revocation that counts here: its key is one of `trust`."""
+    """Return the row of a revocation signed by a key in `trust`."""
     key = trust.key(revocation.keyid)
     return RevokedCell(
         subject=subject,
@@ -356,7 +366,7 @@ def cell_of(
 def revoked_cells(
     judged: Iterable[VerificationResult], subject: VerifiedImage, trust: TrustRules
 ) -> tuple[RevokedCell, ...]:
-    """Return the rows of revoked verdicts on one image, each capability once."""
+    """Return a row for each revoked verdict of one image, without duplicate capabilities."""
     rows = (
         cell_of(
             judgement.revocation,
@@ -371,7 +381,10 @@ def revoked_cells(
 
 
 def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
-    """Return the rows of several sources, the newest first; one for any GPU only if no row has its GPUs."""
+    """Merge rows of several sources, the newest first.
+
+    A row for any GPU is included only if no other row has its GPUs.
+    """
     rows = list(dict.fromkeys(row for source in sources for row in source))
     exact = {(row.subject.manifest, row.keyid, row.when) for row in rows if row.capability}
     rows = [row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact]
@@ -381,10 +394,11 @@ def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictSet:
-    """The verified verdicts about one image. `ignored` lists revocations that do not count, and why.
+    """The verified verdicts of one image. `ignored` lists revocations that are not valid, and why.
 
-    `tags` are those of the target that point to it, if requested. `envelopes` and `revocations` are by the
-    digests of the artifacts. `revoked` lists what was revoked, and by which key.
+    `tags` are the tags of the target that point to the image, if requested. The keys of `envelopes` and
+    `revocations` are the digests of the artifacts. `revoked` lists revoked verdicts and the keys that revoked
+    them.
     """
 
     place: str
@@ -403,10 +417,10 @@ def find_verdicts(
     court: VerificationPolicy,
     also: Sequence[StoreRepository] = (),
 ) -> VerdictSet:
-    """Return all verdicts on an image in `place`, with its revocations and those of `also` applied.
+    """Return all verdicts on an image in `place`, with its revocations and those in `also` applied.
 
-    Verdicts are attached to the platform manifest. One on the same content, packed in another way, is revoked
-    at its own manifest. Raises RegistryError or StoreError.
+    Verdicts are attached to the manifest of a platform. A verdict about the same content in another packaging
+    can be revoked only at the other manifest. Raises RegistryError or StoreError.
     """
     verdicts = read_verdicts(place, subject.manifest)
     envelopes = _envelopes(verdicts)

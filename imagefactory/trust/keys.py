@@ -1,8 +1,8 @@
-"""The user's Ed25519 keys: creation, lookup, reading. Only the owner can read a private key (PKCS8 PEM).
+"""The user's Ed25519 keys: create, find, and read them. Only the owner can read a private key (PKCS8 PEM).
 
-`$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` next to it the public one.
-Instead of NAME.pem there may be NAME.command: the program that signs (below). Creating a key and signing need
-`cryptography`; reading a public key does not.
+`$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` in the same directory the public
+key. Instead of NAME.pem, there may be NAME.command, which names a signing program. Creating a key and signing
+require the package `cryptography`; reading a public key does not.
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ from imagefactory.serialize import printable_line, printable_value
 # only read from the user's own keys directory, never from a setting or a project.
 
 SECONDS = 60.0
-"""The limit for one signature: a person may have to enter a PIN or touch a token."""
+"""The time limit in seconds of one signature: a person may have to enter a PIN or touch a token."""
 LARGEST_OUTPUT = 1024
 _LARGEST_STDERR = 1 << 16
 _SIGNATURE_BYTES = 64
 _TICK = 0.05
 _OUTPUT = "it must print 64 bytes, or those in base64, and nothing else"
 CHECK = b"imagefactory checks this signing program"
-"""The bytes that `key create --command` signs: not a DSSE encoding, so the signature is of no statement."""
+"""The bytes that `key create --command` signs as a test.
+
+They are not a DSSE encoding, so they sign no statement.
+"""
 
 
 def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words of `--command`, the program by its absolute path. Raises UsageError."""
+    """Split the value of `--command` into words, with the absolute path of the program. Raises UsageError."""
     try:
         program, *arguments = shlex.split(text)
     except ValueError as error:
@@ -108,7 +111,7 @@ def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
 
 
 class SigningProgram:
-    """Signs with a program. `public` is the raw key that its signatures must match, `name` the key's."""
+    """A program that signs. Its signatures must match the raw key `public`; `name` is the name of the key."""
 
     def __init__(self, name: str, command: tuple[str, ...], public: bytes) -> None:
         self._name, self._command, self._public = name, command, public
@@ -116,7 +119,10 @@ class SigningProgram:
         self._fault: ToolError | None = None
 
     def sign(self, data: bytes, *, seconds: float = SECONDS) -> bytes:
-        """Return the signature of `data`. Raises ToolError if the program fails."""
+        """Return the signature of `data`.
+
+        Raises ToolError if the program fails or needs more than `seconds`.
+        """
         with self._lock:
             if self._fault is None:
                 try:
@@ -149,7 +155,7 @@ class SigningProgram:
         return signature
 
     def _run(self, data: bytes, end: float, seconds: float) -> tuple[int, bytes, bytes]:
-        """Start the program; return its exit code, what it printed, and the beginning of its stderr."""
+        """Run the program. Return its exit code, its stdout, and the beginning of its stderr."""
         try:
             with tempfile.TemporaryFile() as stdin:  # not a pipe, which it might leave unread
                 stdin.write(data)
@@ -212,12 +218,14 @@ class SigningProgram:
 
 @functools.cache
 def signing_program(name: str, command: tuple[str, ...], public: bytes) -> SigningProgram:
-    """Return the program of this process, which remembers a failure for all later signatures."""
+    """Return the signing program, one object per process: after a failure it fails for all later
+    signatures.
+    """
     return SigningProgram(name, command, public)
 
 
 def _read_signature(output: bytes) -> bytes:
-    """Return the bytes of a signature, printed raw or in base64; empty for neither."""
+    """Return the signature in the output, raw or in base64. The result is empty for other output."""
     if len(output) == _SIGNATURE_BYTES:
         return output
     try:
@@ -227,14 +235,14 @@ def _read_signature(output: bytes) -> bytes:
 
 
 FILE, PROGRAM = ".pem", ".command"
-"""The two ways to sign with the key NAME: the file NAME.pem, or a program named in NAME.command."""
+"""The two ways to sign with the key NAME: the file NAME.pem, or the program in NAME.command."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 LARGEST_FILE = 1 << 16
 PUBLIC_BYTES = 32
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 Period = tuple[datetime, datetime]
-"""The period of trust of a key: from when, until when."""
+"""The period in which a key is trusted: start and end."""
 
 # RFC 8410: SubjectPublicKeyInfo of an Ed25519 key is these bytes and then the key's 32.
 _DER = bytes.fromhex("302a300506032b6570032100")
@@ -249,7 +257,7 @@ _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----EN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKey:
-    """A public key. `name` is the file's; `raw` the 32 bytes."""
+    """A public key. `name` is the name of its file, `raw` has 32 bytes."""
 
     name: str
     raw: bytes
@@ -261,9 +269,9 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningKey:
-    """A private key, ready to sign: from a file, or through a program. It is never printed.
+    """A private key in a file or in a signing program. It is never printed.
 
-    `sign` returns the 64 bytes of a signature. Raises ToolError if a program fails.
+    `sign` returns a signature of 64 bytes. It raises ToolError if a program fails.
     """
 
     name: str
@@ -276,7 +284,7 @@ class SigningKey:
 
 
 def keyid_of(public: bytes) -> str:
-    """Return the key's id as securesystemslib computes it: the sha256 of its canonical JSON."""
+    """Return the id of a key as securesystemslib computes it: the sha256 of the canonical JSON of the key."""
     text = f'{{"keytype":"ed25519","keyval":{{"public":"{public.hex()}"}},"scheme":"ed25519"}}'
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -297,7 +305,7 @@ def check_name(name: str) -> str:
 
 
 def make_key(folder: Path, name: str) -> PublicKey:
-    """Write NAME.pem (0600) and NAME.pub. Raises UsageError if the name exists."""
+    """Write NAME.pem (mode 0600) and NAME.pub. Raises UsageError if the name exists."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -316,7 +324,7 @@ def make_key(folder: Path, name: str) -> PublicKey:
 def record_program(
     folder: Path, name: str, command: str, public: PublicKey, environ: Mapping[str, str]
 ) -> PublicKey:
-    """Check that the program signs for this public key, then write NAME.command (0600) and NAME.pub.
+    """Check that the program signs for this public key, then write NAME.command (mode 0600) and NAME.pub.
 
     Raises UsageError like `make_key` and for an invalid command, ToolError for a wrong signature.
     """
@@ -360,12 +368,12 @@ def _name_exists_error(path: Path) -> UsageError:
 def find_key(
     setting: str, environ: Mapping[str, str], times: Mapping[str, Period] | None = None, now: datetime = NEVER
 ) -> Path | None:
-    """Return the file of the signing key or program; None if there is none.
+    """Return the file of the signing key or program, None if there is none.
 
-    `setting` is the value of `signing-key`: a path, or a name in the keys directory. A path is never a
-    program's, since a project may set it. Without the setting, the newest key of that directory that is
-    trusted `now` signs; `times` are the periods of trusted keys by their ids. A single key is returned even
-    if it is not trusted. Raises UsageError if several keys could sign.
+    `setting` is the value of `signing-key`: a path, or a name in the keys directory. A path cannot name a
+    program, because a project may set it. Without the setting, the newest key in that directory that is
+    trusted at `now` signs; `times` are the periods of trusted keys by their ids. If there is only one key, it
+    is returned even if it is not trusted. Raises UsageError if several keys could sign.
     """
     folder = keys_directory(environ)
     if setting:
@@ -397,7 +405,7 @@ def find_key(
     if chosen:
         raise UsageError(
             "signing-key-ambiguous",
-            f"the keys {' and '.join(chosen)} are trusted since the same time, so either could sign",
+            f"the keys {' and '.join(chosen)} have the same start date, so imagefactory cannot choose one",
             hint=f'write signing-key = "{chosen[-1]}" in imagefactory.toml, or retire one of them',
         )
     fresh = [key.name for key in own if key.keyid not in known]
@@ -409,13 +417,13 @@ def find_key(
 
 
 def _signers(folder: Path) -> dict[str, Path]:
-    """Return the files that sign in this directory, by the keys' names. Raises UsageError for a duplicate."""
+    """Return the files of signing keys in this directory, by name. Raises UsageError for a duplicate name."""
     paths: dict[str, Path] = {}
     for path in sorted(path for suffix in (FILE, PROGRAM) for path in folder.glob(f"*{suffix}")):
         if path.stem in paths:
             raise UsageError(
                 "key-duplicate",
-                f"{paths[path.stem]} and {path} have the same name",
+                f"{paths[path.stem]} and {path} are keys with the same name",
                 hint="delete the one that does not sign",
             )
         paths[path.stem] = path
@@ -423,9 +431,11 @@ def _signers(folder: Path) -> dict[str, Path]:
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Read a key. Raises StatementError if others may read the file, or it is not an Ed25519 key (PKCS8 PEM).
+    """Read a key.
 
-    A program is not started.
+    Raises StatementError if other users can read the file, or if it is not an Ed25519 key (PKCS8 PEM).
+
+    A signing program is not started.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
@@ -458,7 +468,10 @@ def _read_program(path: Path) -> SigningKey:
 
 
 def _read_private(path: Path, *, program: bool = False) -> bytes:
-    """Read a key or program file. Raises StatementError if others may read it, or own a program's."""
+    """Read the file of a key or program.
+
+    Raises StatementError if other users can read it, or own a program's file.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -469,7 +482,9 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
     if not stat.S_ISREG(facts.st_mode):
         os.close(handle)
         raise StatementError(
-            "private-key-invalid", f"{path} is not a regular file", hint="set the file of a key"
+            "private-key-invalid",
+            f"{path} is not a regular file",
+            hint="set the file of a key: signing-key or IMAGEFACTORY_SIGNING_KEY",
         )
     with os.fdopen(handle, "rb") as file:
         if facts.st_mode & 0o077:
@@ -489,15 +504,15 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
 
 
 def format_public(raw: bytes) -> bytes:
-    """Return a key as PEM."""
+    """Return the public key `raw` in PEM."""
     text = base64.b64encode(_DER + raw).decode("ascii")
     return f"-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n".encode("ascii")
 
 
 def parse_public(data: bytes, name: str) -> PublicKey:
-    """Parse a public key in PEM, as ssh writes it (`ssh-ed25519 AAAA...`), or base64 of its 32 bytes.
+    """Parse a public key in PEM, in the format of ssh (`ssh-ed25519 AAAA...`), or as base64 of its 32 bytes.
 
-    Raises UsageError for anything else.
+    Raises UsageError for other data.
     """
     pem, ssh = _PEM.fullmatch(data), _SSH.fullmatch(data)
     match, head = pem or ssh, _DER if pem else _SSH_HEAD
@@ -511,21 +526,21 @@ def parse_public(data: bytes, name: str) -> PublicKey:
         private = ", but a private one" if b"PRIVATE KEY" in data else ""
         raise UsageError(
             "public-key-invalid",
-            f"{name}: not a public Ed25519 key{private}",
+            f"{name} is not a public Ed25519 key{private}",
             hint="use the .pub file that imagefactory key create wrote",
         )
     y = int.from_bytes(raw, "little") & ~(1 << 255)
     if y >= _FIELD or y in _SMALL:
         raise UsageError(
             "public-key-weak",
-            f"{name}: a key that accepts forged signatures",
-            hint="do not trust it, nor its owner",
+            f"{name} is a weak key: it accepts forged signatures",
+            hint="create another key: imagefactory key create NAME",
         )
     return PublicKey(name=name, raw=raw)
 
 
 def read_public(text: str, folder: Path) -> PublicKey:
-    """Return the public key of a file, or of a name in the keys directory. Raises UsageError."""
+    """Return the public key of a file, or of a key name in the keys directory. Raises UsageError."""
     known = folder / f"{text}.pub"
     path = known if NAME.fullmatch(text) and known.is_file() else Path(text)
     try:
@@ -541,7 +556,7 @@ def read_public(text: str, folder: Path) -> PublicKey:
 
 
 def own_keys(folder: Path) -> tuple[PublicKey, ...]:
-    """Return the keys that sign here, by name; those without a .pub file are skipped."""
+    """Return the ids of the keys that can sign here, by name. Keys without a .pub file are skipped."""
     return tuple(
         parse_public(path.read_bytes()[:LARGEST_FILE], path.stem)
         for path in sorted(folder.glob("*.pub"))

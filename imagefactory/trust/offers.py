@@ -1,8 +1,8 @@
-"""Offers of a catalog: an image by its target's name, with its verdicts verified. Pure.
+"""Offers of a catalog: the image of a target, with its verdicts verified. Pure functions.
 
-The reader's trust and clock decide which verdicts count, as if they had been read next to the image. A suite
-counts if the reader has it, the reader's policy names it, or the signer of the catalog accepted it: the
-reader's imagefactory may be of another version.
+The trust and the clock of the reader decide which verdicts count, as for verdicts next to an image. The suite
+of a verdict must be the reader's, or one that the reader's policy lists, or one that the signer of the
+catalog accepted, because the reader may use another version of imagefactory.
 """
 
 from __future__ import annotations
@@ -46,37 +46,45 @@ from imagefactory.verify.suite_files import suite_digest
 LACKING = "the catalog has no target"
 
 
-def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
+def find_offer(catalog: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
     """Return the offer of a target. Raises like `find_image`."""
-    return verify_offer(catalogue, find_image(catalogue, name), trust, now)
+    return verify_offer(catalog, find_image(catalog, name), trust, now)
 
 
-def find_image(catalogue: Catalog, name: str) -> CatalogImage:
-    """Return a target's image. Raises NothingSelectedError for none, UsageError for several."""
-    target = choose_name(name, _find_catalog_image(catalogue), LACKING)
-    return next(image for image in catalogue.images if image.target == target)
+def find_image(catalog: Catalog, name: str) -> CatalogImage:
+    """Return the image of a target.
+
+    Raises NothingSelectedError if there is none, UsageError if there are several.
+    """
+    target = choose_name(name, _find_catalog_image(catalog), LACKING)
+    return next(image for image in catalog.images if image.target == target)
 
 
-def select_images(catalogue: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
-    """Return the images of the targets that `names` select, all if empty. Raises like `find_image`."""
-    chosen = choose_names(names, _find_catalog_image(catalogue), LACKING)
-    return tuple(image for image in catalogue.images if image.target in chosen)
+def select_images(catalog: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
+    """Return the images of the targets that `names` select, all if `names` is empty.
+
+    Raises like `find_image`.
+    """
+    chosen = choose_names(names, _find_catalog_image(catalog), LACKING)
+    return tuple(image for image in catalog.images if image.target in chosen)
 
 
-def _find_catalog_image(catalogue: Catalog) -> KnownNames:
-    if not catalogue.images:
+def _find_catalog_image(catalog: Catalog) -> KnownNames:
+    if not catalog.images:
         raise NothingSelectedError(
             "catalog-empty",
             "the catalog is empty",
             hint="its maintainers must push images, verify them, and run imagefactory site publish again",
         )
-    return {image.target: image.family for image in catalogue.images}
+    return {image.target: image.family for image in catalog.images}
 
 
 def find_revoked(
     images: Iterable[CatalogImage], digest: str, hexes: Sequence[str]
 ) -> tuple[str, tuple[RevokedCell, ...]]:
-    """Return the target and the rows of an image by its digest, or by digits of a .sif file's sha256."""
+    """Return the target and the revoked rows of an image, found by its digest or by hex digits of a .sif
+    file's sha256.
+    """
     for image in images:
         rows = tuple(
             row
@@ -89,9 +97,9 @@ def find_revoked(
     return "", ()
 
 
-def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
-    """Return an image of this catalog and its .sif files, each with its own verdicts verified."""
-    policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalogue.suites))))
+def verify_offer(catalog: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
+    """Return an image of the catalog and its .sif files, each with its verdicts verified."""
+    policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalog.suites))))
     court = VerificationPolicy(
         trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True
     )
@@ -106,7 +114,7 @@ def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now
 
 
 def verdict_ages_of(offers: Iterable[ImageOffer], now: datetime) -> VerdictAges:
-    """Return the ages of the valid verdicts of images and .sif files."""
+    """Return the ages of the valid verdicts of images and their .sif files."""
     forms = [form for offer in offers for form in (offer.judged, *(sif.judged for sif in offer.sifs))]
     proofs = (proof for judged in forms for proof in last_verdicts(judged).values())
     return verdict_ages(proofs, now)
@@ -122,9 +130,9 @@ def _verify_statements(
 def build_artifact(
     content: bytes, created: datetime, kind: ArtifactFormat = CATALOG_ARTIFACT
 ) -> LocalArtifact:
-    """Return a manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
+    """Return the manifest and blobs of an artifact without a subject (OCI image-spec 1.1).
 
-    Raises StatementError for one that is too large to be read.
+    Raises StatementError if it is larger than readers accept.
     """
     packed = pack_artifact(content)
     if len(packed) > LARGEST_PACKED:
@@ -140,9 +148,9 @@ def build_artifact(
 
 
 def publish_catalog(place: StoreRepository, envelope: bytes, created: datetime) -> tuple[ImageReference, ...]:
-    """Push a catalog with a tag of its own, then move `current` to it; return both references.
+    """Push a catalog with a new tag, then move the tag `current` to it. Return both references.
 
-    Raises RegistryError, also if another writer moved `current` meanwhile.
+    Raises RegistryError, also if another writer moved `current` in the meantime.
     """
     artifact = build_artifact(envelope, created)
     put_artifact(place, artifact)
@@ -165,7 +173,7 @@ def publish_catalog(place: StoreRepository, envelope: bytes, created: datetime) 
 
 
 def publish_invitation(place: StoreRepository, text: str, created: datetime) -> ImageReference:
-    """Push an invitation next to the catalog, replacing an earlier one. Raises RegistryError."""
+    """Push an invitation next to the catalog and replace an earlier one. Raises RegistryError."""
     artifact = build_artifact(text.encode(), created, INVITATION)
     put_artifact(place, artifact)
     put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
@@ -173,7 +181,7 @@ def publish_invitation(place: StoreRepository, text: str, created: datetime) -> 
 
 
 def write_catalog(path: Path, envelope: bytes) -> None:
-    """Write an envelope to a file, packed if the name ends in `.gz`. Raises UsageError."""
+    """Write an envelope to a file, compressed if the name ends in `.gz`. Raises UsageError."""
     try:
         with replacing(path) as file:
             file.write(pack_artifact(envelope) if path.suffix == ".gz" else envelope)

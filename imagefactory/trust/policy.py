@@ -1,27 +1,27 @@
-"""Trusted keys and the policy: the [[trust]] rows and the [policy] of the files imagefactory.toml.
+"""Trusted keys and the policy: the [[trust]] rows and the [policy] in imagefactory.toml files.
 
     [[trust]]
     name = "lab"
     keyid = "<64 hex digits>"
     public = "<base64 of the raw 32 bytes>"
-    from = 2026-01-01          # a date is its first moment in UTC; or a time with an offset
-    until = 2027-01-01         # what was issued from then on is not trusted
-    evidence = ["local"]       # default: all types of the policy
+    from = 2026-01-01          # a date means 00:00 UTC; a time needs an offset
+    until = 2027-01-01         # statements issued from then on are not trusted
+    evidence = ["local"]       # default: all types in the policy
 
     [policy]
     evidence = ["local", "kit", "htcondor", "slurm", "actions"]
     expires-days = 90
-    suites = ["sha256:..."]    # digests of older suites that still count; the current one always does
-    promotion-signatures = 2   # keys that must approve before a tag of a registry moves (approval.py)
+    suites = ["sha256:..."]    # digests of older suites that still count; the current one always counts
+    promotion-signatures = 2   # keys that must approve before a tag in a registry moves (approval.py)
 
-The rows of all files count: the user's, the site's, and the project's if the user trusts it
-(settings/files.py). If two files have the same key or name, the nearest file's row counts, until the earliest
-end in any of them. Only the nearest policy counts.
+The rows of all files count: the user's, the site's, and those of a trusted project (settings/files.py). If
+two files have the same key or name, the row in the nearest file counts, but only until the earliest end in
+any of them. Only the policy of the nearest file counts.
 
-The owner of a key also writes the dates of what it signs. So after `until` a date is not enough: only
-statements that were seen before count. `record` is the sha256 of the file `retired-keys/NAME.txt` next to
-imagefactory.toml, which lists them by the digests of their payloads. `key retire` and `key rotate` write
-both. Without that file nothing of a retired key counts, except in a catalog that a valid key signed.
+The owner of a key chooses the dates of the statements that it signs. So after `until`, a date is not enough:
+only statements recorded before count. `record` is the sha256 of `retired-keys/NAME.txt`, in the directory of
+imagefactory.toml. That file lists the digests of the recorded payloads. `key retire` and `key rotate` write
+both. Without the file, no statement by a retired key counts, except in a catalog that a valid key signed.
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ DEFAULT_DAYS = 90
 MOST_DAYS = 366
 MOST_SIGNATURES = 8
 RECORDS = "retired-keys"
-"""The directory next to imagefactory.toml with a file for each retired key: its recorded signatures."""
+"""The directory next to imagefactory.toml with a file for each retired key: the digests of its signed
+payloads.
+"""
 LARGEST_RECORD = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedKey:
-    """A key, trusted for what it issued in [`since`, `until`) with evidence of these types.
+    """A key, trusted for statements issued in [`since`, `until`) with evidence of these types.
 
-    From `until` on only `signed` counts: the digests of payloads that were recorded before.
+    After `until`, only payloads recorded before count; `signed` has their digests.
     """
 
     name: str
@@ -71,9 +73,9 @@ class TrustedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePolicy:
-    """The policy. A verdict is valid for at most `days`; `suites` are digests of other suites that count.
+    """The policy. A verdict is valid for at most `days`. `suites` are the digests of other suites that count.
 
-    `signatures` is how many keys must approve a promotion, 0 for none.
+    `signatures` is the number of keys that must approve a promotion, 0 for none.
     """
 
     evidence: tuple[str, ...] = field(default_factory=evidence_types)
@@ -84,7 +86,7 @@ class AcceptancePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRules:
-    """The trusted keys and the policy. Without keys nothing is trusted."""
+    """The trusted keys and the policy. Without keys, no statement is trusted."""
 
     keys: tuple[TrustedKey, ...] = ()
     policy: AcceptancePolicy = AcceptancePolicy()
@@ -94,14 +96,16 @@ class TrustRules:
 
     @property
     def periods(self) -> Mapping[str, Period]:
-        """Return the period of trust of each key, by its id."""
+        """Return the period of trust of each key, by key id."""
         return {key.keyid: (key.since, key.until) for key in self.keys}
 
 
 def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules:
-    """Return the rules of these files (`Settings.files`), the nearest first; without files no key is trusted.
+    """Return the rules in these files (`Settings.files`), the nearest first.
 
-    The policies of `limits` come last; these files can end keys but not add any.
+    Without files, no key is trusted.
+
+    The files in `limits` come last. They can shorten the periods of keys but not add keys.
     """
     documents = [(read_document(path), str(path)) for path in files]
     others = [(read_document(path), str(path)) for path in limits]
@@ -124,12 +128,14 @@ def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules
 
 
 def parse_trust(text: str, where: str) -> TrustRules:
-    """Parse one file. Raises UsageError that names the file and the key."""
+    """Parse the text of one file. Raises UsageError that names the file and the key."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
-            "trust-invalid", f"{where} is not valid TOML: {error}", hint="correct that line"
+            "trust-invalid",
+            f"{where} is not valid TOML: {error}",
+            hint='correct the line, such as name = "lab"',
         ) from error
     policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
     return TrustRules(keys=_parse_keys(document, where, policy), policy=policy)
@@ -138,9 +144,11 @@ def parse_trust(text: str, where: str) -> TrustRules:
 def _parse_keys(
     document: Mapping[str, Any], where: str, policy: AcceptancePolicy, folder: Path | None = None
 ) -> tuple[TrustedKey, ...]:
-    """Return the rows of one file, each key and name once. A row without evidence has the policy's.
+    """Return the rows of one file, without duplicate keys and names.
 
-    `folder` has the records of retired keys; without it they are not read.
+    A row without evidence has the policy's evidence.
+
+    `folder` contains the records of retired keys. Without `folder`, the records are not read.
     """
     rows = document.get("trust", [])
     if not isinstance(rows, list):
@@ -157,7 +165,9 @@ def _parse_keys(
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice:
             raise UsageError(
-                "trust-duplicate", f"{where}: duplicate {what} '{twice}' in [[trust]]", hint="keep one row"
+                "trust-duplicate",
+                f"{where}: duplicate {what} '{twice}' in [[trust]]",
+                hint="delete one of the two rows",
             )
     return keys
 
@@ -167,12 +177,14 @@ def _parse_policy(row: object, where: str) -> AcceptancePolicy:
     days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
         raise UsageError(
-            "trust-invalid", f"{where} expires-days: not a number of days", hint=f"write 1 to {MOST_DAYS}"
+            "trust-invalid",
+            f"{where} expires-days: expected a number of days",
+            hint=f"write 1 to {MOST_DAYS}",
         )
     if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
         raise UsageError(
             "trust-invalid",
-            f"{where} suites: not a list of digests",
+            f"{where} suites: expected a list of digests",
             hint='write ["sha256:<64 hex digits>"]',
         )
     signatures = table.get("promotion-signatures", 0)
@@ -183,7 +195,7 @@ def _parse_policy(row: object, where: str) -> AcceptancePolicy:
     ):
         raise UsageError(
             "trust-invalid",
-            f"{where} promotion-signatures: not a number of keys",
+            f"{where} promotion-signatures: expected a number of keys",
             hint=f"write 0 to {MOST_SIGNATURES}",
         )
     return AcceptancePolicy(
@@ -201,34 +213,36 @@ def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path |
             raise UsageError(
                 "trust-invalid",
                 f"{where}: '{name}' is missing",
-                hint="let imagefactory key trust FILE write the row",
+                hint="delete the row and run imagefactory key trust FILE",
             )
     name, text = table["name"], table["public"]
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(
             "trust-invalid",
-            f"{where} name: not a valid key name",
+            f"{where} name: expected a valid key name",
             hint="use lowercase letters, digits, '.', '_' and '-'",
         )
     if not isinstance(text, str):
-        raise UsageError("trust-invalid", f"{where} public: not a string", hint="write the key in base64")
+        raise UsageError(
+            "trust-invalid", f"{where} public: expected a string", hint="write the key in base64"
+        )
     key = parse_public(text.encode("utf-8"), f"{where} public")
     if table["keyid"] != key.keyid:
         raise UsageError(
             "keyid-mismatch",
-            f"{where} keyid: not the id of the public key of '{name}'",
-            hint=f"the id of that key is {key.keyid}: ask its owner which of the two is right",
+            f"{where} keyid: does not match the public key of '{name}'",
+            hint=f"compare {key.keyid}, the id of that public key, with its owner, then correct the row",
         )
     since, until = (_parse_moment(table[word], f"{where} {word}") for word in ("from", "until"))
     if until < since:
-        raise UsageError("trust-invalid", f"{where} until: earlier than 'from'", hint="write a later time")
+        raise UsageError("trust-invalid", f"{where} until: is earlier than 'from'", hint="write a later time")
     evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), where)
     record = table.get("record", "")
     if record != "" and not (isinstance(record, str) and DIGEST.fullmatch(record)):
         raise UsageError(
             "trust-invalid",
-            f"{where} record: not a digest",
-            hint="let imagefactory key retire NAME write it",
+            f"{where} record: expected a digest",
+            hint="delete this line and run imagefactory key retire NAME",
         )
     return TrustedKey(
         name=name,
@@ -242,7 +256,7 @@ def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path |
 
 
 def _read_record(folder: Path, name: str, digest: str) -> frozenset[str]:
-    """Return the lines of a record that has that digest; none if it is missing or was changed."""
+    """Return the lines of the record with that digest, none if the file is missing or was changed."""
     try:
         data = read_file(folder, f"{RECORDS}/{name}.txt", LARGEST_RECORD)
     except OSError:
@@ -257,7 +271,7 @@ def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
     words = ", ".join(kinds)
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise UsageError(
-            "trust-invalid", f"{where} evidence: not a list of strings", hint=f"write any of {words}"
+            "trust-invalid", f"{where} evidence: expected a list of strings", hint=f"write any of {words}"
         )
     unknown = [word for word in value if word not in kinds]
     if unknown:
@@ -270,7 +284,7 @@ def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
 
 
 def _parse_moment(value: object, where: str) -> datetime:
-    """Return a time; a date is its first moment in UTC."""
+    """Return a time; a date means 00:00 UTC."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         with contextlib.suppress(OverflowError):  # at either end of the calendar
             return value.astimezone(UTC)
@@ -278,19 +292,19 @@ def _parse_moment(value: object, where: str) -> datetime:
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     raise UsageError(
         "trust-invalid",
-        f"{where}: not a date",
+        f"{where} is not a date",
         hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes",
     )
 
 
 def first_moment(value: date) -> datetime:
-    """Return a row's date or time in UTC. Raises UsageError for a time without an offset."""
+    """Return the date or time in a row, in UTC. Raises UsageError for a time without an offset."""
     return _parse_moment(value, "[[trust]]")
 
 
 def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError("trust-invalid", f"{where}: not a table", hint=f"known keys: {', '.join(known)}")
+        raise UsageError("trust-invalid", f"{where} is not a table", hint=f"known keys: {', '.join(known)}")
     for key in value:
         if key not in known:
             raise UsageError(
@@ -314,7 +328,9 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustGrant:
-    """The row that `key trust` writes: the period of a key, and its evidence types (empty: the policy's)."""
+    """The values of a row that `key trust` writes: a key, its period, and its evidence types (empty: the
+    policy's).
+    """
 
     key: PublicKey
     since: date
@@ -323,9 +339,9 @@ class TrustGrant:
 
 
 def add_key(text: str, grant: TrustGrant, where: str) -> str:
-    """Return imagefactory.toml with one more [[trust]] row; the rest is unchanged.
+    """Return the text of imagefactory.toml with a new [[trust]] row. The rest is unchanged.
 
-    Raises UsageError if that name or key is already trusted.
+    Raises UsageError if the name or the key is already trusted.
     """
     for key in parse_trust(text, where).keys:
         if grant.key.name == key.name or grant.key.keyid == key.keyid:
@@ -357,7 +373,7 @@ def row_values(grant: TrustGrant) -> dict[str, str]:
 
 
 def named_key(text: str, name: str, where: str) -> TrustedKey:
-    """Return the key of that name or id in an imagefactory.toml. Raises UsageError."""
+    """Return the key with that name or id in an imagefactory.toml. Raises UsageError."""
     key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
     if key is None:
         raise UsageError(
@@ -369,10 +385,11 @@ def named_key(text: str, name: str, where: str) -> TrustedKey:
 
 
 def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"") -> str:
-    """Return imagefactory.toml with that key trusted only for what it issued before `until`.
+    """Return the text of imagefactory.toml in which the key is trusted only for statements issued before
+    `until`.
 
-    `record` is the text of its file in `RECORDS`. Raises UsageError if no such key is trusted, or if it ended
-    earlier and has a record.
+    `record` is the text of its file in `RECORDS`. Raises UsageError if the key is not trusted, or if its
+    period ended earlier and it has a record.
     """
     import tomlkit
 
@@ -386,7 +403,7 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
         raise UsageError(
             "key-already-retired",
             f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
-            hint="there is nothing to do",
+            hint="pass an earlier date, or keep that one",
         )
     if moment < key.until:
         row["until"] = max(moment, key.since) if isinstance(until, datetime) else until
@@ -396,25 +413,25 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
 
 
 def format_record(digests: Iterable[str]) -> bytes:
-    """Return the text of a file in `RECORDS`: the digests of payloads, a line each."""
+    """Return the text of a file in `RECORDS`: the digests of payloads, one on each line."""
     return "".join(f"{digest}\n" for digest in sorted(set(digests))).encode("ascii")
 
 
 def _checked(text: str, before: str, where: str) -> str:
-    """Return `text`. Raises UsageError unless it is valid and only its trust rows changed."""
+    """Return `text`. Raises UsageError if it is invalid or if more than its trust rows changed."""
     parse_trust(text, where)
     old, new = tomllib.loads(before), tomllib.loads(text)
     if {**old, "trust": 0} != {**new, "trust": 0}:
         raise UsageError(
             "trust-not-editable",
-            f"{where}: imagefactory cannot add or change a row safely",
+            f"{where}: the result of imagefactory's edit would not be valid",
             hint="write [[trust]] at the end of the file",
         )
     return text
 
 
 def read_text(path: Path) -> str:
-    """Return the text of an imagefactory.toml. Raises UsageError if there is none."""
+    """Return the text of an imagefactory.toml. Raises UsageError if the file does not exist."""
     if not path.is_file():
         raise UsageError(
             "project-not-found",
@@ -425,7 +442,7 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace an imagefactory.toml in one step."""
+    """Replace an imagefactory.toml atomically."""
     path = path.resolve()
     try:
         with replacing(path, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644) as file:
@@ -435,7 +452,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def list_keys(trust: TrustRules, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
-    """Return trusted keys and the user's own, by name, as JSON.
+    """Return the trusted keys and the user's keys by name, as JSON.
 
     `state` is trusted, retired, later or not-trusted.
     """

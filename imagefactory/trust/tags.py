@@ -1,11 +1,11 @@
-"""Image tags of a target, decided by the verdicts that count. Pure.
+"""Decide where the tags of a target point, by the valid verdicts. Pure functions.
 
     2.3-cu121-sm80   the newest candidate that is verified for 8.0
     2.3-cu121        the newest candidate that is verified for every capability that the recipe requires
 
-A tag never moves to an older candidate, unless its own was revoked or a later run failed: then it moves to
-the newest other one that fulfils the rule, or is removed. An expired verdict moves nothing by itself.
-Annotations decide which candidate is newer; only signed statements decide what is verified.
+A tag moves to an older candidate only if its current candidate was revoked or failed in a later run. Then it
+moves to the newest other candidate that fulfills the rule, or it is removed. Expired verdicts alone move no
+tag. Annotations decide which candidate is newer; only signed statements decide what is verified.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResul
 from imagefactory.verify.report import MULTI_GPU_LEVELS
 
 DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
-"""Outcomes that are negative for the image itself, not for the machine that ran it."""
+"""Negative outcomes that are about the image, not about the machine of the run."""
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagCandidate:
-    """An image that tags may point to. `digest` is the tag's target, an index or a manifest.
+    """An image that tags may point to. `digest` is the digest of an index or a manifest.
 
-    `name` is the candidate's tag, `pushed` its time, None if unknown: then it counts as older than all
-    others. Of two with one time the one with more `platforms` is newer. `own`: this store pushed it, or its
-    record has the MAC of the nonce store's key.
+    `name` is the tag of the candidate. `pushed` is its time; None means unknown, which is older than all
+    others. Of two candidates with equal times, the one with more `platforms` is newer. `own` means that this
+    store pushed it, or that its record has the MAC of the nonce store's key.
     """
 
     name: str
@@ -45,11 +45,12 @@ class TagCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRule:
-    """The rule of a target: its plain tag, and the capabilities on which that must be verified.
+    """The rule of a target: its plain tag, and the capabilities on which an image with that tag must be
+    verified.
 
-    If none is required (an image for CPUs), the newest of our `own` candidates has the plain tag: no verdict
-    is about it, and a pushed image has passed its smoke test. With `pointers_only` the plain tag stays as it
-    is: in the store on this machine a build sets it.
+    If no capability is required (an image for CPUs), the plain tag points to the newest candidate with `own`:
+    verdicts do not exist for it, and a pushed image has passed the smoke test. With `pointers_only`, the
+    plain tag is not moved: in the store on this machine, a build sets it.
     """
 
     plain: str
@@ -58,7 +59,7 @@ class PromotionRule:
 
 
 class CapabilityStatus(StrEnum):
-    """The status of a candidate on a capability."""
+    """The status of a candidate for a capability."""
 
     PROVEN = "proven"
     OPEN = "open"
@@ -68,11 +69,11 @@ class CapabilityStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagDecision:
-    """The decision about a tag. `before` and `after` are digests, empty for none; `why` is one line.
+    """The decision about a tag. `before` and `after` are digests, empty for none. `why` is one line.
 
-    `proven` says whether the new image fulfils the tag's rule. `withdrawn`: the current image must lose the
-    tag. If a policy requires approvals, `approved` are the keys of those that count, `missing` is how many
-    more are needed for `wanted`, the digest that it would point to.
+    `proven` means that the new image fulfills the rule of the tag, `withdrawn` that the current image must
+    lose the tag. If a policy requires approvals, `approved` are the keys with a valid approval, and `missing`
+    is how many more approvals are needed for the digest `wanted`.
     """
 
     tag: str
@@ -91,12 +92,12 @@ class TagDecision:
 
 
 def pointer(plain: str, capability: str) -> str:
-    """Return the tag of a target for one capability: `2.3-cu121-sm80`."""
+    """Return the tag of a target for one capability, such as `2.3-cu121-sm80`."""
     return f"{plain}-{parse_capability(capability).sm.replace('_', '')}"
 
 
 def capability_of(verdict: Verdict) -> str:
-    """Return the capability of a verdict, empty without a GPU, or for a slice of one (MIG)."""
+    """Return the capability of a verdict, empty if it is about no GPU or about a MIG slice."""
     device = verdict.report.device
     return device.capability if device and not device.part else ""
 
@@ -104,8 +105,8 @@ def capability_of(verdict: Verdict) -> str:
 def capability_status(judged: Sequence[VerificationResult], capability: str) -> tuple[CapabilityStatus, str]:
     """Return the status of one image on a capability by its verdicts, and a short reason.
 
-    A `verified` verdict is valid until a later negative one, on that driver or a newer one. A verdict of
-    several GPUs does not count for one.
+    A `verified` verdict counts until a later negative one, on the same or a newer driver. Verdicts about
+    several GPUs do not count for one GPU.
     """
     about = [
         (judgement, judgement.verdict)
@@ -150,9 +151,9 @@ def _denies(denial: Verdict, verdict: Verdict) -> bool:
 def decide_tags(
     rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
 ) -> tuple[TagDecision, ...]:
-    """Decide about the target's tags, those of single capabilities first.
+    """Return the decisions about all tags of a target, the tags of single capabilities first.
 
-    `tags` are the current digests by tag; these should be among `candidates`.
+    `tags` are the current digests by tag. `candidates` should include these digests.
     """
     newest = _newest_first(candidates)
     spoken = {
@@ -168,10 +169,10 @@ def decide_tags(
 
 
 def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagDecision:
-    """Return the decision about a tag that `needed` keys must approve, and those in `approved` did.
+    """Return the decision about a tag that `needed` keys must approve and the keys in `approved` did approve.
 
-    Without enough of them it stays, or is removed if its image was withdrawn. `other` are the keys that could
-    still approve.
+    With too few approvals the tag stays, or it is removed if its image was withdrawn. `other` are the keys
+    that could still approve.
     """
     missing = max(0, needed - len(approved))
     by = f"approved by {', '.join(approved) or 'nobody'}"
@@ -193,7 +194,7 @@ def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: 
 
 
 def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
-    """Return the candidates' digests, newest first, those of an unknown time last."""
+    """Return the digests of the candidates, the newest first. Candidates of unknown time come last."""
     return tuple(candidate.digest for candidate in _newest_first(candidates))
 
 
@@ -234,7 +235,7 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
 
 
 def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
-    """Return why a candidate must lose a tag, or an empty text."""
+    """Return the reason why a candidate must lose its tag, or ""."""
     for need in needs:
         how, word = capability_status(candidate.judged, need)
         if how in (CapabilityStatus.DENIED, CapabilityStatus.REVOKED):
@@ -243,7 +244,7 @@ def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
 
 
 def _missing_reason(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
-    """Return what the newest candidate lacks, or the one that the tag points to."""
+    """Return what is missing for the newest candidate, or for the one that the tag points to."""
     if not newest:
         return "no candidate"
     candidate = newest[at or 0]

@@ -1,4 +1,4 @@
-"""Verdicts: their values, signing and parsing."""
+"""Verdicts: values, signing and parsing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from imagefactory.verify.report import (
 class Verdict:
     """A signed report of one run, with any outcome.
 
-    `keyid` is the key that signed it, `digest` the signed payload's: it is the same in every artifact with
-    this verdict, and empty before signing. It is valid from `issued` until `expires`, for its GPU's
-    capability and for its driver and newer ones.
+    `keyid` is the key that signed it. `digest` is the digest of the signed payload: equal in every artifact
+    with this verdict, and empty before signing. The verdict is valid from `issued` until `expires`, for the
+    capability of its GPU, and for its driver and newer drivers.
     """
 
     report: GpuReport
@@ -46,11 +46,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """A signed statement that verdicts of a subject are no longer valid. `keyid` is its key.
+    """A signed statement that verdicts of a subject are no longer valid. `keyid` is the key that signed it.
 
-    It is about verdicts of the manifest `subject`: those in `verdicts` (as Verdict.digest) or, if empty, all
-    issued up to `before`; on one `capability`, or all if empty. It does not cover what was issued from `end`
-    on, when its key was retired; None for never. `about` is the image of the manifest.
+    It revokes verdicts of the manifest `subject`: those in `verdicts` (values of Verdict.digest) or, if that
+    is empty, all issued up to `before`; only on `capability` if that is not empty. It does not revoke
+    verdicts issued from `end` on, when the key was retired; None means never. `about` is the image of the
+    manifest.
     """
 
     subject: str
@@ -63,7 +64,7 @@ class Revocation:
     about: VerifiedImage | None = None
 
     def covers(self, verdict: Verdict) -> bool:
-        """Return whether it revokes this verdict. The reader has already verified the signature."""
+        """Return whether this revocation applies to the verdict. The caller has verified the signature."""
         report = verdict.report
         capability = report.device.capability if report.device else ""
         return (
@@ -76,9 +77,9 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokedCell:
-    """Revoked verdicts of the image or .sif `subject` on `capability`, empty for any GPU.
+    """Revoked verdicts of the image or .sif file `subject` on `capability`, empty for any GPU.
 
-    `by` is the name of the key `keyid` that signed the revocation at `when`.
+    The key `keyid` with the name `by` signed the revocation at `when`.
     """
 
     subject: VerifiedImage
@@ -90,7 +91,7 @@ class RevokedCell:
 
     @property
     def summary(self) -> str:
-        """Return the key, the time and the reason."""
+        """Return a line with the key, the time and the reason."""
         return f"revoked by {self.by} on {self.when:%Y-%m-%d}: {self.why}"
 
     @property
@@ -100,7 +101,7 @@ class RevokedCell:
 
 
 class VerdictStatus(StrEnum):
-    """The status of a verdict: it counts, or why not."""
+    """The status of a verdict: valid, or the reason why it does not count."""
 
     GOOD = "good"
     UNSIGNED = "unsigned"
@@ -119,10 +120,10 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationResult:
-    """A verdict in a store, None if it cannot be read, and whether it counts.
+    """A verdict in a store, None if it cannot be read, and its status.
 
-    `digest` is of the artifact with the verdict. Anyone who may push can attach it in another one, so people
-    refer to a verdict by `name`. `revocation` is set if it is REVOKED.
+    `digest` is the digest of the artifact. The same verdict can be in several artifacts, so people refer to a
+    verdict by `name`. `revocation` is set if the status is REVOKED.
     """
 
     digest: str
@@ -133,12 +134,14 @@ class VerificationResult:
 
     @property
     def name(self) -> str:
-        """Return the digest for people: the signed payload's, or the artifact's if that was not read."""
+        """Return the digest to show to people: that of the signed payload, or of the artifact if the payload
+        was not read.
+        """
         return self.verdict.digest if self.verdict else self.digest
 
     @property
     def proves(self) -> bool:
-        """Return whether its outcome is `verified` and it counts."""
+        """Return whether the verdict counts and its outcome is `verified`."""
         return (
             self.standing is VerdictStatus.GOOD
             and self.verdict is not None
@@ -148,7 +151,7 @@ class VerificationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageProgress:
-    """The status of a target's image in the store; `verified` on these capabilities."""
+    """The status of a target's image in the store, `verified` on these capabilities."""
 
     built: bool = False
     pushed: bool = False
@@ -167,7 +170,7 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 
 LONGEST_LIFE = timedelta(days=366)
 SKEW = timedelta(minutes=5)
-"""The largest difference between the clocks of two machines."""
+"""The largest tolerated difference between the clocks of two machines."""
 
 SIGNABLE = (
     Outcome.VERIFIED,
@@ -177,9 +180,9 @@ SIGNABLE = (
     Outcome.LOAD_FAILED,
     Outcome.TIMEOUT,
 )
-"""The outcomes of a run on a GPU that are about an image. Others are about the machine, or no run."""
+"""Outcomes of a run on a GPU that are about the image. All others are about the machine."""
 SIGNABLE_MULTI_GPU = (Outcome.TOGETHER, Outcome.APART)
-"""The outcomes of the level `several`: other names, so that they are not claims about one GPU."""
+"""Outcomes of the level `several`. They have other names, so that they are not claims about one GPU."""
 PASSES = (Outcome.VERIFIED, Outcome.TOGETHER)
 
 _SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
@@ -191,7 +194,7 @@ _PERIOD = ObjectSchema(issued=datetime, expires=datetime)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedVerdict:
-    """A verdict and its two envelopes: its own, and a test-result statement for other tools."""
+    """A verdict and two envelopes: the verdict, and a test-result statement for other tools."""
 
     verdict: Verdict
     envelope: bytes
@@ -199,21 +202,25 @@ class SignedVerdict:
 
 
 def jittered_expiry(report: GpuReport, days: int) -> int:
-    """Return up to a sixth fewer `days`, by image and GPU: verdicts of one night expire on several days."""
+    """Return `days` minus up to a sixth, by image and GPU, so that verdicts of one night expire on several
+    days.
+    """
     seed = f"{report.subject.manifest} {report.device.capability if report.device else ''}"
     return days - int(hashlib.sha256(seed.encode()).hexdigest(), 16) % (days // 6 + 1)
 
 
 def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> SignedVerdict:
-    """Sign a report as a verdict, valid for `days` days. Its outcome must be `signable`.
+    """Sign a report as a verdict that is valid for `days` days. The outcome must be `signable`.
 
-    Raises StatementError for a rehearsal, a report that contradicts itself or lacks a check, one without a
-    run on a GPU, and one whose GPU the host's evidence does not confirm.
+    Raises StatementError if the report is a rehearsal, contradicts itself, lacks a check, has no run on a
+    GPU, or has a GPU that the evidence of the host does not confirm.
     """
     why = contradiction(report) or missing_evidence(report) or _missing_check(report)
     if why:
         raise StatementError(
-            "report-not-signable", f"this report cannot be signed: {why}", hint="see the output of the run"
+            "report-not-signable",
+            f"this report cannot be signed: {why}",
+            hint="correct the problem and verify the image again: imagefactory verify TARGET",
         )
     if report.ended - now > SKEW:
         raise StatementError(
@@ -238,7 +245,7 @@ def signable(report: GpuReport) -> bool:
 
 
 def contradiction(report: GpuReport) -> str:
-    """Return why the report contradicts itself; empty if it does not."""
+    """Return the contradiction in a report, empty if there is none."""
     states = {check.name: check.state for check in report.checks}
     if report.rehearsal:
         return "it is a rehearsal on the CPU"
@@ -260,7 +267,9 @@ def contradiction(report: GpuReport) -> str:
 
 
 def _miscounted(report: GpuReport) -> str:
-    """Return why its number of GPUs does not match the host's, or that it waives one of their checks."""
+    """Return the problem if the number of GPUs differs from the host's, or if a check for several GPUs is
+    waived.
+    """
     device, hardware = report.device, report.hardware
     there = hardware.count_of(device.capability) if hardware and device else 0
     least = 2 if report.outcome is Outcome.TOGETHER else 0
@@ -270,11 +279,11 @@ def _miscounted(report: GpuReport) -> str:
 
 
 def missing_evidence(report: GpuReport) -> str:
-    """Return why the host's evidence does not confirm the suite's GPU; empty if it does.
+    """Return why the evidence of the host does not confirm the GPU in the report, empty if it does.
 
-    NVML must list the GPU, or the whole GPU of its MIG instance, with the same capability, and /proc must
-    too. The machine must have a device node, and the driver must be known. For a pool's job the pool lists
-    the GPU, without nodes; a simulated one does not count.
+    NVML and /proc must list the GPU with the same capability; for a MIG instance, its whole GPU. The machine
+    must have a device node, and the driver must be known. For a job in a pool, the pool must list the GPU;
+    device nodes are not required, and a simulated GPU does not count.
     """
     hardware, device = report.hardware, report.device
     if hardware is None:
@@ -296,9 +305,10 @@ def missing_evidence(report: GpuReport) -> str:
 
 
 def is_simulated(uuid: str) -> bool:
-    """Return whether condor_gpu_discovery invented the GPU with this UUID (`-simulate`).
+    """Return whether condor_gpu_discovery invented the GPU with this UUID (option `-simulate`).
 
-    Source: condor_gpu_discovery, the simulated devices: one pattern, whose first byte counts them.
+    Source: condor_gpu_discovery, simulated devices. Their UUIDs have one pattern, whose first byte is a
+    counter.
     """
     return bool(_SIMULATED.fullmatch(digits_of(uuid)))
 
@@ -310,7 +320,7 @@ def _missing_check(report: GpuReport) -> str:
 
 
 def format_verdict(verdict: Verdict) -> bytes:
-    """Return the statement's bytes. `keyid` and `digest` are not part of them."""
+    """Return the bytes of the statement, without `keyid` and `digest`."""
     period = {"issued": format_time(verdict.issued), "expires": format_time(verdict.expires)}
     return format_statement(verdict.report.subject, VERDICT, {**format_gpu_report(verdict.report), **period})
 
@@ -318,7 +328,7 @@ def format_verdict(verdict: Verdict) -> bytes:
 def format_test_result(verdict: Verdict) -> bytes:
     """Return the verdict as a test-result statement v0.1 for other tools: shorter, and without an expiry.
 
-    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. The
+    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with waived checks. The
     GPU is an annotation of the suite, so that two runs never make the same statement.
     """
     report = verdict.report
@@ -344,16 +354,16 @@ def format_test_result(verdict: Verdict) -> bytes:
 
 
 def format_statement(subject: VerifiedImage, kind: str, predicate: Mapping[str, Any]) -> bytes:
-    """Return an in-toto Statement v1 about the manifest of `subject`: tools unpack by that manifest."""
+    """Return an in-toto Statement v1 about the manifest of `subject`, which tools use to unpack the image."""
     digest = {"sha256": subject.manifest.removeprefix("sha256:")}
     about = [{"name": f"{subject.target or 'image'}/manifest", "digest": digest}]
     return format_json({"_type": STATEMENT, "subject": about, "predicateType": kind, "predicate": predicate})
 
 
 def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
-    """Parse a statement's bytes. Raises StatementError if they are not a verdict's.
+    """Parse the bytes of a statement. Raises StatementError if they are not a valid verdict.
 
-    A run that ended after it was signed, or an invalid period, is also an error.
+    A run that ended after the signature, or an invalid period, is also an error.
     """
     predicate = parse_predicate(payload, where, VERDICT)
     own = ("issued", "expires")

@@ -98,7 +98,7 @@ def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) ->
     if not properties.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
         raise NoGpuError(
             "gpu-not-visible",
-            f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}",
+            f"{UNUSABLE}the kernel reports two different ids of {device.parent.name}",
             hint=AMD_HINT,
         )
     node = places.dev / f"dri/renderD{number}"

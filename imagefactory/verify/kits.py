@@ -164,12 +164,12 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
     at = f"{where}/{RESULT}/{RUN}"
     facts = parse_run(files.run, at)
     if facts["nonce"] != kit["nonce"]:
-        raise invalid_value_error(f"{at}: nonce", "it is from another kit")
+        raise invalid_value_error(f"{at}: nonce", "the result is from another kit")
     if facts["suite"] != kit["suite"]:
-        raise invalid_value_error(f"{at}: suite", "it ran another suite")
+        raise invalid_value_error(f"{at}: suite", "the result is from another suite")
     if facts["outcome"]:
         message = f"{facts['outcome']}: {facts['reason']}"
-        hint = "nothing was verified; you can run this kit on another machine"
+        hint = "correct the problem, or run the same kit on another machine"
         if facts["outcome"] == Outcome.NO_GPU:
             raise NoGpuError("gpu-not-visible", message, hint=hint)
         raise CheckFailedError("kit-not-started", message, hint=hint)
@@ -308,7 +308,9 @@ def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime)
     Raises UsageError if the directory has files.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("kit-exists", f"{folder} already exists", hint="pass a new directory: --kit DIR")
+        raise UsageError(
+            "kit-exists", f"{folder} already exists and is not empty", hint="pass a new directory: --kit DIR"
+        )
     suite, level = digest_of(read_suite()), order.asked["level"]
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
     run = NonceSubject(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))

@@ -109,7 +109,9 @@ def ci_run_of(environ: Mapping[str, str]) -> str:
         for name in names:
             if not environ.get(name):
                 raise UsageError(
-                    "ci-variable-missing", f"{service} is set, but {name} is not", hint="set both or neither"
+                    "ci-variable-missing",
+                    f"{service} is set, but {name} is not",
+                    hint=f"set {name}, or unset {service}",
                 )
         return "/".join(environ[name] for name in names)
     return ""
@@ -159,7 +161,7 @@ class NonceStore:
     def _look(self, nonce: str) -> tuple[IssuedNonce, bytes]:
         """Return the entry like `look`, with signed data that was not delivered."""
         if not NONCE.fullmatch(nonce):
-            raise NonceError("nonce-unknown", f"{nonce[:80]!r} is not a nonce")
+            raise NonceError("nonce-unknown", f"{nonce[:80]!r} is not a nonce", hint="create a new kit")
         # Spent last once more: another process may have moved it between two checks.
         for path in (self._spent(nonce), self._path(nonce), self._spent(nonce)):
             with contextlib.suppress(FileNotFoundError):
@@ -170,7 +172,7 @@ class NonceStore:
         raise NonceError(
             "nonce-unknown",
             f"the nonce {nonce} was not issued by {self.folder}",
-            hint="collect it where its kit was created, or pass that ledger: --nonce-dir DIR",
+            hint="pass the nonce store that issued it: --nonce-dir DIR",
         )
 
     def check(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
@@ -279,7 +281,7 @@ def check_run(known: IssuedNonce, run: NonceSubject) -> None:
     if (run.suite, run.level) != (known.run.suite, known.run.level):
         raise NonceError(
             "nonce-other-suite",
-            f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this result is of "
+            f"the nonce is for the suite {known.run.suite}, level {known.run.level}, but this result is from "
             f"{run.suite}, level {run.level}",
             hint="create a new kit with this version of imagefactory",
         )
@@ -288,7 +290,7 @@ def check_run(known: IssuedNonce, run: NonceSubject) -> None:
         raise NonceError(
             "nonce-other-pool",
             f"the nonce was issued for {issued}, but this result is from {here}",
-            hint="collect a kit as a kit, and a sweep as a sweep of its pool",
+            hint="pass the original directory of the kit or sweep: imagefactory sweep collect DIR",
         )
     if run.kit != known.run.kit:
         raise NonceError(
@@ -312,7 +314,7 @@ def _replayed(nonce: str, spent: datetime | None) -> NonceError:
     return NonceError(
         "nonce-replayed",
         f"the nonce {nonce} was already spent{when}",
-        hint="a kit yields one verdict: create a new kit",
+        hint="create a new kit: each kit can produce only one verdict",
     )
 
 
@@ -322,7 +324,8 @@ def _nonce_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            *os_problem("write", f"the ledger {folder}", error), hint="use another one: --nonce-dir DIR"
+            *os_problem("write", f"the nonce store {folder}", error),
+            hint="use another directory: --nonce-dir DIR",
         ) from error
 
 
@@ -391,7 +394,7 @@ def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
         raise StoreError(
             "ledger-key-mismatch",
             f"{path} was not written with the key in {NONCE_STORE_KEY}",
-            hint=f"create a new kit with {NONCE_STORE_KEY} set; another program may have written this file",
+            hint=f"create a new kit with {NONCE_STORE_KEY} set to this key",
         )
     if mac and not key:
         raise StoreError(
@@ -410,9 +413,9 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
         entry, end, signed = path.read_bytes().partition(_END)
         data = json.loads(entry + end)
         if data["format"] != FORMAT or data["nonce"] != nonce or data["level"] not in LEVELS:
-            raise ValueError("not an entry of this nonce")
+            raise ValueError("it is not the entry of this nonce")
         if (path.parent.name == SPENT_DIRECTORY) != (data["spent"] is not None):
-            raise ValueError("spent and not spent")
+            raise ValueError("its directory and its content disagree on whether the nonce is spent")
         _check_mac(path, data, key)
         whole = bool(signed) and hashlib.sha256(signed).hexdigest() == data.get("signed")
         issued = IssuedNonce(
@@ -442,5 +445,5 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
 def _time(text: str) -> datetime:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
-        raise ValueError("a time without its zone")
+        raise ValueError(f"the time {text!r} has no time zone")
     return time.astimezone(UTC)

@@ -70,17 +70,17 @@ def read_report(path: Path) -> bytes:
     try:
         return read_file(path.parent, path.name, LARGEST_REPORT)
     except FileNotFoundError:
-        raise InvalidReportError("it wrote no report") from None
+        raise InvalidReportError("the process wrote no report") from None
     except OSError as error:
-        raise InvalidReportError(f"its report cannot be read: {error.strerror}") from error
+        raise InvalidReportError(f"cannot read the report: {error.strerror}") from error
 
 
 def parse_fields(data: bytes, fields: ObjectSchema) -> dict[str, Any]:
     """Return the JSON object of a report. Raises InvalidReportError unless it has exactly these fields."""
     try:
-        return fields.parse(parse_json(data), "its report")
+        return fields.parse(parse_json(data), "the report")
     except ValueError as error:
-        raise InvalidReportError("its report is not JSON") from error
+        raise InvalidReportError("the report is not JSON") from error
     except StatementError as error:
         raise InvalidReportError(error.message) from error
 
@@ -155,7 +155,7 @@ def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
     """Parse a report of this suite's format with this nonce. Raises InvalidReportError for anything else."""
     report = parse_fields(data, _FIELDS)
     if report["nonce"] != nonce:
-        raise InvalidReportError("its report does not bring back the nonce of this run")
+        raise InvalidReportError("the report does not contain the nonce of this run")
     return SmokeReport(running=report["running"], rows=tuple(map(clean_check, report["checks"])))
 
 
@@ -243,13 +243,13 @@ def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuite
     """Parse a report that answers `expectations`. Raises InvalidReportError for any other."""
     report = parse_fields(data, _fields(expectations["level"]))
     if report["nonce"] != expectations["nonce"]:
-        raise InvalidReportError("its report does not bring back the nonce of this run")
+        raise InvalidReportError("the report does not contain the nonce of this run")
     for key in ("target", "level", "rehearsal"):
         if report[key] != expectations[key] or type(report[key]) is not type(expectations[key]):
-            raise InvalidReportError(f"its report is of another {key}")
+            raise InvalidReportError(f"the report has another {key}")
     checks = tuple(map(clean_check, report["checks"]))
     if len({check.result.name for check in checks}) != len(checks):
-        raise InvalidReportError("its report has a check twice")
+        raise InvalidReportError("the report contains a check twice")
     device = report["device"] and GpuIdentity(**{**report["device"], "name": clean(report["device"]["name"])})
     return GpuSuiteReport(cuda=report["cuda"], device=device, running=report["running"], rows=checks)
 
@@ -272,7 +272,7 @@ def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
         suite_report = brought.parsed or parse_suite_report(brought.report, run.asked)
     except InvalidReportError as fault:
         if completed.timed_out:
-            reason = "stopped, because it took too long, before it wrote a report that can be read"
+            reason = "stopped after too long, before it wrote a readable report"
             return _complete(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
         reason = f"{fault}; {exit_summary(completed)}"
         return _complete(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
@@ -301,9 +301,9 @@ def _check_outcome(
     """Return the check as it counts, and the label if it prevents VERIFIED, else None."""
     if row is None:
         missing = (
-            f"'{suite_report.running}' came first and did not end"
+            f"'{suite_report.running}' started before this check and did not finish"
             if suite_report.running
-            else "its report leaves it out"
+            else "the report has no result of this check"
         )
         return CheckResult(name=name, state=CheckState.NOT_RUN, detail=missing, seconds=0.0), None
     check, state = row.result, row.result.state
@@ -346,7 +346,7 @@ def _fail_running_check(
     if check.name != suite_report.running or check.state is not CheckState.NOT_RUN:
         return pair
     if completed.timed_out:
-        return _failed(check, "stopped: it took too long"), Outcome.TIMEOUT
+        return _failed(check, "stopped after too long"), Outcome.TIMEOUT
     return _failed(check, exit_summary(completed)), Outcome.LOAD_FAILED
 
 

@@ -228,7 +228,7 @@ def smoke_outcome(
     rows: dict[str, SuiteCheck] = {}
     for row in report.rows:
         if row.result.name in rows or row.result.name not in names:
-            fault = f"its report has the check '{row.result.name}' without need"
+            fault = f"the report has the unexpected check '{row.result.name}'"
             return _nothing_ran(names, CheckState.FAILED, fault, Outcome.LOAD_FAILED)
         rows[row.result.name] = row
     framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
@@ -261,13 +261,15 @@ def _outcome_of(
             return row.result, None
         return row.result, Outcome(row.outcome or table.LOAD_FAILED)
     if completed.timed_out:
-        word, reason = Outcome.TIMEOUT, "stopped: it took too long"
+        word, reason = Outcome.TIMEOUT, "stopped after too long"
     else:
         word, reason = Outcome.LOAD_FAILED, exit_summary(completed)
     if name == report.running:
         return CheckResult(name=name, state=CheckState.FAILED, detail=reason, seconds=0.0), word
     missing = (
-        f"'{report.running}' came first and did not end" if report.running else "its report leaves it out"
+        f"'{report.running}' started before this check and did not finish"
+        if report.running
+        else "the report has no result of this check"
     )
     return CheckResult(name=name, state=CheckState.NOT_RUN, detail=missing, seconds=0.0), word
 

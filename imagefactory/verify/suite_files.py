@@ -66,7 +66,8 @@ def expectations(definition: BuildSpec) -> dict[str, Any]:
     if beyond and target.framework not in table.FRAMEWORKS:
         raise UsageError(
             "check-not-applicable",
-            f"{target.where}: the smoke test has no check '{beyond[0]}' for '{target.framework}', only for "
+            f"{target.where}: the smoke test check '{beyond[0]}' does not apply to '{target.framework}', "
+            "only to "
             f"{', '.join(sorted(table.FRAMEWORKS))}",
             hint=f"write checks: [{', '.join(table.OTHER_CHECKS)}]",
         )

@@ -35,13 +35,17 @@ def _format_center(shelf: CenterImages, width: int | None) -> str:
             (
                 shelf.name_of(image),
                 f"{image.framework} {image.version}",
-                " ".join(map(str, verified)) or ("-" if image.gpu else CPUS),
-                " ".join(map(str, predicted)) or "-",
+                _status(verified, predicted) or ("-" if image.gpu else CPUS),
             )
         )
-    table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
+    table = format_table(("IMAGE", "FRAMEWORK", "STATUS"), rows, width)
     ages = format_ages(verdict_ages_of(shelf.offers, shelf.now))
     return f"{shelf.source}\n{ages}\n\n{table}"
+
+
+def _status(verified: Sequence[object], predicted: Sequence[object]) -> str:
+    classes = (("verified", verified), ("predicted", predicted))
+    return "; ".join(f"{name} {' '.join(map(str, rows))}" for name, rows in classes if rows)
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
@@ -120,12 +124,12 @@ def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
     return verified, [row.capability for row in hoped if row.capability not in {*verified, *refused}]
 
 
-def source_json(catalogue: Catalog | None) -> Mapping[str, object]:
+def source_json(catalog: Catalog | None) -> Mapping[str, object]:
     """Return the source and times of a catalog, for each command that reads one."""
     return {
-        "catalogue_source": catalogue.source.value if catalogue else None,
-        "catalogue_made": format_time(catalogue.made) if catalogue else None,
-        "catalogue_expires": format_time(catalogue.expires) if catalogue else None,
+        "catalog_source": catalog.source.value if catalog else None,
+        "catalog_made": format_time(catalog.made) if catalog else None,
+        "catalog_expires": format_time(catalog.expires) if catalog else None,
     }
 
 
@@ -134,14 +138,13 @@ def centers_json(open_: Sequence[CenterCatalog]) -> Mapping[str, object]:
     if not any(row.center.several for row in open_):
         return {}
     rows = [
-        {"center": row.center.name, "catalogue": row.center.place, **source_json(row.catalogue)}
-        for row in open_
+        {"center": row.center.name, "catalog": row.center.place, **source_json(row.catalog)} for row in open_
     ]
     return {"centers": rows}
 
 
 def center_images_json(shelves: Sequence[CenterImages]) -> Mapping[str, object]:
-    """Return `{catalogue, made, ..., images}` of one center, `{centers: [...], images}` of several."""
+    """Return `{catalog, made, ..., images}` of one center, `{centers: [...], images}` of several."""
     images = [_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers]
     if shelves[0].center.several:
         return {
@@ -153,10 +156,10 @@ def center_images_json(shelves: Sequence[CenterImages]) -> Mapping[str, object]:
 
 def _head_json(shelf: CenterImages) -> Mapping[str, object]:
     return {
-        "catalogue": shelf.place,
-        **source_json(shelf.catalogue),
-        "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
-        "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
+        "catalog": shelf.place,
+        **source_json(shelf.catalog),
+        "made": f"{shelf.catalog.made:%Y-%m-%dT%H:%M:%SZ}",
+        "expires": f"{shelf.catalog.expires:%Y-%m-%dT%H:%M:%SZ}",
         "proofs": verdict_ages_of(shelf.offers, shelf.now),
     }
 
@@ -198,9 +201,9 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
     lines = [*fold(_sources(finding), width), ""]
     if usable:
         header = (
-            ("IMAGE", "GPU", "GPUS", "FREE", "KNOWN")
+            ("IMAGE", "GPU", "TOTAL", "FREE", "STATUS")
             if inventory
-            else ("IMAGE", "GPUS BY CAPABILITY", "KNOWN")
+            else ("IMAGE", "GPUS BY CAPABILITY", "STATUS")
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]
@@ -254,7 +257,7 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
-    if finding.catalogue is None:
+    if finding.catalog is None:
         what = f"nothing is built in {finding.place}" if finding.place else "no catalog is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
         if not finding.place:
@@ -263,7 +266,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
         yield f"images of the project {finding.place}" if finding.place else "images that were built here"
     else:
         for row in finding.open:
-            yield row.center.answers(row.catalogue.made)
+            yield row.center.answers(row.catalog.made)
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.request.inventory
@@ -302,13 +305,13 @@ def matches_json(finding: FindResult) -> Mapping[str, object]:
 
     If several centers are joined, `place` and `made` are those of the first, and `centers` has all.
     """
-    inventory, catalogue = finding.request.inventory, finding.catalogue
-    source = "catalogue" if catalogue and not finding.own_project else "factory" if catalogue else "knowledge"
+    inventory, catalog = finding.request.inventory, finding.catalog
+    source = "catalog" if catalog and not finding.own_project else "factory" if catalog else "knowledge"
     return {
         "source": source,
         "place": finding.place,
-        "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
-        **source_json(catalogue),
+        "made": f"{catalog.made:%Y-%m-%dT%H:%M:%SZ}" if catalog else None,
+        **source_json(catalog),
         **centers_json(finding.open),
         "proofs": finding.ages,
         "pool": {

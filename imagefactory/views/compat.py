@@ -39,9 +39,11 @@ ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor 
 ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
 
 
-def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None) -> str:
+def format_gpu(
+    gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None, *, show_sources: bool = False
+) -> str:
     """Return what runs on one GPU and why the rest does not. Each row has one cell."""
-    sources, warnings = Footnotes(), Footnotes("!{}")
+    sources, warnings = Footnotes(shown=show_sources), Footnotes("!{}")
     running = [row for row in rows if serves(row.cells[0])]
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
     table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
@@ -51,7 +53,7 @@ def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = No
     lines = [
         head,
         "",
-        format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
+        format_table(("TARGET", "RUNS", "STATUS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
     ]
     if gpu.capability not in (*knowledge.capabilities(), *knowledge.processors()):
         lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
@@ -80,14 +82,14 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
         for claim in cell.claims[1:]
         if claim.basis is not first.basis and (claim.answer in RUNS) != runs
     ]
-    why = [f"{first.reason} {sources.mark([first.source])}"]
+    why = [f"{first.reason}{sources.mark([first.source])}"]
     why += [
-        f"{claim.basis}: {claim.answer}, {claim.reason} {sources.mark([claim.source])}" for claim in others
+        f"{claim.basis}: {claim.answer}, {claim.reason}{sources.mark([claim.source])}" for claim in others
     ]
-    warned = [f"{claim.reason} {sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
+    warned = [f"{claim.reason}{sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
     marks = warnings.mark(warned)
     basis = first.basis.value
-    return row.candidate.title, f"{first.answer} {marks}".rstrip(), basis, first.driver, "; ".join(why)
+    return row.candidate.title, f"{first.answer}{marks}", basis, first.driver, "; ".join(why)
 
 
 def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
@@ -96,39 +98,46 @@ def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
 
 
 def format_rows(
-    rows: Sequence[CompatRow], capabilities: Sequence[Capability], width: int | None = None
+    rows: Sequence[CompatRow],
+    capabilities: Sequence[Capability],
+    width: int | None = None,
+    *,
+    show_sources: bool = False,
 ) -> str:
     """Return candidates x capabilities, two letters a cell. Each row has a cell for each capability.
 
     Equal neighbor columns are merged.
     """
-    sources, displayed = Footnotes(), [row for row in rows if not _is_blank(row)]
+    sources, displayed = Footnotes(shown=show_sources), [row for row in rows if not _is_blank(row)]
     texts = list(zip(*([letters(cell) for cell in row.cells] for row in displayed), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
     ends = [(capabilities[some[0]], capabilities[some[-1]]) for some in groups]
     spans = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
     cells = [[texts[some[0]][number] for some in groups] for number in range(len(displayed))]
     marks = [
-        sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in displayed
+        sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]).strip()
+        for row in displayed
     ]
     names = [
         row.candidate.name or f"({_version(row)} {platform_of(row.candidate.question.cuda)})"
         for row in displayed
     ]
-    header = ["TARGET", "VERSION", "CUDA", *spans, "SOURCES"]
+    header = ["TARGET", "VERSION", "CUDA", *spans, *(["SOURCES"] if show_sources else [])]
     table = [
-        [row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some, mark]
+        [
+            *(row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some),
+            *([mark] if show_sources else []),
+        ]
         for row, some, mark in zip(displayed, cells, marks, strict=True)
     ]
     if width is not None and table_width([header, *table]) > width:  # a target's name contains the rest
         rest = [[name, *some] for name, some in zip(names, cells, strict=True)]
         text = format_matrix(["TARGET", *spans], rest, width, keep=1)
-        named = ["", "a wider terminal and --json name the sources"]
     else:
-        text, named = format_table(header, table), _named(sources, "Sources")
+        text = format_table(header, table)
     amd = any(capability.processor for capability in capabilities)
     alike = [ALIKE_AMD if amd else ALIKE] if any(len(some) > 1 for some in groups) else []
-    more = [*LEGEND, *alike, *named, *_blank(rows), *_unlocked(rows)]
+    more = [*LEGEND, *alike, *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
     return "\n".join([text, "", *fold(more, width)])
 
 
@@ -152,9 +161,9 @@ def letters(cell: Cell) -> str:
     return f"{LETTERS[cell.answer]}{basis}{'!' if displayed_warnings(cell) else ''}"
 
 
-def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
+def format_covers(covers: Sequence[Cover], width: int | None = None, *, show_sources: bool = False) -> str:
     """Return the fewest images of each group, the GPUs for each, and those that no image serves."""
-    sources = Footnotes()
+    sources = Footnotes(shown=show_sources)
     blocks = [_cover(cover, sources, width) for cover in covers]
     return "\n".join(["\n\n".join(blocks), *fold(_named(sources, "Sources"), width)])
 
@@ -175,8 +184,8 @@ def _cover(cover: Cover, sources: Footnotes, width: int | None) -> str:
 def _served_text(gpu: CompatGpu, cell: Cell, sources: Footnotes) -> tuple[str, ...]:
     first = cell.claims[0]
     floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
-    reasons = [f"{first.basis} {sources.mark([first.source])}{floor}"]
-    reasons += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in severe_rules(cell)]
+    reasons = [f"{first.basis}{sources.mark([first.source])}{floor}"]
+    reasons += [f"! {claim.reason}{sources.mark([claim.source])}" for claim in severe_rules(cell)]
     return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(reasons)
 
 
@@ -184,7 +193,7 @@ def _unserved(unserved: UnservedGpu, sources: Footnotes) -> str:
     title, claim = unserved.gpu.title, unserved.claim
     if unserved.candidate is None or claim is None:
         return f"{title}: unknown"
-    return f"{title}: {unserved.candidate.title}: {claim.reason} {sources.mark([claim.source])}"
+    return f"{title}: {unserved.candidate.title}: {claim.reason}{sources.mark([claim.source])}"
 
 
 def _named(sources: Footnotes, title: str) -> list[str]:
@@ -200,8 +209,8 @@ def format_differences(differences: Sequence[CapabilityDifference], width: int |
             f"{difference.framework} {difference.version}",
             difference.cuda,
             " ".join(map(str, difference.capabilities)),
-            f"{difference.documented} {sources.mark([difference.documented_source])}",
-            f"{difference.found} {sources.mark([_scan(difference)])}",
+            f"{difference.documented}{sources.mark([difference.documented_source])}",
+            f"{difference.found}{sources.mark([_scan(difference)])}",
             difference.reason,
         )
         for difference in differences

@@ -175,7 +175,7 @@ def format_repositories(shelves: Sequence[RepositoryListing], width: int | None 
         for tag in shelf.tagged
     ]
     empty = [f"nothing in {shelf.registry}/{shelf.repository}" for shelf in shelves if not shelf.tagged]
-    return "\n".join([format_table(("TAG", "KIND", "SIZE", "DIGEST"), rows, width)] * bool(rows) + empty)
+    return "\n".join([format_table(("TAG", "TYPE", "SIZE", "DIGEST"), rows, width)] * bool(rows) + empty)
 
 
 def format_pruned(pruned: PruneResult, *, dry_run: bool) -> str:
@@ -210,7 +210,7 @@ class TargetState:
 
 def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int | None = None) -> str:
     """Return a row for each target: what it is, the state of its lock, and how far its image is."""
-    header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED ON")
+    header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "STATUS")
     table = [
         (
             target.name,
@@ -221,7 +221,7 @@ def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int
             state,
             "yes" if marks.built else "-",
             "yes" if marks.pushed else "-",
-            " ".join(marks.verified) or ("-" if target.gpu else CPUS),
+            f"verified {' '.join(marks.verified)}" if marks.verified else ("-" if target.gpu else CPUS),
         )
         for target, state, marks in rows
     ]

@@ -23,7 +23,7 @@ from imagefactory.matrix.plan import (
     starts_by_kit,
 )
 from imagefactory.matrix.rows import RowRuling
-from imagefactory.views.text import Footnotes, fold, format_table, wrap
+from imagefactory.views.text import CPUS, Footnotes, fold, format_table, wrap
 
 DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
@@ -37,16 +37,39 @@ _DOING = {
     CellState.VERIFY: "to verify",
     CellState.UNCHANGED: "unchanged",
     CellState.BLOCKED: "blocked",
-    CellState.PRUNED: "pruned",
+    CellState.PRUNED: "skipped",
 }
 
 
-def format_plan(plan: VerificationPlan, width: int | None = None) -> str:
+def format_overview(plan: VerificationPlan, width: int | None = None) -> str:
+    """Return one line for each target, by what is next for it: what is known of its capabilities."""
+    groups: dict[tuple[CellState, str, str], list[PlannedTarget]] = {}
+    for planned in plan.targets:
+        groups.setdefault((planned.state, planned.reason, planned.hint), []).append(planned)
+    blocks = []
+    for (state, reason, hint), targets in groups.items():
+        rows = [(f"  {planned.target.name}", _capabilities(planned)) for planned in targets]
+        lines = [f"{_DOING[state]}: {reason}", *([f"hint: {hint}"] if hint else [])]
+        blocks.append("\n".join([*fold(lines, width), format_table(rows[0], rows[1:], width)]))
+    foot = "a TARGET or --inventory FILE shows each cell with its reasons"
+    return "\n\n".join([*blocks, "\n".join(fold([summary(plan), foot], width))])
+
+
+def _capabilities(planned: PlannedTarget) -> str:
+    """Return `predicted 7.0 8.0; unknown 12.0`."""
+    known: dict[str, list[str]] = {}
+    for cell in planned.cells:
+        claim = cell.ruling.claim
+        known.setdefault(str(claim.basis) if claim else "unknown", []).append(str(cell.device))
+    return "; ".join(f"{basis} {' '.join(cells)}" for basis, cells in known.items()) or CPUS
+
+
+def format_plan(plan: VerificationPlan, width: int | None = None, *, show_sources: bool = False) -> str:
     """Return the planned work for each target, its place, and the skipped cells with reasons.
 
     Lines are as long as a terminal of that `width` allows, and never longer than `WIDTH`.
     """
-    sources, room = Footnotes(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
+    sources, room = Footnotes(shown=show_sources), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
     foot = [summary(plan), *_override((cell.ruling for cell in plan.cells), plan.unused)]
     return "\n".join([*blocks, *([""] if blocks else []), *fold([*foot, *_sources(sources)], width)])
@@ -69,10 +92,10 @@ def _format_target(planned: PlannedTarget, sources: Footnotes, width: int) -> li
             add(str(state), f"{_marked(alike)}: {how}")
         for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
             where = _places(cell for cell in cells if claim in cell.ruling.warnings)
-            add("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
+            add("", f"warning for {where}: {claim.reason}{sources.mark([claim.source])}")
     pruned = [cell for cell in planned.cells if cell.state is CellState.PRUNED]
     for why, alike in _grouped(pruned, lambda ruling: _skip_reason(ruling, sources)):
-        add(str(CellState.PRUNED), f"{_places(alike)}: {why}")
+        add(_DOING[CellState.PRUNED], f"{_places(alike)}: {why}")
     return lines
 
 
@@ -101,11 +124,11 @@ def _ground_text(ruling: CellRuling, sources: Footnotes) -> str:
     """Return why a cell stays in the plan."""
     if ruling.allowed:
         against = "; ".join(f"{claim.rule}: {claim.reason}" for claim in ruling.allowed)
-        return f"allowed, though {against} {sources.mark(claim.source for claim in ruling.allowed)}"
+        return f"included, although {against}{sources.mark(claim.source for claim in ruling.allowed)}"
     claim = ruling.claim
     if claim is None:
         return ruling.reason
-    return f"{claim.basis} to run{_MANNER.get(claim.answer, '')} {sources.mark([claim.source])}"
+    return f"{claim.basis} to run{_MANNER.get(claim.answer, '')}{sources.mark([claim.source])}"
 
 
 def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
@@ -113,7 +136,7 @@ def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
     first, *others = ruling.against
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
     ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"
-    text = f"{ground}: {first.reason} {sources.mark([first.source])}"
+    text = f"{ground}: {first.reason}{sources.mark([first.source])}"
     return f"{text}; also {more}" if more else text
 
 
@@ -125,16 +148,18 @@ def _sources(sources: Footnotes) -> list[str]:
 def _override(rulings: Iterable[CellRuling], unused: Sequence[str]) -> list[str]:
     rules = sorted({claim.rule for ruling in rulings for claim in ruling.against} - {AVOIDED})
     lines = (
-        [f"to plan what was pruned: {' '.join(f'--ignore-rule {rule}' for rule in rules)}"] if rules else []
+        [f"to include skipped cells: {' '.join(f'--ignore-rule {rule}' for rule in rules)}"] if rules else []
     )
-    return lines + [f"--ignore-rule {rule} changed nothing: it prunes nothing here" for rule in unused]
+    return lines + [f"--ignore-rule {rule} changed nothing: this rule skips no cell here" for rule in unused]
 
 
 def summary(plan: VerificationPlan, waiting: int = 0) -> str:
-    """Return `24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
+    """Return `24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 skipped`."""
     counted = "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
     jobs = f"{waiting} job{'s wait' if waiting > 1 else ' waits'}"
-    return f"{counted}; {jobs} for another night: GitHub runs {MAX_JOBS} at most" if waiting else counted
+    return (
+        f"{counted}; {jobs} for the next nightly run: GitHub runs at most {MAX_JOBS}" if waiting else counted
+    )
 
 
 def _counted(noun: str, by_state: dict[str, int]) -> str:
@@ -152,12 +177,19 @@ def counts(plan: VerificationPlan) -> dict[str, dict[str, int]]:
     }
 
 
-def format_rows(judged: Sequence[RowRuling], unused: Sequence[str], width: int | None = None) -> str:
-    """Return for each row whether it is accepted or pruned, and why."""
-    sources, rows = Footnotes(), []
+def format_rows(
+    judged: Sequence[RowRuling],
+    unused: Sequence[str],
+    width: int | None = None,
+    *,
+    show_sources: bool = False,
+) -> str:
+    """Return for each row whether it is accepted or skipped, and why."""
+    sources = Footnotes(shown=show_sources)
+    rows = []
     for ruled in judged:
         row, ruling = ruled.row, ruled.ruling
-        word = "pruned" if ruling.pruned else "accepted"
+        word = "skipped" if ruling.pruned else "accepted"
         why = _skip_reason(ruling, sources) if ruling.pruned else _ground_text(ruling, sources)
         rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
@@ -169,12 +201,12 @@ def format_rows(judged: Sequence[RowRuling], unused: Sequence[str], width: int |
 
 
 def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
-    """Count accepted and pruned rows by their outcome in the file."""
+    """Count accepted and skipped rows by their outcome in the file."""
     outcomes: dict[str, Counter[str]] = {}
     for ruled in judged:
         if ruled.row.outcome:
             outcomes.setdefault(ruled.row.outcome, Counter())[
-                "pruned" if ruled.ruling.pruned else "accepted"
+                "skipped" if ruled.ruling.pruned else "accepted"
             ] += 1
     return [
         f"  {outcome}: {', '.join(f'{number} {word}' for word, number in sorted(words.items()))}"
@@ -183,12 +215,12 @@ def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
 
 
 def rows_summary(judged: Sequence[RowRuling]) -> str:
-    """Return `40 rows: 31 accepted (30 documented, ...), 9 pruned (9 toolkit-dropped)`."""
+    """Return `40 rows: 31 accepted (30 documented, ...), 9 skipped (9 toolkit-dropped)`."""
     accepted = Counter(_ground(row.ruling) for row in judged if not row.ruling.pruned)
     gone = Counter(row.ruling.against[0].rule for row in judged if row.ruling.pruned)
     parts = [
         f"{counts.total()} {word} ({', '.join(f'{n} {name}' for name, n in sorted(counts.items()))})"
-        for word, counts in (("accepted", accepted), ("pruned", gone))
+        for word, counts in (("accepted", accepted), ("skipped", gone))
         if counts
     ]
     return f"{len(judged)} row{'' if len(judged) == 1 else 's'}: {', '.join(parts)}"

@@ -55,7 +55,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
     rows: dict[tuple[str, str, str], list[str]] = {}
     for cell in skipped:
         rows.setdefault((cell.target, cell.rule, cell.reason), []).append(cell.row)
-    header = ("LEFT OUT", "CAPABILITY", "RULE", "WHY")
+    header = ("SKIPPED", "CAPABILITY", "RULE", "WHY")
     table = [(target, ", ".join(there), rule, why) for (target, rule, why), there in rows.items()]
     return format_table(header, table, width)
 
@@ -69,7 +69,7 @@ def summary(plan: SweepPlan, limits: JobLimits) -> str:
     run = format_seconds(limits.run.total_seconds())
     images = len({cell.stage.target.name for cell in plan.cells})
     queued = f"{jobs} job{'' if jobs == 1 else 's'} of {images} image{'' if images == 1 else 's'}"
-    return f"{queued}, each idle for {idle} and running for {run} at most; left out: {by_rule or 'none'}"
+    return f"{queued}, each idle for {idle} and running for {run} at most; skipped: {by_rule or 'none'}"
 
 
 def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
@@ -87,7 +87,7 @@ def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool 
         for result in sorted(results, key=lambda result: result.outcome is not None)
         if result.node in nodes
     ]
-    header = ("TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE")
+    header = ("TARGET", "CAPABILITY", "STATUS", "ATTEMPT", "MACHINE", "STARTED")
     return "\n\n".join([headline(sweep, results, driven), format_table(header, rows)])
 
 
@@ -99,12 +99,12 @@ def format_failed_machines(machines: Sequence[MachineFaults], width: int | None 
         (
             row.machine,
             str(len(row.faults)),
-            "left out" if row.left_out else "tried last",
+            "excluded" if row.left_out else "used last",
             f"{row.faults[-1].at:%Y-%m-%d %H:%M}, {row.faults[-1].node}: {row.faults[-1].why}",
         )
         for row in machines
     ]
-    return format_table(("MACHINE", "FAULTS", "NOW", "LAST FAULT"), rows, width)
+    return format_table(("MACHINE", "FAULTS", "STATUS", "LAST FAULT"), rows, width)
 
 
 def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None) -> str:
@@ -142,7 +142,8 @@ def _since(result: NodeResult, now: datetime) -> str:
     if not result.attempts:
         return ""
     last = result.attempts[-1]
-    return format_seconds(max((now - (last.started or last.submitted)).total_seconds(), 0.0))
+    age = format_seconds(max((now - (last.started or last.submitted)).total_seconds(), 0.0))
+    return f"{age} ago" if last.started else f"queued {age} ago"
 
 
 def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -> str:
@@ -186,8 +187,8 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
 # --- The GPUs of a pool
 
 
-_HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
-_NUMBERS = ("MEMORY", "MACHINES", "FREE", "GPUS")
+_HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "TOTAL")
+_NUMBERS = ("MEMORY", "MACHINES", "FREE", "TOTAL")
 """Columns of numbers, aligned to the right."""
 _DROP = ("MACHINES", "CUDA", "MEMORY")
 UNTOLD = "-"
@@ -273,7 +274,7 @@ def format_machines(inventory: Inventory, width: int | None = None) -> str:
         free = sum(gpu.free for gpu in machine.gpus)
         what = ", ".join(f"{number} x {text}" for text, number in sorted(alike.items()))
         rows.append((machine.name, str(free), str(len(machine.gpus)), what))
-    table = _table(("MACHINE", "FREE", "GPUS", "KINDS"), rows, width)
+    table = _table(("MACHINE", "FREE", "TOTAL", "GPUS"), rows, width)
     return "\n".join([table, "", *fold([pool_summary(inventory), *_notes(inventory)], width)])
 
 

@@ -18,22 +18,33 @@ def format_table(
     width: int | None = None,
     drop: Sequence[str] = (),
 ) -> str:
-    """Return columns as wide as their widest cell, two blanks apart, without blanks at line ends.
+    """Return columns as wide as their widest cell, two blanks apart. No line ends with blanks.
 
     With a `width` the last column is wrapped next to the others. If that leaves no space, the columns of
-    `drop` (by their headers) are omitted in order, then the last one is wrapped below the others. If these
-    are too wide, each row becomes a block of lines.
+    `drop` (by their headers) are omitted in order, and a last line names them. Then the last column is
+    wrapped below the others. If these are too wide, each row becomes a block of lines.
     """
     table = [tuple(header), *map(tuple, rows)]
+    omitted = []
     for name in drop:
         widths = _widths(table)
         if width is None or table_width(table) - max(widths[-1] - MIN_FOLDED, 0) <= width:
             break
         at = table[0].index(name)
         table = [row[:at] + row[at + 1 :] for row in table]
+        omitted.append(name.strip())
+    lines = _table_lines(table, width)
+    if omitted:
+        lines += fold(
+            [f"columns omitted: {', '.join(omitted)} (a wider terminal or --json shows them)"], width
+        )
+    return "\n".join(lines)
+
+
+def _table_lines(table: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
     if width is None or table_width(table) <= width:
         widths = _widths(table)
-        return "\n".join(_line(row, widths) for row in table)
+        return [_line(row, widths) for row in table]
     others = _widths(table)[:-1]
     before = sum(others) + 2 * len(others)
     if before - 2 > width:
@@ -45,7 +56,7 @@ def format_table(
         first, more = (text[:1] or [""], text[1:]) if beside else ([], text)
         lines.append(_line([*row[:-1], *first], [*others, 0][: len(others) + len(first)]))
         lines += [" " * (before if beside else 4) + line for line in more]
-    return "\n".join(lines)
+    return lines
 
 
 def format_matrix(
@@ -81,7 +92,7 @@ def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, 
     ]
 
 
-def _stacked(table: Sequence[tuple[str, ...]], width: int) -> str:
+def _stacked(table: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Return each row as a block: its first cell, then a line for each other one."""
     head, *rows = table
     indent = max(len(name) for name in head[1:]) + 4
@@ -93,7 +104,7 @@ def _stacked(table: Sequence[tuple[str, ...]], width: int) -> str:
             lines += [
                 f"  {name}".ljust(indent) + line for name, line in zip_longest([name], text, fillvalue="")
             ]
-    return "\n".join(line.rstrip() for line in lines)
+    return [line.rstrip() for line in lines]
 
 
 def _widths(table: Sequence[Sequence[str]]) -> list[int]:
@@ -145,17 +156,20 @@ def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", widt
 
 
 class Footnotes:
-    """Numbers for lines below a table, in the order of their first use."""
+    """Numbers for lines below a table, in the order of their first use. None if they are not `shown`."""
 
-    def __init__(self, mark: str = "[{}]") -> None:
-        self._mark = mark
+    def __init__(self, mark: str = "[{}]", *, shown: bool = True) -> None:
+        self._mark, self._shown = mark, shown
         self._numbers: dict[str, int] = {}
 
     def mark(self, sources: Iterable[str]) -> str:
-        """Return `[1][3]` for these sources, each once."""
+        """Return ` [1][3]` for these sources, each once, with a blank before."""
         known = self._numbers
+        if not self._shown:
+            return ""
         numbers = [known.setdefault(source, len(known) + 1) for source in sources if source]
-        return "".join(self._mark.format(number) for number in dict.fromkeys(numbers))
+        marks = "".join(self._mark.format(number) for number in dict.fromkeys(numbers))
+        return f" {marks}" if marks else ""
 
     def lines(self) -> list[str]:
         return [f"{self._mark.format(number)} {source}" for source, number in self._numbers.items()]

@@ -113,7 +113,7 @@ def _outcome(report: GpuReport, width: int) -> str:
 
 _HEADER = (
     "OUTCOME", "VALID", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
-    "ISSUED", "EXPIRES", "VERDICT",
+    "ISSUED", "VALID UNTIL", "VERDICT",
 )  # fmt: skip
 _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
 
@@ -213,7 +213,7 @@ def _checks(judged: VerificationResult, width: int | None) -> list[str]:
         )
         for check in report.checks
     ]
-    table = format_table(("CHECK", "STATE", "TIME", "NUMBERS"), rows, width, ("TIME",))
+    table = format_table(("CHECK", "STATUS", "TIME", "NUMBERS"), rows, width, ("TIME",))
     notes = [f"contradicts the prediction: {text}" for text in report.contradictions]
     return ["", f"{short(judged.name)}: {report.reason or report.outcome.value}", *notes, table]
 

@@ -50,7 +50,7 @@ LINKS = (
     *("store/locks", "store/locks/store", "store/locks/index", "store/locks/index.json", "store/index.json"),
     *("store/oci-layout", "store/scans", "store/journal", "store/bases", "store/sweeps", "store/nights"),
     *("cache", "cache/wheels", "cache/conda", "cache/debs", "cache/segments", "cache/conda-pkgs"),
-    *("cache/lock", "cache/catalogues", "lockfiles", "lockfiles/bases", "definitions"),
+    *("cache/lock", "cache/catalogs", "lockfiles", "lockfiles/bases", "definitions"),
     *("definitions/one-12.1-cu121", "definitions/one-12.1-cu121/files", "definitions/one-12.1-cu121/wheels"),
     *("definitions/one-12.1-cu121/Dockerfile", "lockfiles/one-12.1-cu121.requirements.txt"),
     *("lockfiles/one-12.1-cu121.unsolvable", "wheels", "recipes/one.yaml", "recipes/bases.yaml"),

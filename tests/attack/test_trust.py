@@ -27,7 +27,7 @@ from imagefactory.trust.judgement import (
 )
 from imagefactory.trust.verdict import SKEW, VerdictStatus, sign
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, whole_report
 
 DIGESTS = st.sampled_from([SUBJECT.index, SUBJECT.manifest, SUBJECT.config, digest("1"), digest("2")])
@@ -236,9 +236,9 @@ def test_after_its_time_a_key_is_believed_for_what_was_seen_in_it_alone(
 
 
 @given(HOURS, HOURS, HOURS)
-def test_a_catalogue_of_a_key_counts_in_its_time_alone(made: int, until: int, now: int) -> None:
+def test_a_catalog_of_a_key_counts_in_its_time_alone(made: int, until: int, now: int) -> None:
     at, end, read = (NOW + timedelta(hours=hours) for hours in (made, until, now))
-    data = sign_catalog(make_catalogue(made=at, expires=at + LIFE), LAB)
+    data = sign_catalog(make_catalog(made=at, expires=at + LIFE), LAB)
     (lab,) = COURT.trust.keys
     trust = replace(COURT.trust, keys=(replace(lab, until=end),))
     with suppress(StatementError):

@@ -429,7 +429,7 @@ def test_a_target_on_a_conda_target(lab: Factory, scratch: Path) -> None:
     built = here.build(TARGET, "--no-test")
     requirements = root / "requirements.txt"
     requirements.write_text("markupsafe==2.1.5\nnumpy\n")
-    here.run("recipe", "import", "mylab", "--extends", TARGET, str(requirements))
+    here.run("recipe", "import", str(requirements), "--family", "mylab", "--extends", TARGET)
     recipe = root / "recipes" / "mylab.yaml"
     assert "\npackages: []\n" in recipe.read_text()
     recipe.write_text(recipe.read_text().replace("\npackages: []\n", "\npackages: [oddpaths]\n"))
@@ -460,7 +460,9 @@ def test_an_environment_comes_in(lab: Factory, scratch: Path) -> None:
         f"name: course\nchannels: [made, nodefaults]\ndependencies:\n  - python=3.{sys.version_info.minor}\n"
         "  - tinytorch=1.0\n  - tinytool<1.1\n  - cuda-version=12.1\n  - pip:\n      - idna==3.7\n"
     )
-    told = here.run("recipe", "import", "course", str(environment), "--framework", "tinytorch", code=None)
+    told = here.run(
+        "recipe", "import", str(environment), "--family", "course", "--framework", "tinytorch", code=None
+    )
     assert told.returncode == 0, told.stderr
     (row,) = json.loads(here.run("list", "--json").stdout)["targets"]
     here.run("lock", row["target"])

@@ -46,9 +46,9 @@ class Ground:
         return sorted(self.nights.glob("*/log.txt"))[-1].read_text()
 
     def made(self) -> str:
-        """When the catalogue that researchers read was signed."""
+        """When the catalog that researchers read was signed."""
         host, _, path = self.place.partition("/")
-        found = RegistryClient(host).manifest(f"{path}/catalogue", "current")
+        found = RegistryClient(host).manifest(f"{path}/catalog", "current")
         assert found is not None
         return found[0].digest
 

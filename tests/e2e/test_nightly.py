@@ -400,11 +400,11 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
 
 
 def read_offers(root: Path, place: str, scratch: Path) -> list[ImageOffer]:
-    """The catalogue of a night as a researcher reads it, who has no factory but its row of trust."""
+    """The catalog of a night as a researcher reads it, who has no factory but its row of trust."""
     config = scratch / "researcher" / "imagefactory"
     config.mkdir(parents=True, exist_ok=True)
     trust = (root / "imagefactory.toml").read_text().partition("[[trust]]")[2]
-    (config / "imagefactory.toml").write_text(f'catalogue = "{place}"\n\n[[trust]]{trust}')
+    (config / "imagefactory.toml").write_text(f'catalog = "{place}"\n\n[[trust]]{trust}')
     environ = {
         "HOME": str(scratch / "researcher"),
         "XDG_CONFIG_HOME": str(config.parent),
@@ -412,9 +412,9 @@ def read_offers(root: Path, place: str, scratch: Path) -> list[ImageOffer]:
     }
     settings = load_settings(directory=None, start=config.parent, environ=environ)
     now = datetime.now(UTC)
-    catalogue = read_catalog(settings, environ, now)
+    catalog = read_catalog(settings, environ, now)
     trusted = read_trust(settings.files)
-    return [verify_offer(catalogue, image, trusted, now) for image in catalogue.images]
+    return [verify_offer(catalog, image, trusted, now) for image in catalog.images]
 
 
 def ends_with_no_gpu(one: Night) -> None:
@@ -424,7 +424,7 @@ def ends_with_no_gpu(one: Night) -> None:
     assert "no-gpu" in one.said["promote"]
     assert (
         "verified on nothing" in one.said["promote"]
-    )  # the catalogue says what is there, whatever the night was
+    )  # the catalog says what is there, whatever the night was
     assert not re.search(r"\bverified\b.*sm80", one.said["promote"])
     assert one.run("night") == {"night": 0}, one.said
     issue = one.artifacts / "later" / "issue" / "issue.md"

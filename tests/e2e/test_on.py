@@ -28,7 +28,7 @@ def lab(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> F
     shutil.copytree(tiny_root, root)
     here = Factory(store=copy_store(base_store, scratch / "on-store"), cache=factory.cache, root=root)
     (root / "requirements.txt").write_text(REQUIREMENTS)
-    here.run("recipe", "import", "mylab", "--extends", BELOW, str(root / "requirements.txt"))
+    here.run("recipe", "import", str(root / "requirements.txt"), "--family", "mylab", "--extends", BELOW)
     here.run("lock")
     return here
 

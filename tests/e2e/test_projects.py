@@ -60,7 +60,7 @@ class Project:
         return done.returncode, document, done.stdout + done.stderr
 
     def new(self, file: str, *options: str) -> tuple[int, dict[str, Any], str]:
-        return self.run("recipe", "import", "brought", str(self.root / file), *options)
+        return self.run("recipe", "import", str(self.root / file), "--family", "brought", *options)
 
     @property
     def recipe(self) -> str:

@@ -87,7 +87,7 @@ def test_it_reaches_what_htcondor_matches(
     around = CheckContext(
         site=find_site("generic"),
         inventory=read_inventory(folder / "inventory.json"),
-        catalogue=None,
+        catalog=None,
         offer=lambda image: ImageOffer(image=image, judged=()),
     )
     (queue,) = check_submit_file(read_submit_file(file), around).jobs
@@ -101,7 +101,7 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
     lines = "universe = docker\ndocker_image = someone/torch:1.9\nrequirements = CUDACapability >= 7.0"
     file.write_text(f"executable = run.sh\n{lines}\nrequest_gpus = 1\nqueue\n")
     pool.own(file)
-    own = {"XDG_CONFIG_HOME": "/nowhere"}  # whatever catalogue another test's researcher has set
+    own = {"XDG_CONFIG_HOME": "/nowhere"}  # whatever catalog another test's researcher has set
     done = pool.imagefactory("job", "check", "old.sub", folder=folder, code=9, **own)
     assert "old.sub:3: advice: '1.9' is a tag" in done.stdout
     assert "old.sub:4: wrong: CUDACapability is only on old machines" in done.stdout

@@ -23,7 +23,7 @@ from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trust.catalog import LIFE, CatalogImage, Envelopes, sign_catalog
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 from tests.services.condor import CondorPool
 
@@ -83,7 +83,7 @@ def image_of(name: str, classes: Sequence[tuple[str, str]], now: datetime) -> Ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """A researcher's folder, with settings that name a catalogue and whom he trusts."""
+    """A researcher's folder, with settings that name a catalog and whom he trusts."""
 
     pool: CondorPool
     folder: Path
@@ -121,14 +121,14 @@ class Desk:
 def desk(pool: CondorPool) -> Desk:
     now = datetime.now(UTC).replace(microsecond=0)
     images = [image_of(name, classes, now) for name, (classes, _) in OFFERED.items()]
-    catalogue = make_catalogue(
+    catalog = make_catalog(
         *images, image_of(FILED, FLOORS, now), made=now - HOUR, expires=now - HOUR + LIFE, suites=(SUITE,)
     )
     folder = pool.home / "forms"
     settings = folder / "config/imagefactory"
     settings.mkdir(parents=True)
     files = {
-        "catalogue": sign_catalog(catalogue, LAB),
+        "catalog": sign_catalog(catalog, LAB),
         "train.sh": b"#!/bin/sh\n",
         "data.csv": b"1\n",
         sif_name(FILED, digest_of(FILE)): FILE,
@@ -136,7 +136,7 @@ def desk(pool: CondorPool) -> Desk:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     (settings / "imagefactory.toml").write_text(
-        f'catalogue = "{pool.there(folder / "catalogue")}"\n\n[[trust]]\nname = "lab"\n'
+        f'catalog = "{pool.there(folder / "catalog")}"\n\n[[trust]]\nname = "lab"\n'
         f'keyid = "{LAB.keyid}"\npublic = "{base64.b64encode(LAB.public).decode()}"\n'
         f"from = {now - timedelta(days=9):%Y-%m-%d}\nuntil = {now + timedelta(days=99):%Y-%m-%d}\n"
     )

@@ -1,4 +1,4 @@
-"""Sweeps whose jobs pull their image from a registry, docker:// and oras://, as at a centre: with TLS, by
+"""Sweeps whose jobs pull their image from a registry, docker:// and oras://, as at a center: with TLS, by
 a CA of its own that the machines are told to trust. And what a person reads where a job cannot pull.
 """
 
@@ -29,7 +29,7 @@ TRICKS = ("plain", "good", "wrong-numbers", "no-kernel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Centre:
+class Center:
     """The registry of a pool; `stranger` has a CA that the access point trusts and the machines do not, and
     `ending` ends with `stop`.
     """
@@ -70,13 +70,13 @@ def image_of(sweep: SweepRun) -> str:
 
 
 @pytest.fixture(scope="module")
-def centre(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Centre]:
-    folder = tmp_path_factory.mktemp("centre")
-    known = make_authority(folder / "known", "CA of the centre")
+def center(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Center]:
+    folder = tmp_path_factory.mktemp("center")
+    known = make_authority(folder / "known", "CA of the center")
     unknown = make_authority(folder / "unknown", "CA of a stranger")
     certificate = known.sign(REGISTRY)
-    ground = make_ground(pool, pool.home / "centre", TRICKS)
-    bundle = pool.home / "centre/cas.pem"
+    ground = make_ground(pool, pool.home / "center", TRICKS)
+    bundle = pool.home / "center/cas.pem"
     bundle.write_bytes(known.path.read_bytes() + unknown.path.read_bytes())
     with ExitStack() as stack:
         stop = stack.enter_context(ExitStack())
@@ -91,7 +91,7 @@ def centre(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pool.trust(known.path)
         ground.run("config", "--trust")
         ground.run("key", "create", "throwaway")
-        yield Centre(
+        yield Center(
             ground=ground,
             certificate=certificate,
             registry=registry,
@@ -115,18 +115,18 @@ class Sweeps:
 
 
 @pytest.fixture(scope="module")
-def sweeps(centre: Centre) -> Sweeps:
-    stranger, ending = (f"{one.host}/gpu" for one in (centre.stranger, centre.ending))
+def sweeps(center: Center) -> Sweeps:
+    stranger, ending = (f"{one.host}/gpu" for one in (center.stranger, center.ending))
     late = ("--capability", "7.0", "--retries", "0")
-    with somebody_else(centre.ground.pool):
-        gone = submit(centre.ground, ("good",), *late)
-        down = submit(centre.ground, ("plain",), *late, "--registry", ending)
-        docker = submit(centre.ground, ("plain",), "--capability", "8.0", "--capability", "9.0")
-        oras = submit(centre.ground, ("good", "no-kernel"), "--capability", "9.0", "--image-format", "oras")
+    with somebody_else(center.ground.pool):
+        gone = submit(center.ground, ("good",), *late)
+        down = submit(center.ground, ("plain",), *late, "--registry", ending)
+        docker = submit(center.ground, ("plain",), "--capability", "8.0", "--capability", "9.0")
+        oras = submit(center.ground, ("good", "no-kernel"), "--capability", "9.0", "--image-format", "oras")
         again = ("--capability", "8.0", "--retries", "1")  # by docker:// still, though a .sif is there by now
-        distrusted = submit(centre.ground, ("good",), *again, "--registry", stranger)
-        centre.delete(image_of(gone).removeprefix("docker://"))
-        centre.stop.close()
+        distrusted = submit(center.ground, ("good",), *again, "--registry", stranger)
+        center.delete(image_of(gone).removeprefix("docker://"))
+        center.stop.close()
     return Sweeps(
         docker=docker,
         oras=oras,
@@ -136,41 +136,41 @@ def sweeps(centre: Centre) -> Sweeps:
     )
 
 
-def test_it_pushes_nowhere_where_it_does_not_know_the_ca(centre: Centre) -> None:
+def test_it_pushes_nowhere_where_it_does_not_know_the_ca(center: Center) -> None:
     """And says which setting is missing."""
     ask = [
         "sweep",
         "start",
-        centre.ground.name("plain"),
+        center.ground.name("plain"),
         "--scheduler",
         "htcondor",
         "--registry",
-        centre.stranger.host,
+        center.stranger.host,
     ]
-    done = centre.ground.pool.factory(
-        *ask, folder=centre.ground.root, code=8, **centre.ground.environ, IMAGEFACTORY_CERTIFICATES=BUNDLE
+    done = center.ground.pool.factory(
+        *ask, folder=center.ground.root, code=8, **center.ground.environ, IMAGEFACTORY_CERTIFICATES=BUNDLE
     )
-    assert f"set `certificates` (imagefactory.toml) to a file with the CA of {centre.stranger.host}" in (
+    assert f"set `certificates` (imagefactory.toml) to a file with the CA of {center.stranger.host}" in (
         done.stderr
     )
 
 
-def test_docker_is_what_jobs_pull_where_nobody_says(centre: Centre, sweeps: Sweeps) -> None:
+def test_docker_is_what_jobs_pull_where_nobody_says(center: Center, sweeps: Sweeps) -> None:
     """Two nodes of one image: pushed once, pulled on two machines, by digest."""
     found = sweeps.docker.ends()
     assert {name: row["outcome"] for name, row in found.items()} == {
-        node(centre.ground, "plain", "8.0"): "no-gpu",
-        node(centre.ground, "plain", "9.0"): "no-gpu",
+        node(center.ground, "plain", "8.0"): "no-gpu",
+        node(center.ground, "plain", "9.0"): "no-gpu",
     }
     ran = {row["attempts"][-1]["machine"] for row in found.values()}
     assert ran == {"a100.pool.test", "standin.pool.test"}
-    assert image_of(sweeps.docker).startswith(f"docker://{centre.registry.host}/gpu/tiny@sha256:")
-    assert centre.pushes("plain") == 1
+    assert image_of(sweeps.docker).startswith(f"docker://{center.registry.host}/gpu/tiny@sha256:")
+    assert center.pushes("plain") == 1
 
 
-def test_the_same_by_oras(centre: Centre, sweeps: Sweeps) -> None:
+def test_the_same_by_oras(center: Center, sweeps: Sweeps) -> None:
     """The .sif is a subject of its own: the image's verdicts are none of it."""
-    good, wrong = (node(centre.ground, trick) for trick in ("good", "no-kernel"))
+    good, wrong = (node(center.ground, trick) for trick in ("good", "no-kernel"))
     found = sweeps.oras.ends()
     assert {name: row["outcome"] for name, row in found.items()} == {
         good: "not-tested",  # all of the suite passed, and the machine has no driver
@@ -178,15 +178,15 @@ def test_the_same_by_oras(centre: Centre, sweeps: Sweeps) -> None:
     }
     rows = sweeps.oras.collect(code=BAD)
     assert (bool(rows[good]["keyid"]), bool(rows[wrong]["keyid"])) == (False, True)
-    assert centre.pushes("good", r"\.sif") == 1
+    assert center.pushes("good", r"\.sif") == 1
     for one in read_sweep(sweeps.oras.folder).nodes:
         reference = one.image.address.removeprefix("oras://")
-        assert reference.startswith(f"{centre.registry.host}/gpu/tiny@")
-        standing = [verdict["standing"] for verdict in centre.verdicts(reference)]
+        assert reference.startswith(f"{center.registry.host}/gpu/tiny@")
+        standing = [verdict["standing"] for verdict in center.verdicts(reference)]
         assert standing == (["wrong-key"] if one.name == wrong else [])
 
 
-def test_a_machine_that_does_not_trust_the_registry(centre: Centre, sweeps: Sweeps) -> None:
+def test_a_machine_that_does_not_trust_the_registry(center: Center, sweeps: Sweeps) -> None:
     """Tried again as any fault of the pool, and kept; HTCondor cuts off what apptainer said of why."""
     (found,) = sweeps.distrusted.ends().values()
     assert found["outcome"] == "pull-failed", found
@@ -196,34 +196,34 @@ def test_a_machine_that_does_not_trust_the_registry(centre: Centre, sweeps: Swee
     kept = [path.name for path in (sweeps.distrusted.folder / "nodes" / found["node"]).glob("attempt-*")]
     assert sorted(kept) == ["attempt-1", "attempt-2"]
     (row,) = sweeps.distrusted.collect(code=BAD).values()
-    assert row["why"].startswith(f"asked from here, {centre.stranger.host} has it: ")
+    assert row["why"].startswith(f"asked from here, {center.stranger.host} has it: ")
     assert row["keyid"] == ""
 
 
-def test_an_image_that_was_removed_from_the_registry(centre: Centre, sweeps: Sweeps) -> None:
+def test_an_image_that_was_removed_from_the_registry(center: Center, sweeps: Sweeps) -> None:
     (found,) = sweeps.gone.ends().values()
     assert found["outcome"] == "pull-failed", found
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.gone)}: ")
     (row,) = sweeps.gone.collect(code=BAD).values()
-    assert row["why"] == f"{centre.registry.host} has no such image any more: a new sweep sends it again"
+    assert row["why"] == f"{center.registry.host} has no such image any more: a new sweep sends it again"
 
 
-def test_a_registry_that_is_down(centre: Centre, sweeps: Sweeps) -> None:
+def test_a_registry_that_is_down(center: Center, sweeps: Sweeps) -> None:
     (found,) = sweeps.down.ends().values()
     assert found["outcome"] == "pull-failed", found
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.down)}: ")
     (row,) = sweeps.down.collect(code=BAD).values()
-    assert re.match(rf"asked from here, without a password: {centre.ending.host}/.*refused", row["why"]), row
+    assert re.match(rf"asked from here, without a password: {center.ending.host}/.*refused", row["why"]), row
 
 
-def test_jobs_of_slurm_pull_the_same(centre: Centre, sweeps: Sweeps, cluster: CondorPool) -> None:
-    ground = replace(centre.ground, environ={**centre.ground.environ, **slurm.environ()})
+def test_jobs_of_slurm_pull_the_same(center: Center, sweeps: Sweeps, cluster: CondorPool) -> None:
+    ground = replace(center.ground, environ={**center.ground.environ, **slurm.environ()})
     here = ("--capability", "9.0", "--retries", "0")
     as_sif = submit(ground, ("wrong-numbers",), *here, "--image-format", "oras", to=SLURM)
-    strange = submit(ground, ("no-kernel",), *here, "--registry", f"{centre.stranger.host}/gpu", to=SLURM)
+    strange = submit(ground, ("no-kernel",), *here, "--registry", f"{center.stranger.host}/gpu", to=SLURM)
     for sweep, word in ((as_sif, "wrong-numbers"), (strange, "pull-failed")):
         (found,) = sweep.ends().values()
         assert found["outcome"] == word, found
         (row,) = sweep.collect(code=BAD).values()
         assert bool(row["keyid"]) == (word != "pull-failed")
-    assert row["why"].startswith(f"asked from here, {centre.stranger.host} has it: ")
+    assert row["why"].startswith(f"asked from here, {center.stranger.host} has it: ")

@@ -25,7 +25,7 @@ from imagefactory.trust.policy import TrustGrant
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import GpuIdentity, VerifiedImage
 from imagefactory.verify.suite_files import suite_digest
-from tests.made.catalogue import make_image
+from tests.made.catalog import make_image
 from tests.made.verdicts import HOST, LAB, digest, whole_report
 from tests.services import slurm
 from tests.services.condor import MACHINES, CondorPool
@@ -69,7 +69,7 @@ def make_sif(root: Path, target: str, sif: Path) -> Path:
     return sif
 
 
-def catalogued(target: str, sif: Path, proven: Mapping[str, str]) -> CatalogImage:
+def cataloged(target: str, sif: Path, proven: Mapping[str, str]) -> CatalogImage:
     """An image whose .sif is verified on these capabilities, says a key of the tests."""
     sha256 = digest_of(sif.read_bytes())
     subject = VerifiedImage(target=target, index=digest("6"), manifest=digest("6"), config=sha256)
@@ -129,14 +129,12 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     images = pool.home / "images"
     images.mkdir()
     sifs = {target: make_sif(folder / "root", target, folder / f"{target}.sif") for target in PROVEN}
-    rows = tuple(catalogued(target, sifs[target], proven) for target, proven in PROVEN.items())
+    rows = tuple(cataloged(target, sifs[target], proven) for target, proven in PROVEN.items())
     for row in rows:
         shutil.copy(sifs[row.target], images / sif_name(row.target, row.sifs[0].sha256))
     made = NOW - timedelta(minutes=5)
-    catalogue = Catalog(
-        made=made, expires=made + LIFE, images=rows, suites=(suite_digest(),), keyid=LAB.keyid
-    )
-    (pool.home / "catalogue").write_bytes(sign_catalog(catalogue, LAB))
+    catalog = Catalog(made=made, expires=made + LIFE, images=rows, suites=(suite_digest(),), keyid=LAB.keyid)
+    (pool.home / "catalog").write_bytes(sign_catalog(catalog, LAB))
     today = NOW.date()
     grant = TrustGrant(
         key=PublicKey(name="lab", raw=LAB.public),
@@ -144,13 +142,13 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
         until=today + timedelta(days=30),
     )
     invitation = Invitation(
-        catalogue="/home/researcher/catalogue",
+        catalog="/home/researcher/catalog",
         site="generic",
         sif_folder="/home/researcher/images",
         keys=(grant,),
     )
     (pool.home / "invitation.toml").write_text(format_invitation(invitation))
-    pool.own(images, pool.home / "catalogue", pool.home / "invitation.toml")
+    pool.own(images, pool.home / "catalog", pool.home / "invitation.toml")
     told = pool.imagefactory("site", "join", "invitation.toml", "--yes", folder=pool.home)
     assert f"its catalog of {made:%Y-%m-%d} has {len(PROVEN)} images" in told.stdout
     return Desk(pool=pool)
@@ -161,7 +159,7 @@ def test_what_is_found_is_verified_on_this_pool(desk: Desk) -> None:
     folder = desk.folder("finds")
     desk.pool.come_to_rest()
     told = json.loads(desk.pool.imagefactory("search", "tiny", "--json", folder=folder).stdout)
-    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalogue", len(MACHINES), "now")
+    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalog", len(MACHINES), "now")
     counts = {
         one["target"]: sum(gpu["gpus"] for gpu in one["gpus"] if gpu["known"] == "verified")
         for one in told["images"]

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from imagefactory.extras.site.action import write_report
 from imagefactory.extras.site.pages import make_site
-from tests.made.report import catalogue_report, many_images, with_contents
+from tests.made.report import catalog_report, many_images, with_contents
 from tests.made.verdicts import DAY, NOW
 
 CHROMIUM = "/usr/bin/chromium"
@@ -33,7 +33,7 @@ COUNT = 24
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    report = with_contents(catalogue_report(folder, many_images(COUNT)))
+    report = with_contents(catalog_report(folder, many_images(COUNT)))
     write_report(folder / "site", dict(make_site(report)))
     return folder / "site"
 

@@ -56,7 +56,7 @@ class Center:
         context = ssl.create_default_context(
             cafile=self.options.certificate and self.options.certificate.authority
         )
-        address = f"https://127.0.0.1:{self.options.port}/v2/gpu/catalogue/manifests/current"
+        address = f"https://127.0.0.1:{self.options.port}/v2/gpu/catalog/manifests/current"
         request = urllib.request.Request(address, headers={"Accept": MANIFEST_TYPE})
         with urllib.request.urlopen(request, context=context) as answer:
             return digest_of(answer.read())
@@ -349,10 +349,10 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
     """It cannot sign, and the catalog expires soon. Researchers use the one that they have."""
     mail, name = ada.ground.root / "mail", ada.ground.name("good")
     with center.outage():
-        assert dora.ask("search", name)["catalogue_source"] == "kept"
+        assert dora.ask("search", name)["catalog_source"] == "kept"
         dora.run("job", "write", name, "--executable", "train.sh", "-o", "kept.sub")
         told = ada.ask("site", "nightly", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
-    assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
+    assert [row["what"] for row in told["broken"]] == ["plan", "catalog", "catalog expiry"]
     assert told["folder"] in mail.read_text()
     center.pool.run(["rm", "-r", told["folder"]], folder=ada.ground.root)  # it is today again
 

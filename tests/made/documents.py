@@ -18,7 +18,7 @@ WITHOUT_SCHEMA = frozenset(
     for name in [
         "added",
         "build",
-        "catalogue",
+        "catalog",
         "collected",
         "compat",
         "compiled",

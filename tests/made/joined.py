@@ -1,4 +1,4 @@
-"""A person in an empty folder, and one who joined a site's catalogue. No GPU is behind its verdicts."""
+"""A person in an empty folder, and one who joined a site's catalog. No GPU is behind its verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagefactory.trust.catalog import LIFE, CatalogImage, sign_catalog
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import TrustGrant, format_row
 from imagefactory.trust.verdict import sign
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.command import Call, Said, say
 from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 
@@ -72,7 +72,7 @@ def join_site(tmp_path: Path, *more: CatalogImage) -> None:
         old, target="pytorch-2.1-cu121", version="2.1.2", predicted=(),
         envelopes=(envelope("8.0", "4", outcome=Outcome.NO_KERNEL, reason="no code"),),
     )  # fmt: skip
-    catalogue = make_catalogue(
+    catalog = make_catalog(
         old,
         new,
         jax,
@@ -82,8 +82,8 @@ def join_site(tmp_path: Path, *more: CatalogImage) -> None:
         expires=NOW - timedelta(hours=1) + LIFE,
         suites=(SUITE,),
     )
-    path = tmp_path / "catalogue"
-    path.write_bytes(sign_catalog(catalogue, LAB))
+    path = tmp_path / "catalog"
+    path.write_bytes(sign_catalog(catalog, LAB))
     settings = tmp_path / "config/imagefactory"
     settings.mkdir(parents=True)
     grant = TrustGrant(
@@ -91,4 +91,4 @@ def join_site(tmp_path: Path, *more: CatalogImage) -> None:
         since=(NOW - timedelta(days=9)).date(),
         until=(NOW + timedelta(days=99)).date(),
     )
-    (settings / "imagefactory.toml").write_text(f'catalogue = "{path}"\n\n{format_row(grant)}')
+    (settings / "imagefactory.toml").write_text(f'catalog = "{path}"\n\n{format_row(grant)}')

@@ -102,7 +102,7 @@ def offer(
     return ImageOffer(image=image, judged=judged, sifs=sifs)
 
 
-def catalogue_of(image: CatalogImage) -> Catalog:
+def catalog_of(image: CatalogImage) -> Catalog:
     return Catalog(made=NOW, expires=NOW + timedelta(days=30), images=(image,))
 
 

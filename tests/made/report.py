@@ -1,4 +1,4 @@
-"""A signed catalogue of many images, read as a report. No GPU is behind it, and its key is thrown away."""
+"""A signed catalog of many images, read as a report. No GPU is behind it, and its key is thrown away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from imagefactory.extras.site.action import ReportContents, read_catalogued_report
+from imagefactory.extras.site.action import ReportContents, read_cataloged_report
 from imagefactory.extras.site.images import ReportImage, ReportLayer, ReportPackage
 from imagefactory.extras.site.tables import TableRequest
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
@@ -20,7 +20,7 @@ from imagefactory.trust.catalog import CatalogImage, sign_catalog
 from imagefactory.trust.policy import TrustedKey
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import FULL, GpuIdentity, GpuReport, VerifiedImage
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.verdicts import HOST, LAB, LAB_TRUSTED, MADE_UP, NOW, whole_report
 
 GPUS = (
@@ -42,16 +42,16 @@ _LATENCIES = (
 )
 
 
-def catalogue_report(folder: Path, images: Sequence[CatalogImage], now: datetime = NOW) -> ReportContents:
-    """The report of a signed catalogue in a file, for a person who trusts its key and has no factory."""
+def catalog_report(folder: Path, images: Sequence[CatalogImage], now: datetime = NOW) -> ReportContents:
+    """The report of a signed catalog in a file, for a person who trusts its key and has no factory."""
     config = folder / "config" / "imagefactory"
     config.mkdir(parents=True, exist_ok=True)
-    path = folder / "catalogue.json"
-    path.write_bytes(sign_catalog(make_catalogue(*images), LAB))
-    (config / "imagefactory.toml").write_text(f'catalogue = "{path}"\n{format_key_row(LAB_TRUSTED)}')
+    path = folder / "catalog.json"
+    path.write_bytes(sign_catalog(make_catalog(*images), LAB))
+    (config / "imagefactory.toml").write_text(f'catalog = "{path}"\n{format_key_row(LAB_TRUSTED)}')
     environ = {"XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "XDG_CONFIG_DIRS": "/none"}
     settings = load_settings(directory=None, start=folder, environ=environ)
-    return read_catalogued_report(settings, environ, (), TableRequest(now=now))
+    return read_cataloged_report(settings, environ, (), TableRequest(now=now))
 
 
 def format_key_row(key: TrustedKey) -> str:

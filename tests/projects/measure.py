@@ -331,7 +331,11 @@ def _steps(project: Project, program: Path, folder: Path, result: Result, *, sol
     said = ""
     for tried in range(HINTS + 1):
         done = call(
-            program, folder, "recipe", "import", project.name, project.file, *flat(options), seconds=600
+            program,
+            folder,
+            *("recipe", "import", project.file, "--family", project.name),
+            *flat(options),
+            seconds=600,
         )
         said += done.said
         result.output += done.output

@@ -12,7 +12,7 @@ Each machine has one GPU of another capability, so a job's capability says where
 
 No job meets a GPU on any of them. `run` runs a command as an ordinary user of the access point, where the
 folder of users' homes is `homes` on this machine. REGISTRY is this machine's 127.0.0.1 there, for who starts
-a registry; `trust` makes all machines of the pool believe in a CA, as a centre's staff would.
+a registry; `trust` makes all machines of the pool believe in a CA, as a center's staff would.
 """
 
 from __future__ import annotations

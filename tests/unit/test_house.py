@@ -268,7 +268,7 @@ def test_paths_of_the_package_that_a_text_names_are_there() -> None:
     ]
     assert found == []
     old = re.compile(
-        r"(?<![\w./-])(stages|engines|runners|pools|verdicts|catalogue|submit|sweeps|render)/\w+\.py"
+        r"(?<![\w./-])(stages|engines|runners|pools|verdicts|catalog|submit|sweeps|render)/\w+\.py"
     )
     assert [named(path) for path in FILES if old.search(path.read_text())] == []
 

@@ -67,7 +67,7 @@ def test_results_are_taken_over_into_the_facts(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("advice", "obeyed"),
     [
-        ("pass it: --framework torch=VERSION --cuda VERSION (such as 12.4)", ["torch=2.6", "12.4"]),
+        ("set it: --framework torch=VERSION --cuda VERSION (such as 12.4)", ["torch=2.6", "12.4"]),
         ("--framework torch=2.7.1 --cuda 12.6, or --extends x-1-cu126", ["torch=2.7.1", "12.6"]),
         ("write the recipe without these: --partial", ["--partial"]),
         ("fix the line", []),

@@ -148,7 +148,7 @@ def test_nothing_of_the_night_runs_on_a_pull_request_or_a_fork() -> None:
     assert "vars.PAGES != ''" in later["pages"]["if"]
 
 
-def test_the_catalogue_waits_for_no_gpu_and_is_signed_whatever_failed_before() -> None:
+def test_the_catalog_waits_for_no_gpu_and_is_signed_whatever_failed_before() -> None:
     """A job waits a day for a runner that is away: yesterday's ends where the next night begins."""
     assert read(NIGHTLY)["concurrency"] == {"group": "nightly", "cancel-in-progress": True}
     assert "imagefactory site publish" not in NIGHTLY.read_text()

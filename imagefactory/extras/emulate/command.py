@@ -7,16 +7,21 @@ from pathlib import Path
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import CommandContext, terminal_width, write_terminal
 from imagefactory.cli.run import RunOptions, exit_as, prepare_run, run_options
 
 
 @click.command(cls=Command)
 @click.argument("gpu")
-@run_options
+@section("Emulation")
 @click.option(
-    "--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="Emulate this number of GPUs."
+    "--gpus",
+    type=click.IntRange(1, 16),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Emulate this number of GPUs.",
 )
 @click.option(
     "-o",
@@ -25,6 +30,7 @@ from imagefactory.cli.run import RunOptions, exit_as, prepare_run, run_options
     metavar="FILE",
     help="Also write the summary to a file, for `job write --resources-from`.",
 )
+@run_options
 @click.pass_context
 def emulate(
     ctx: click.Context,
@@ -44,16 +50,15 @@ def emulate(
     gpus: int,
     output: Path | None,
 ) -> None:
-    """Run a training with an emulated GPU, and measure its needs.
-
-    torch sees the GPU (A100, T4, ...) on a machine without one. The summary has the time, the GPU memory and
-    the cores that a job needs. It is printed to stderr, because stdout belongs to the command. Nothing is
-    computed on such a GPU, so losses mean nothing.
+    """Run a training on an emulated GPU and measure its needs.
 
     \b
     imagefactory emulate A100 pytorch-2.3-cu121 -- python train.py
-    imagefactory emulate A100 --gpus 2 -o emulated.json pytorch-2.3-cu121 -- python train.py
-    imagefactory job write pytorch-2.3-cu121 --executable train.py --resources-from emulated.json
+    imagefactory emulate A100 -o needs.json pytorch-2.3-cu121 -- python train.py
+    imagefactory job write pytorch-2.3-cu121 --resources-from needs.json
+
+    PyTorch sees a GPU (A100, T4, ...) on a machine without one. The summary on stderr has the time, the GPU
+    memory and the cores that a job needs. Nothing is computed on the emulated GPU, so losses mean nothing.
     """
     from imagefactory.actions.images import scratch_directory
     from imagefactory.actions.run import fitting_runner, run_artifact

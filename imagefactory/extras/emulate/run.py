@@ -1,4 +1,4 @@
-"""Run a command with an emulated GPU, and report its needs."""
+"""Run a command with an emulated GPU, and report the resources that it needs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def find_recorded(judged: Iterable[VerificationResult], device: str) -> GpuRunRe
 
 
 def _peers(verdict: Verdict) -> tuple[tuple[float, float], ...]:
-    """Return seconds by bytes sent per GPU of an all-reduce: 2 (n - 1) / n of its own in a ring."""
+    """Return the seconds of an all-reduce by the bytes that each GPU sends: in a ring 2 (n - 1) / n of its
+    data.
+    """
     count = verdict.report.gpus
     sums = recorded_curves(numbers_of(verdict, ALL_REDUCE)).get(ALL_REDUCE, ())
     return tuple((size * 2 * (count - 1) / count, took) for size, took in sums) if count > 1 else ()
@@ -120,7 +122,7 @@ def without_units(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def recorded_curves(numbers: Mapping[str, float]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Return the numbers whose names end with an amount, by the rest of the name. Skips zero times."""
+    """Return the numbers whose names end with an amount, by the rest of the name. Zero times are skipped."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for name, seconds in numbers.items():
         what, _, amount = name.rpartition("-")
@@ -139,7 +141,7 @@ CONTEXT = 512 << 20
 KERNEL, LAUNCH = 2e-6, 5e-6
 """Seconds of the smallest kernel, and of the program for launching one."""
 MOST, MOST_NAMES = 256, 10_000
-"""The most processes whose summaries are read, and the most names in their directory."""
+"""The limits of processes whose summaries are read, and of names in their directory."""
 
 
 def recorded_profile(

@@ -1,1 +1,1 @@
-"""Files that people have already (environments, Dockerfiles, locks) as recipes."""
+"""Convert files of other tools (environments, Dockerfiles, locks) into recipes."""

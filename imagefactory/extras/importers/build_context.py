@@ -37,18 +37,18 @@ _MOST_RULES = 1_000
 _MOST_STARS = 3
 _MOST_PATTERN = 500
 _MOST_ENTRIES = 20_000
-"""Names that are read to expand a glob or to list a directory."""
+"""The limit of names read to expand a glob or to list a directory."""
 _PARENTS = 2
-"""Parent directories to test for a file outside of any git work tree."""
+"""The number of parent directories to check for a file outside of a git work tree."""
 
 EntryType = Literal["file", "folder", "outside", ""]
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRule:
-    """A line of .dockerignore: `pieces` are those of its pattern, `keeps` is True after `!`.
+    """A line of .dockerignore: `pieces` are the parts of its pattern, `keeps` is True after `!`.
 
-    `plain` is the pattern as a regular expression, or None if matching it could take long.
+    `plain` is the pattern as a regular expression, or None if matching it could be slow.
     """
 
     line: int
@@ -63,7 +63,7 @@ class IgnoreRule:
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRules:
-    """A .dockerignore; `file` is its path in the context."""
+    """The rules of a .dockerignore. `file` is its path in the context."""
 
     file: str = ""
     rules: tuple[IgnoreRule, ...] = ()
@@ -89,8 +89,8 @@ def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
         if len(rules) >= _MOST_RULES or len(pattern) > _MOST_PATTERN:
             raise UsageError(
                 "dockerignore-invalid",
-                f"{file}:{number} has too many rules or too long ones",
-                hint="shorten the file",
+                f"{file}:{number}: too many rules, or a rule is too long",
+                hint="remove or shorten rules",
             )
         if pattern not in (".", ""):
             pieces = tuple(_pieces(pattern))
@@ -99,7 +99,9 @@ def parse_ignore_rules(text: str, file: str) -> IgnoreRules:
 
 
 def _pieces(pattern: str) -> Iterator[str]:
-    """Yield a pattern's pieces: `=` and a character, `?`, `*`, `[...]`, `**/` (directories), `**` (all)."""
+    """Yield the pieces of a pattern: `=` and a character, `?`, `*`, `[...]`, `**/` (directories), `**`
+    (all).
+    """
     at = 0
     while at < len(pattern):
         char = pattern[at]
@@ -123,7 +125,7 @@ def _pieces(pattern: str) -> Iterator[str]:
 
 
 def _expression(pieces: Sequence[str]) -> re.Pattern[str] | None:
-    """Return the pieces as a regular expression that no path makes slow, None if there is none."""
+    """Return the pieces as a regular expression that is fast for all paths, None if there is none."""
     stars = sum(piece.startswith("*") for piece in pieces)
     if stars > _MOST_STARS or any(piece.startswith("[") for piece in pieces):
         return None
@@ -164,7 +166,7 @@ def _matches_rule(piece: str, char: str) -> bool:
 
 
 def _skip_stars(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
-    """Return the states and those reached without a character, since a star may match nothing."""
+    """Return the states and those reached without a character, since a star may match an empty text."""
     reached = set(states)
     todo = list(states)
     while todo:
@@ -178,11 +180,13 @@ def _skip_stars(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The directory `root` of a build context, and `own`, the container file's directory. Both are resolved.
+    """The directory `root` of a build context, and `own`, the directory of the container file.
 
-    `named` is True if the user chose `root`. `project` is the directory with imagefactory.toml, to which the
-    paths of a recipe are relative; None if no recipe will be there. `reserved` are imagefactory's names
-    there.
+    Both are resolved.
+
+    `named` is True if the user chose `root`. `project` is the directory with imagefactory.toml, to which
+    paths in a recipe are relative; None if there will be no recipe. `reserved` are the names in it that
+    imagefactory uses.
     """
 
     root: Path
@@ -193,11 +197,14 @@ class BuildContext:
     rules: IgnoreRules = IgnoreRules()
 
     def kind(self, path: str) -> EntryType:
-        """Return the type of the entry at a path, without .dockerignore; empty if nothing is there."""
+        """Return the type of the entry at a path, ignoring .dockerignore. Empty if it does not exist."""
         return _entry_type(self.root, path)
 
     def link_fault(self, path: str) -> str:
-        """Return why a link cannot be an own file, empty for other entries and links inside the project."""
+        """Return why a link cannot be in `files` of a recipe.
+
+        Empty for other entries and links inside the project.
+        """
         place = self.root / path
         if not place.is_symlink():
             return ""
@@ -250,7 +257,7 @@ class BuildContext:
         return place.relative_to(self.project).as_posix() if place.is_relative_to(self.project) else None
 
     def others(self) -> Iterator[Path]:
-        """Yield other possible contexts: the file's own directory and its parents up to the git root."""
+        """Yield other possible contexts: the directory of the file and its parents up to the git root."""
         top = git_root(self.own)
         chain = [self.own, *self.own.parents]
         for number, folder in enumerate(chain):
@@ -280,7 +287,8 @@ def open_context(
 ) -> BuildContext:
     """Return the build context of a container file in `own`: `chosen`, or else the root of its git work tree.
 
-    `file` is the container file's name: Docker prefers `NAME.dockerignore` next to it. Raises UsageError.
+    `file` is the name of the container file: Docker prefers `NAME.dockerignore` next to it. Raises
+    UsageError.
     """
     own = own.resolve()
     if chosen is not None and not chosen.is_dir():
@@ -346,17 +354,19 @@ def context_message(context: BuildContext) -> str:
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a user's text file as pip does.
+    """Decode the text of a user's file like pip.
 
-    The encoding comes from the byte order mark, or else from a comment `coding: NAME` in the first two lines,
-    or else it is UTF-8. Raises ValueError, whose message continues a sentence.
+    The encoding is that of the byte order mark, or of a comment `coding: NAME` in the first two lines, or
+    else UTF-8. Raises ValueError whose message continues a sentence.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return _decode(data, encoding)
     if b"\x00" in data:
         zeros = data[:1000].count(0) * 5 > len(data[:1000])
-        raise ValueError("is UTF-16 without a byte order mark" if zeros else "holds bytes that no text has")
+        raise ValueError(
+            "is UTF-16 without a byte order mark" if zeros else "contains zero bytes, so it is not text"
+        )
     for line in data.split(b"\n", 2)[:2]:
         match = _CODING.search(line) if line.startswith(b"#") else None
         if match and _PLAIN_ENCODING.match(match[1]):

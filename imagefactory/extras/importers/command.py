@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -24,21 +24,47 @@ from imagefactory.errors import UsageError
 
 
 @click.command("import", cls=Command)
-@click.argument("family")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@section("Recipe")
+@click.option(
+    "--family", default="", metavar="NAME", help="Name the family.  [default: the name of FILE's directory]"
+)
+@click.option(
+    "--extends",
+    default="",
+    metavar="TARGET",
+    shell_complete=complete_targets,
+    help="Add the packages to TARGET, whose packages stay as locked. A bundled family is copied first.",
+)
 @click.option(
     "--framework",
     "package",
     default="",
     metavar="NAME[=VERSION]",
-    help="The framework's package, e.g. torch.",
+    help="The package of the framework, such as torch.",
 )
-@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, if FILE does not say it.")
+@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, if FILE does not name it.")
 @click.option(
     "--source",
     type=click.Choice(("pypi", "conda")),
     help="Where packages come from.  [default: what FILE says, or pypi]",
 )
+@section("Parts of FILE")
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="Also import this extra of a pyproject.toml, setup.py or lock (repeatable).",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="Also import this group of a pyproject.toml or lock (repeatable).",
+)
+@click.option("--environment", default="", metavar="NAME", help="Import this pixi environment.")
 @click.option(
     "--context",
     type=click.Path(path_type=Path),
@@ -52,29 +78,8 @@ from imagefactory.errors import UsageError
     metavar="NAME=VALUE",
     help="Set an ARG of a Dockerfile, or {{ NAME }} of an Apptainer definition (repeatable).",
 )
-@click.option("--environment", default="", metavar="NAME", help="Import this pixi environment.")
-@click.option(
-    "--extra",
-    "extras",
-    multiple=True,
-    metavar="NAME",
-    help="Import an extra of a pyproject.toml, setup.py or lock too (repeatable).",
-)
-@click.option(
-    "--group",
-    "groups",
-    multiple=True,
-    metavar="NAME",
-    help="Import a group of a pyproject.toml or lock too (repeatable).",
-)
-@click.option(
-    "--extends",
-    default="",
-    metavar="TARGET",
-    shell_complete=complete_targets,
-    help="Add the packages to TARGET, all of it as locked. A bundled family is copied first.",
-)
-@click.option("--partial", is_flag=True, help="Write the recipe without what it cannot keep of FILE.")
+@section("Output")
+@click.option("--partial", is_flag=True, help="Skip the parts of FILE that a recipe cannot express.")
 @click.option("--dry-run", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
 @click.pass_obj
@@ -97,22 +102,25 @@ def import_recipe(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write a recipe from an environment that exists.
+    """Write a recipe from a requirements.txt or another file.
 
     \b
-    imagefactory recipe import myproject pyproject.toml
-    imagefactory recipe import mylab requirements.txt --extends pytorch-2.3-cu121
+    imagefactory recipe import requirements.txt --extends pytorch-2.3-cu121
+    imagefactory recipe import environment.yml --family mylab
+    imagefactory recipe import pyproject.toml --extra train
 
-    FILE is an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, Dockerfile, Apptainer
-    definition, list of addresses (@EXPLICIT), pylock.toml, or a lock of conda-lock, pixi, uv or Poetry.
+    FILE is a requirements.txt, environment.yml, pyproject.toml, setup.py, pixi.toml, pylock.toml,
+    Dockerfile, Apptainer definition, list of conda URLs (@EXPLICIT), or a lock of conda-lock, pixi, uv or
+    Poetry.
 
-    It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. If a recipe cannot keep a part
-    of FILE, the command stops, unless --partial is given.
+    It writes recipes/FAMILY.yaml. If a recipe cannot express a part of FILE, the command stops; --partial
+    skips that part.
     """
     from imagefactory.extras.importers.new import IndexSolver, RecipeRequest, plan_recipe
     from imagefactory.recipes.edit import check_name
 
-    path = new_recipe_path(call, family, dry_run=dry_run)
+    family = family or re.sub(r"[^a-z0-9]+", "-", file.absolute().parent.name.lower()).strip("-")
+    path = new_recipe_path(call, family, "recipe import", dry_run=dry_run)
     if extends and not call.settings.shipped:
         copy_family(call, extends, dry_run=dry_run)
     framework, _, version = package.partition("=")
@@ -124,8 +132,8 @@ def import_recipe(
     if cuda == "none":
         raise UsageError(
             "option-invalid",
-            "--cuda none: new recipes are for GPUs",
-            hint="afterwards add a row with cuda: [none]",
+            "--cuda none is not supported: recipe new writes recipes for GPUs",
+            hint="omit --cuda, then add a row with cuda: [none] to the new recipe",
         )
     version = version.lstrip("=")
     for text, rule in ((framework, "framework"), (version, "version"), (cuda, "cuda")):
@@ -170,7 +178,10 @@ def import_recipe(
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:
-    """Return values by name. The last of a repeated name counts, as in Docker. Raises UsageError."""
+    """Return the values by name.
+
+    If a name is repeated, the last value is used, as in Docker. Raises UsageError.
+    """
     values = dict(text.partition("=")[::2] for text in texts)
     for text in texts:
         if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
@@ -186,6 +197,6 @@ def _incomplete(file: str, lost: Sequence[str]) -> UsageError:
     lines = "".join(f"\n  {line}" for line in lost)
     return UsageError(
         "import-incomplete",
-        f"a recipe cannot contain all of {file}:{lines}",
-        hint="change the file as the brackets say, or write the recipe without these: --partial",
+        f"these lines of {file} cannot become part of a recipe:{lines}",
+        hint="make the change in brackets, or pass --partial to skip these lines",
     )

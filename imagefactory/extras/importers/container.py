@@ -1,4 +1,4 @@
-"""The state of reading one container file: a Dockerfile or an Apptainer definition."""
+"""The state while reading one container file: a Dockerfile or an Apptainer definition."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _PYTHONS = {
 class KnownBaseImage:
     """The known content of a base image.
 
-    `framework` is its name on PyPI, `packages` are others in the image, `channels` those that its conda uses.
-    `lost` is content that no recipe can keep. `known` is False if the image's name does not tell its content.
-    `system_python` is the version that its distribution calls python3.
+    `framework` is its name on PyPI, `packages` are other packages in the image, `channels` are the channels
+    of its conda. `lost` is content that a recipe cannot contain. `known` is False if the name of the image
+    does not identify its content. `system_python` is the version of python3 in its distribution.
     """
 
     framework: str = ""
@@ -75,7 +75,9 @@ class KnownBaseImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BaseImageRow:
-    """`tag` is searched for in the image's tag. Its groups are named like fields of KnownBaseImage."""
+    """A row that matches images by name and by `tag`, whose groups are named like fields of
+    KnownBaseImage.
+    """
 
     tag: str = "$"
     framework: str = ""
@@ -129,7 +131,7 @@ _ROWS: Mapping[str, _BaseImageRow] = {
 
 
 def read_base_image(name: str) -> KnownBaseImage:
-    """Return the known content of an image by its name."""
+    """Return the known content of a base image, by its name."""
     plain = re.sub(r"^[a-z-]+://|@sha256:[0-9a-f]*$", "", name)
     plain = re.sub(r"^(index\.|registry-1\.)?docker\.io/|^public\.ecr\.aws/docker/(?=library/)", "", plain)
     repository, tag = re.fullmatch(r"(.*?)(?::([^:/]*))?", plain, re.DOTALL).groups("")  # type: ignore[union-attr]
@@ -168,9 +170,9 @@ def _system_python(repository: str, tag: str) -> str:
 
 LIMITS = YamlLimits(size=256 * 1024)
 _MAX_LOOKUPS = 400
-"""For other files, of all names in commands."""
+"""The limit of lookups of other files, for all names in commands."""
 _MOST_COPIES = 200
-"""Sources of COPY whose files are read: each may be a whole tree."""
+"""The limit of COPY sources whose files are read, since each may be a large tree."""
 _OWN_BASE = "the recipe has its own base"
 
 
@@ -189,9 +191,9 @@ def check_text(text: str, file: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencySelection:
-    """The parts of a project that a command selects: extras, groups, an environment of pixi.
+    """The parts of a project that a command selects: extras, groups, a pixi environment.
 
-    `python` are the bounds on the Python that it is installed for, empty if unknown.
+    `python` are the bounds on the Python in which it is installed, empty if unknown.
     """
 
     python: str = ""
@@ -202,7 +204,7 @@ class DependencySelection:
 
 @dataclass(frozen=True, slots=True)
 class ContextRequirement:
-    """A file that a line needs from the build context: one of `names`. `source` is the existing one."""
+    """A file that a line needs from the build context: one of `names`. `source` is the one that exists."""
 
     where: SourceLocation
     names: tuple[str, ...]
@@ -211,11 +213,11 @@ class ContextRequirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFileReaders:
-    """The readers of other files: `inside` (by bounds on Python) for pip's, `parse` for the rest.
+    """The readers of other files: `inside` (by bounds on Python) for pip files, `parse` for all others.
 
     `context` is None if only the text is read. `requirements` collects the files that were looked up in it,
-    `parsed` those that were read whole. `build_args` are the user's values, `used` the names that the file
-    has.
+    `parsed` the files that were read completely. `build_args` are the user's values, `used` the names that
+    the file contains.
     """
 
     inside: Callable[[str], ReferencedFiles]
@@ -244,7 +246,7 @@ class ContainerFileReaders:
 
 @dataclass(frozen=True, slots=True)
 class CopyInstruction:
-    """A COPY of one source. `losses` are the lines that report what of it is lost."""
+    """A COPY of one source. `losses` are the lines about its lost content."""
 
     source: str
     to: str
@@ -253,7 +255,7 @@ class CopyInstruction:
 
 @dataclass(frozen=True, slots=True)
 class GitClone:
-    """A git repository that a command clones to `place`. `losses` are the lines that report its loss."""
+    """A git repository that a command clones to `place`. `losses` are the lines about its loss."""
 
     place: str
     address: str
@@ -265,11 +267,11 @@ class GitClone:
 class ContainerFile:
     """One image, as far as its file was read.
 
-    `variables` are those that words may contain, `own` those of them that stay in the image. `packages_only`
-    is True for a stage of which only files are copied. `rooted` is True if a source that begins with / is in
-    the context, as in Docker. `users` are the numbers of the users that the file creates, from `first_user`
-    on. `system_python` is where it installs the distribution's Python. `clones` are repositories by their
-    directory, `folders` are created empty, `removed` are packages that pip uninstalled.
+    `variables` are the variables that words may contain, `own` those of them that stay in the image.
+    `packages_only` is True for a stage from which only files are copied. `rooted` is True if a source that
+    starts with / is in the context, as in Docker. `users` are the numbers of the users that the file creates,
+    starting at `first_user`. `system_python` is where it installs the Python of the distribution. `clones`
+    are repositories by directory, `folders` empty directories, `removed` packages that pip uninstalled.
     """
 
     spec: EnvironmentSpec
@@ -328,7 +330,7 @@ class ContainerFile:
             self.leave(name.where, f"{what}: {below.lost}", "add what you need of it to the file")
 
     def finish(self) -> None:
-        """Add the packages of the base image that nothing in the file replaces."""
+        """Add the packages of the base image that the file does not replace."""
         below, spec = self.below, self.spec
         if below is None or self.below_where is None or self.packages_only:
             return
@@ -365,7 +367,7 @@ class ContainerFile:
                 spec.leave(folder.where, f"the directory {show(folder.text)}", do)
 
     def _directories(self) -> list[str]:
-        """Return the directories that the image has without mkdir."""
+        """Return the directories that exist in the image without mkdir."""
         parts = self.spec.parts
         directories = [parts.workdir, *("/" + folder.strip("/") for folder, _ in parts.files)]
         return [*directories, *(normpath(copied.to) for copied in self.copies), *self.clones]
@@ -373,7 +375,7 @@ class ContainerFile:
     # --- variables
 
     def set(self, name: str, value: RunWord) -> None:
-        """Set a variable of the image."""
+        """Set an environment variable of the image."""
         self.own.add(name)
         self.remember(name, value)
         if self.packages_only:
@@ -387,7 +389,7 @@ class ContainerFile:
         add_variable(self.spec, name, value)
 
     def remember(self, name: str, value: RunWord) -> None:
-        """Set a variable for the words that follow."""
+        """Set a variable for the next words."""
         if value.known and len(value.text) < MOST_CHARACTERS:
             self.variables[name] = value.text
         else:
@@ -401,7 +403,7 @@ class ContainerFile:
     # --- copies
 
     def copy(self, sources: Sequence[str], to: str, where: SourceLocation, *, quiet: bool = False) -> None:
-        """Copy files of the build context. `quiet` ones exist only during one command."""
+        """Copy files of the build context. With `quiet`, they exist only during one command."""
         place = normpath(join(self.workdir, to))
         into = to.endswith("/") or len(sources) > 1 or place in (normpath(self.workdir), "/")
         for written in sources:
@@ -446,7 +448,7 @@ class ContainerFile:
             )
 
     def _is_excluded(self, name: str, what: str, where: SourceLocation) -> bool:
-        """Return whether .dockerignore excludes a file, or all of a directory, and record the loss."""
+        """Return whether .dockerignore excludes a file or all of a directory. Record the loss."""
         context = self.around.context
         rule = context.rules.excludes(name) if context else ""
         if context is None or not rule:
@@ -496,7 +498,7 @@ class ContainerFile:
         return self.clones[max(places, key=len)] if places else None
 
     def why_not(self, path: str) -> str:
-        """Return why `find` has no file for a path."""
+        """Return why `find` returns no file for a path."""
         place, context = normpath(join(self.workdir, path)), self.around.context
         names = [name for copy in reversed(self.copies) for name in self._origins(copy, place)][:_MAX_LOOKUPS]
         rules = [rule for name in names if context and (rule := context.rules.excludes(name))]
@@ -507,7 +509,7 @@ class ContainerFile:
         return f"would be {show(names[0])}, which is not in the build context"
 
     def _was_read(self, copied: CopyInstruction, name: str, where: SourceLocation) -> None:
-        """Drop the losses of a file that was copied and read, since its content is kept."""
+        """Remove the losses of a file that was copied and read, since the recipe has its content."""
         context = self.around.context
         if self.source(copied.source) == name or (
             basename(copied.source) != copied.source and fnmatchcase(name, copied.source)
@@ -543,7 +545,7 @@ def _allows(requirement: str, version: str) -> bool:
 
 
 def note_other_file(spec: EnvironmentSpec, context: BuildContext, name: str, where: SourceLocation) -> None:
-    """Note a file of the same name and other content in another possible build context."""
+    """Note a file with the same name and other content in another possible build context."""
     places = dict.fromkeys([context.own / basename(name), *(folder / name for folder in context.others())])
     for place in places:
         text = BuildContext(root=place.parent, own=place.parent).read(place.name)
@@ -573,5 +575,5 @@ def check_context(around: ContainerFileReaders) -> None:
                     )
                     for requirement in gained
                 ],
-                hint=f"{option}, where these files are",
+                hint=f"pass {option}, which has these files",
             )

@@ -67,7 +67,7 @@ _ENVIRONMENT = re.compile(
 
 @dataclass(slots=True, kw_only=True)
 class DockerfileLine:
-    """An instruction. `text` is all after its name, in its lines, with blanks for name and flags."""
+    """An instruction. `text` is its lines, with blanks in place of its name and flags."""
 
     name: str
     where: SourceLocation
@@ -81,7 +81,7 @@ class DockerfileLine:
         return " ".join(self.text.replace("\\\n", " ").split())
 
     def exec_form(self) -> list[str] | None:
-        """Return the words of `["a", "b"]`, None for a text that a shell reads."""
+        """Return the words of `["a", "b"]`, None for a shell command."""
         try:
             words = json.loads(self.plain()) if self.plain().startswith("[") else None
         except (ValueError, RecursionError):
@@ -232,7 +232,10 @@ def _stages(
 
 
 class _StageReader:
-    """Reads one stage and its parents. Of a stage that files are copied from, only packages are read."""
+    """A reader of one stage and its parents.
+
+    From a stage from which files are copied, only packages are read.
+    """
 
     def __init__(
         self,
@@ -270,14 +273,14 @@ class _StageReader:
         return ContainerFile(spec=self.spec, around=self.around, packages_only=packages_only)
 
     def _chain(self, stage: Stage) -> list[Stage]:
-        """Return the stage and its parents, the lowest first."""
+        """Return the stage and its parents, the base stage first."""
         chain = [stage]
         while below := self._named(chain[0].base.text, chain[0]):
             chain.insert(0, below)
         return chain
 
     def _named(self, name: str, before: Stage | None = None) -> Stage | None:
-        """Return the last stage of a name or number before another stage."""
+        """Return the last stage with a name or number before another stage."""
         at = next((at for at, candidate in enumerate(self.stages) if candidate is before), len(self.stages))
         return next(
             (
@@ -565,7 +568,7 @@ class _Arguments:
         self._known: dict[str, str] = {}
 
     def fill(self, text: str, where: SourceLocation, *, inside: tuple[str, ...] = ()) -> str:
-        """Return the text with values. `inside` are the arguments of whose value the text is a part."""
+        """Return the text with values. `inside` are the arguments whose values contain the text."""
         comment = None if inside else _COMMENT.search(text)
         parts, end, size = [], 0, 0
         for match in _ARGUMENT.finditer(text, 0, comment.start() if comment else len(text)):

@@ -1,8 +1,8 @@
-"""From the requirements of an environment to the text of a recipe that parses and expands.
+"""Convert the requirements of an environment into the text of a valid recipe.
 
-Pure. A recipe must set framework, version, CUDA and Python. If the file leaves them open, the solver or the
-user decides (new.py). A request of the file that the recipe does not keep is a loss. A decision that the file
-leaves open is a note.
+Pure. A recipe must set framework, version, CUDA and Python. If the file sets none, the solver or the user
+decides (new.py). A request in the file that the recipe cannot contain is a loss. A choice for a value that
+the file does not set is a note.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from imagefactory.versions import natural
 
 @dataclass(slots=True, kw_only=True)
 class IndexRows:
-    """The rows of a recipe's `index`, index names by package.
+    """The rows of `index` in a recipe: index names by package.
 
-    `missing` are the packages whose index the settings do not have, with the line to add. `notes` are about
-    packages whose wheels are elsewhere.
+    `missing` are the packages whose index is not in the settings, with the line to add. `notes` are about
+    packages whose wheels are on another index.
     """
 
     rows: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class IndexRows:
 
 
 def index_rows(spec: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
-    """Return the rows for the packages of PyPI in `spec`. `known` are the settings' indexes, by name."""
+    """Return the rows for the PyPI packages in `spec`. `known` are the indexes in the settings, by name."""
     index = IndexRows()
     names = {url.rstrip("/"): name for name, url in known.items()}
     bounds_by_name = {}
@@ -86,7 +86,7 @@ def index_rows(spec: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
 
 
 def _tag_of_torch(spec: EnvironmentSpec, bounds_by_name: Mapping[str, str]) -> str:
-    """Return the build tag of torch if PyPI lacks that build. Packages released with it use it too."""
+    """Return the build tag of torch if PyPI lacks that build. Packages released with torch use it too."""
     tag = _tag(spec, "torch")
     if "torch" not in bounds_by_name or not tag.startswith("cu"):
         return ""
@@ -98,7 +98,7 @@ def _tag_of_torch(spec: EnvironmentSpec, bounds_by_name: Mapping[str, str]) -> s
 
 
 def _tag(spec: EnvironmentSpec, package: str) -> str:
-    """Return the tag of a package's build, from its version or from an index of the file."""
+    """Return the tag of a package's build, from its version or an index in the file."""
     if tag := spec.builds.get(package, ""):
         return tag
     matches = (re.search(r"/(cu[0-9]{2,3})/?$", address) for address in spec.indexes)
@@ -115,9 +115,9 @@ _PROVIDED_PACKAGES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """The user's or the solver's choices for a draft; empty if the file decides.
+    """The choices of the user or the solver for a draft. Empty values mean that the file decides.
 
-    `indexes` are those of the settings, by name.
+    `indexes` are the indexes in the settings, by name.
     """
 
     family: str
@@ -147,10 +147,10 @@ class _DraftNotes:
 def draft(
     spec: EnvironmentSpec, request: DraftRequest, bases: Sequence[BaseSpec], notes: Sequence[str] = ()
 ) -> RecipeDraft:
-    """Return a recipe for the environment of `spec`. `notes` give the reasons for the choices in `request`.
+    """Return a recipe for the environment of `spec`. `notes` are the reasons for the choices in `request`.
 
-    Raises UsageError with the options to add if file and user leave a required value open, or if the user's
-    choice contradicts the file.
+    Raises UsageError with the options to add if a required value is set neither in the file nor by the user,
+    or if the user's choice contradicts the file.
     """
     framework, source = find_framework(spec, request.framework, request.source)
     lines = _DraftNotes(spec.file, [*spec.notes, *notes], [*spec.lost])
@@ -225,7 +225,7 @@ def draft(
 def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
     """Return a recipe that adds the requirements of `spec` to `target`.
 
-    Call `target_conflicts` first, which checks the bounds of the file against the target.
+    Call `target_conflicts` before, which checks the bounds in the file against the target.
     """
     lines = _DraftNotes(spec.file, [*spec.notes], [*spec.lost])
     conda = target.source == "conda"
@@ -279,7 +279,7 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
 
 
 def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the bounds of the file that `target` does not meet. `versions` are its locked wheels by name."""
+    """Return the bounds in the file that `target` does not meet. `versions` are its locked wheels by name."""
     conflicts = []
     own, framework = f"{target.name} has", target.framework
     if not fits_python(target.python, spec.python):
@@ -307,9 +307,10 @@ def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[st
 
 
 def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the Pythons to try for packages of PyPI: those of bases, then others, each the newest first.
+    """Return the Python versions to try for PyPI packages: those of bases, then others, each the newest
+    first.
 
-    A base's own Python needs no conda channel. Pythons outside of `bounds` are excluded.
+    The Python of a base needs no conda channel. Versions outside of `bounds` are excluded.
     """
     carried = sorted({base.python for base in bases if base.python}, key=natural, reverse=True)
     others = [f"3.{minor}" for minor in range(_NEWEST_PYTHON, _OLDEST_PYTHON - 1, -1)]
@@ -320,7 +321,7 @@ def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str
 
 
 def base_for(python: str, bases: Sequence[BaseSpec], source: str = "pypi") -> BaseSpec:
-    """Return the base with a Python, or else the first with any. Raises UsageError if there is none."""
+    """Return the base with a Python version, or else the first base. Raises UsageError if there is none."""
     fitting = [base for base in bases if base.python or source == "conda"]
     if not fitting:
         raise UsageError("no-base", "there is no base in the project", hint="add one to recipes/bases.yaml")
@@ -335,9 +336,9 @@ def _python(
     lines: _DraftNotes,
     released: Collection[str],
 ) -> tuple[BaseSpec, str]:
-    """Return a base and the environment's Python: `chosen`, or the file's if possible.
+    """Return a base and the Python version of the environment: `chosen`, or the one in the file if possible.
 
-    `released` are the Pythons that the framework was released for, empty if unknown.
+    `released` are the Python versions for which the framework was released, empty if unknown.
     """
     candidates = [chosen] if chosen else [base.python for base in bases if base.python]
     candidates += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
@@ -360,7 +361,9 @@ def _python(
 
 
 def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
-    """Record the patch version of Python as lost: images with PyPI packages have that of their base."""
+    """Record that the patch version of Python is lost: images with PyPI packages use the Python of their
+    base.
+    """
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", spec.python):
         lines.lose(
             f"Python {spec.python}: the image has the release of {python} of its base", f"write {python}"
@@ -371,7 +374,7 @@ def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
 
 
 def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
-    """Return the row with a pip file's framework and its companions as conda packages."""
+    """Return the row with the framework of a pip file and its companions as conda packages."""
     own = FRAMEWORKS.get(row.framework, "")
     spec, beside = row.spec, knowledge.companion_names(own)
     named = {package.name: package for package in map(parse_spec, spec.conda)}
@@ -419,7 +422,9 @@ def _conda_lists(row: FrameworkRow, version: str, lines: _DraftNotes) -> dict[st
 
 
 def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _DraftNotes) -> list[str]:
-    """Return a conda environment's PyPI packages with their bounds, since its constraints are conda's."""
+    """Return the PyPI packages of a conda environment with their bounds, since constraints in a recipe are
+    for conda.
+    """
     packages = list(pip)
     for bound in constraints:
         same = [index for index, text in enumerate(packages) if pypi_name(text) == pypi_name(bound)]
@@ -432,7 +437,8 @@ def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _DraftNo
 
 
 def _builds_for(row: FrameworkRow, version: str, cuda: str) -> tuple[str, str]:
-    """Return the package that selects conda's builds for a CUDA, and the bound on the framework's build.
+    """Return the package that selects conda builds for a CUDA version, and the bound on the framework's
+    build.
 
     Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
     pytorch-cuda); conda-forge.org/docs/user/tipsandtricks, "Installing CUDA-enabled packages" (cuda-version).
@@ -495,13 +501,13 @@ def _list(key: str, values: Sequence[str]) -> str:
 
 
 def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
-    """Return the indexes of the packages that the recipe itself requires."""
+    """Return the indexes of the packages that the recipe requires directly."""
     lines = [f"  {quoted(package)}: {index}\n" for package, index in rows.items() if package in names]
     return "index:\n" + "".join(lines) if lines else ""
 
 
 def _labels(spec: EnvironmentSpec) -> str:
-    """Return the labels, whose values may contain quotes."""
+    """Return the lines of the labels, whose values may contain quotes."""
     if not spec.labels:
         return ""
     return "labels:\n" + "".join(
@@ -517,7 +523,7 @@ def _environment(spec: EnvironmentSpec) -> str:
 
 
 def _parts(spec: EnvironmentSpec) -> str:
-    """Return the keys of a recipe that only container files set."""
+    """Return the lines of a recipe that only container files set."""
     parts = spec.parts
     lines = [_list("system", list(parts.debian))] if parts.debian else []
     if parts.files:

@@ -1,8 +1,8 @@
 """Read the environment files of other tools into specs for recipes.
 
-`environment.yml` is read here. pip_lines.py reads requirements files, manifests.py projects, dockerfiles.py
-container files and locks.py locks. All are untrusted: they are read within limits, and their values pass the
-allow-lists of recipes.
+`environment.yml` is read here, requirements files in pip_lines.py, projects in manifests.py, container files
+in dockerfiles.py, and locks in locks.py. All files are untrusted: they are read within limits, and their
+values must match the allow-lists of recipes.
 """
 
 from __future__ import annotations
@@ -88,14 +88,15 @@ _NO_ENVIRONMENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How a file is read.
+    """Options for reading a file.
 
-    `pythons` are those of the bases, the preferred first. The first that the file allows evaluates markers.
-    `environment` is one of pixi; `extras` and `groups` are optional parts of a project. `root` is the
-    imagefactory project, where `reserved` are imagefactory's own names. `build_context` is the directory that
-    the user names for a container file, `context` the one that it copies from. `beside` reads files that this
-    one names, `place` is its directory relative to the root (None outside of it), `projects` are the
-    directories whose projects were read. `build_args` are values for a container file.
+    `pythons` are the Python versions of the bases, the preferred first. The first one that the file allows
+    evaluates markers. `environment` is a pixi environment; `extras` and `groups` are optional parts of a
+    project. `root` is the imagefactory project, in which `reserved` names are used by imagefactory.
+    `build_context` is the user's directory for a container file, `context` the directory from which it
+    copies. `beside` reads other files that this file names, `place` is its directory relative to the root
+    (None outside), `projects` are the directories whose projects were read. `build_args` are values for a
+    container file.
     """
 
     pythons: tuple[str, ...]
@@ -112,7 +113,7 @@ class ReadOptions:
     build_args: Mapping[str, str] = field(default_factory=dict)
 
     def inside(self, bounds: str) -> ReferencedFiles:
-        """Return the files for pip's lines, in an environment with these bounds on Python."""
+        """Return the readers for pip lines in an environment with these bounds on Python."""
         return ReferencedFiles(self.python(bounds), self.beside, project=self._project, place=self.place)
 
     def _project(
@@ -126,7 +127,7 @@ class ReadOptions:
         return read_project_directory(folder, ProjectReadOptions(beside=beside, extras=extras), self.python)
 
     def project_options(self, bounds: str) -> ProjectReadOptions:
-        """Return how the project of the file itself is read."""
+        """Return the options for reading the project that the file describes."""
         return ProjectReadOptions(
             beside=self.inside(bounds),
             environment=self.environment,
@@ -136,7 +137,7 @@ class ReadOptions:
         )
 
     def python(self, bounds: str) -> str:
-        """Return the Python that evaluates markers."""
+        """Return the Python version that evaluates markers."""
         fitting = (
             python for python in self.pythons if specifiers_allow(bounds, f"{python}.5", invalid=False)
         )
@@ -144,22 +145,24 @@ class ReadOptions:
 
 
 def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
-    """Return the requirements of the file at `path`. Its content tells its format.
+    """Return the requirements of the file at `path`. Its format is recognized by its content.
 
-    Files that it names are read in its directory, its git work tree and the imagefactory project. Raises
-    UsageError if it cannot be read, RecipeError if its format is not supported.
+    Other files that it names are read in its directory, its git work tree and the imagefactory project.
+    Raises UsageError if it cannot be read, RecipeError if its format is not supported.
     """
     text, folder = _read(path), path.parent.resolve()
     file = show(path.name)[1:-1]
     if _container(text, file):
         return _read_container(path, text, reading)
     if reading.build_context:
-        hint = "leave it out: it says where a Dockerfile's COPY takes files from"
+        hint = "omit --context: it is only for the COPY lines of a Dockerfile"
         raise UsageError(
             "option-conflict", f"{path} is not a container file, so --context has no effect", hint=hint
         )
     if reading.build_args:
-        hint = "leave it out: it sets an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition"
+        hint = (
+            "omit --build-arg: it is only for ARG in a Dockerfile, or {{ NAME }} in an Apptainer definition"
+        )
         raise UsageError(
             "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
         )
@@ -196,7 +199,7 @@ def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentS
 
 
 def _work_tree(folder: Path) -> Path | None:
-    """Return the root of a directory's git work tree, None if a home directory is inside of it."""
+    """Return the root of a directory's git work tree, None if it contains a home directory."""
     root = git_root(folder)
     return None if root is None or Path.home().is_relative_to(root) else root
 
@@ -233,7 +236,7 @@ def parse_environment_file(text: str, file: str, reading: ReadOptions) -> Enviro
 
 
 def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOptions:
-    """Return the options for a file of which a command selects parts."""
+    """Return the options for a file from which a command selects parts."""
     python = minor_python(chosen.python)
     return replace(
         reading,
@@ -245,7 +248,10 @@ def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOp
 
 
 def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
-    """Parse a list of packages. Container files are excluded, since one must not name another."""
+    """Parse a list of packages.
+
+    Container files are excluded, since a container file must not name another one.
+    """
     start = first_place(file)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
@@ -292,7 +298,7 @@ def _within_file(beside: ReferencedFiles, file: str) -> ReferencedFiles:
 
 
 def _check_no_selection(file: str, reading: ReadOptions) -> None:
-    """Raise RecipeError if an environment, extra or group is selected of a file without them."""
+    """Raise RecipeError if the user selects an environment, extra or group of a file that has none."""
     if reading.environment:
         raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     if reading.extras or reading.groups:
@@ -367,7 +373,7 @@ def _environment(root: YamlNode, text: str, file: str, reading: ReadOptions) -> 
 
 
 def _for_platform(spec: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
-    """Return whether a selector after an item (`# [linux]`) matches, as conda-lock reads it."""
+    """Return whether a selector after an item (`# [linux]`) matches, with the rules of conda-lock."""
     line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
     match = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
     if not match:

@@ -28,14 +28,17 @@ _CUDA_PACKAGES = (
 _FOR_CUDA = re.compile(r".+-cu(?:da)?([0-9]{2})[0-9x]?(?:-.*)?")
 _CUDA = "VERSION (such as 12.4)"
 _FIRST = ("torch", "tensorflow", "jax")
-"""Frameworks that an image is for where a file names others of PyPI too."""
+"""The frameworks that are preferred if a file lists several PyPI frameworks."""
 _OTHERS = tuple(name for name in knowledge.families().values() if name not in (*_FIRST, "numba"))
 _FEW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRow:
-    """The framework in the requirements of a file."""
+    """The framework in the requirements of a file.
+
+    In the docstrings of this class, "the file" is that file.
+    """
 
     framework: str
     source: str
@@ -43,20 +46,26 @@ class FrameworkRow:
 
     @property
     def conda_specs(self) -> tuple[CondaSpec, ...]:
-        """Return its match specs, those with a version first; a bare one if there is none."""
+        """Return the match specs of the framework, those with a version first.
+
+        Without any, return its name.
+        """
         packages = [item for item in map(parse_spec, self.spec.conda) if item.name == self.framework]
         packages.sort(key=lambda item: not item.version)
         return tuple(packages) or (CondaSpec(name=self.framework),)
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Return its PyPI requirements; a bare one if only other packages need it."""
+        """Return the PyPI requirements of the framework.
+
+        If only other packages require it, return its name.
+        """
         requirements = tuple(text for text in self.spec.pip if pypi_name(text) == self.framework)
         return requirements or (self.framework,)
 
     @property
     def bounds(self) -> str:
-        """Return its bounds in the file, empty for any version."""
+        """Return the bounds of the framework in the file, empty for any version."""
         if self.source == "conda":
             return self.conda_specs[0].version
         more = (text for text in self.spec.constraints if pypi_name(text) == self.framework)
@@ -64,26 +73,26 @@ class FrameworkRow:
 
     @property
     def version(self) -> str:
-        """Return `2.3` or `2.3.1`, empty if the file leaves it open."""
+        """Return `2.3` or `2.3.1`, empty if the file does not set the version."""
         return next(filter(None, map(_release, self.bounds.split(","))), "")
 
     def allows(self, version: str) -> bool:
-        """Return whether some release of a version or series is within the file's bounds."""
+        """Return whether some release of a version or series is within the bounds in the file."""
         return version == self.version or series_within(self.bounds, version)
 
     def covers(self, version: str) -> bool:
-        """Return whether every release of a version or series is within the file's bounds."""
+        """Return whether every release of a version or series is within the bounds in the file."""
         if not self.bounds or (version == self.version and version.count(".") > 1):
             return True
         return all(within(self.bounds, release) for release in _releases(version))
 
     def known(self) -> tuple[str, ...]:
-        """Return the versions of the knowledge table that the file's bounds allow, the oldest first."""
+        """Return the versions in the table of facts that the file allows, the oldest first."""
         return tuple(version for version in self._series() if self.allows(version))
 
     @property
     def newest(self) -> str:
-        """Return the newest version of the knowledge table, whatever the file's bounds; empty for none."""
+        """Return the newest version in the table of facts, without checking the file; empty for none."""
         return "".join(self._series()[-1:])
 
     def _series(self) -> list[str]:
@@ -111,7 +120,9 @@ class FrameworkRow:
         return f">={series[first]}{above}"
 
     def cuda(self, version: str) -> str:
-        """Return the CUDA of other packages, its build, channels or wheels; empty if none sets it."""
+        """Return the CUDA version set by other packages, the framework's build, channels or wheels; else
+        "".
+        """
         offers = self.offers(version)
         if self.source == "pypi" and version and len(offers) == 1:
             return offers[0]
@@ -123,7 +134,7 @@ class FrameworkRow:
         return below if not offers or below in offers else ""
 
     def explicit_cuda(self) -> str:
-        """Return the CUDA that the file sets: `cpu` for a build without CUDA, empty if it sets none."""
+        """Return the CUDA version that the file sets: `cpu` for a build without CUDA, "" if it sets none."""
         if CPU_ONLY in self.spec.hints:
             return "cpu"
         built, beside = self._own_build(), self._cuda_beside()
@@ -138,9 +149,9 @@ class FrameworkRow:
         return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
 
     def _cuda_beside(self) -> str:
-        """Return the version of packages that have CUDA's version.
+        """Return the version of packages that have the version of CUDA.
 
-        They are more exact than a build of conda-forge: `cuda120` is built with 12.0 and runs with any 12.
+        It is more exact than a build of conda-forge: `cuda120` is built with 12.0 and runs with any 12.
         """
         packages = {package.name: package for package in map(parse_spec, self.spec.conda)}
         words = [packages[name].version for name in _CUDA_PACKAGES if name in packages]
@@ -149,9 +160,9 @@ class FrameworkRow:
         return next((match[1] for match in matches if match), "")
 
     def named_beside(self) -> tuple[str, str]:
-        """Return a package with a major version of CUDA in its name, and the version (`cupy-cuda12x`, `12`).
+        """Return a package with a CUDA major version in its name, and the version (`cupy-cuda12x`, `12`).
 
-        Both are empty if no name has one, or if the names differ.
+        Both are empty if there is no such name, or if the names differ.
         """
         names = [name for name in map(pypi_name, self.spec.pip) if name != self.framework]
         majors = {match[1]: name for name in names if (match := _FOR_CUDA.fullmatch(name))}
@@ -162,7 +173,7 @@ class FrameworkRow:
         )
 
     def refuse_rocm(self) -> None:
-        """Raise UsageError if the file means a build for AMD GPUs, for which no row is written."""
+        """Raise UsageError if the file requires a build for AMD GPUs, for which no row is written."""
         names = (
             *self.requirements,
             self.spec.builds.get(self.framework, ""),
@@ -174,13 +185,16 @@ class FrameworkRow:
             rocm = f" {match[1]}" if match[1] else ""
             raise UsageError(
                 "rocm-not-supported",
-                f"{self.spec.file} means a build of {self.framework} for ROCm{rocm}",
-                hint="write its row manually, with rocm instead of cuda (docs/platforms.md), or choose CUDA: "
+                f"{self.spec.file} requires {self.framework} for ROCm{rocm}, which recipe import "
+                "does not support",
+                hint="write a row with rocm instead of cuda in the recipe (docs/platforms.md), or use CUDA: "
                 "--cuda VERSION",
             )
 
     def _named_cuda(self, version: str) -> str:
-        """Return the CUDA in its extras (`jax[cuda12_local]`), its name or another package's name."""
+        """Return the CUDA version in the framework's extras (`jax[cuda12_local]`) or in the name of a
+        package.
+        """
         if self.source != "pypi" or not version:
             return ""
         words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
@@ -189,7 +203,7 @@ class FrameworkRow:
         return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
 
     def meant_cuda(self) -> str:
-        """Return the CUDA that the file sets, or else that of its extras (`jax[cuda11_cudnn86]`)."""
+        """Return the CUDA version that the file sets, or else that of the extras (`jax[cuda11_cudnn86]`)."""
         majors = set(filter(None, map(_cuda_in, self._written_extras()))) if self.source == "pypi" else set()
         return self.explicit_cuda() or (majors.pop() if len(majors) == 1 else "")
 
@@ -198,7 +212,7 @@ class FrameworkRow:
         return {canonical(extra.strip()) for extra in written.split(",") if extra.strip()}
 
     def _own_build(self) -> str:
-        """Return the CUDA in its own build tag or build string."""
+        """Return the CUDA version in the build tag or build string of the framework."""
         build = self.spec.builds.get(self.framework, "")
         if self.source == "pypi":
             match = re.match(r"cu([0-9]{2})([0-9])(?![0-9])", build)
@@ -209,77 +223,79 @@ class FrameworkRow:
         return next((cuda for cuda in builds if cuda == "cpu" or "." in cuda), "")
 
     def offers(self, version: str) -> tuple[str, ...]:
-        """Return the CUDA versions of a version's wheels on PyPI."""
+        """Return the CUDA versions for which PyPI has wheels of a framework version."""
         cudas = {wheel.cuda for wheel in knowledge.offered(self.framework, version)} if version else set()
         return tuple(sorted(cudas, key=natural))
 
     def _as_offered(self, cuda: str, offers: Sequence[str]) -> str:
-        """Return the major version (`12`) if PyPI's wheels depend only on that."""
+        """Return the major version (`12`) if wheels on PyPI depend only on that, else `cuda`."""
         major = cuda.partition(".")[0]
         return major if self.source == "pypi" and major in offers else cuda
 
     def other_cuda(self, cuda: str) -> bool:
-        """Return whether the file sets another CUDA."""
+        """Return whether the file sets another CUDA version."""
         stated = self.explicit_cuda()
         return bool(stated) and self._as_offered(stated, (cuda,)) != cuda
 
     def other_below(self, cuda: str) -> bool:
-        """Return whether the base image has another CUDA than the framework will have."""
+        """Return whether the base image has another CUDA version than the framework will use."""
         return bool(self.spec.below) and self._as_offered(self.spec.below, (cuda,)) != cuda
 
     def other_build(self, version: str) -> str:
-        """Return the problem of a file that means a CPU build, or a build that its source does not have."""
+        """Return the problem if the file requires a CPU build, or a build that its source does not have."""
         cuda, offers = self.meant_cuda(), self.offers(version)
-        what = f"{self.spec.file} means {'a build of ' if cuda == 'cpu' else ''}{self.framework} {version}"
+        what = f"{self.spec.file} requires {self.framework} {version}"
         if cuda == "cpu":
             return f"{what.strip()} without CUDA"
         if self.source != "pypi" or not cuda:
             return ""
         if not version and not self.range_with(cuda) and self.known():
-            return f"{what.strip()} for CUDA {cuda}, and PyPI has no such build that is known"
+            return f"{what.strip()} for CUDA {cuda}, but no known build on PyPI is for it"
         if not offers or self._as_offered(cuda, offers) in offers:
             return ""
-        return f"{what.strip()} for CUDA {cuda}, and PyPI has it for CUDA {' and '.join(offers)}"
+        return f"{what.strip()} for CUDA {cuda}, but PyPI has it only for CUDA {' and '.join(offers)}"
 
     def conda_name(self) -> str:
-        """Return its name on conda channels, empty if unknown."""
+        """Return the name of the framework on conda channels, empty if unknown."""
         others = any(pypi == self.framework for pypi in FRAMEWORKS.values())
         return _of_source(self.framework, "conda", set()) if others else ""
 
     def refuse_other_build(self, version: str, *, index: str = "") -> None:
-        """Raise UsageError if the file means a CPU build, or a build that its source does not have.
+        """Raise UsageError if the file requires a CPU build, or a build that its source does not have.
 
         `index` is the hint that names an index with that build.
         """
         if message := self.other_build(version):
             cuda, offers = self.meant_cuda(), self.offers(version)
-            ways = [f"take PyPI's: --cuda {offers[-1] if offers else _CUDA}"]
+            ways = [f"use the build on PyPI: --cuda {offers[-1] if offers else _CUDA}"]
             if cuda != "cpu" and index:
-                ways.append(f"take that build: {index}, and run this command again")
+                ways.append(f"use that build: {index}, and run this command again")
             if cuda != "cpu" and version and (conda := self.conda_name()):
-                ways.append(f"take conda-forge's: --source conda --framework {conda}={version} --cuda {cuda}")
+                ways.append(
+                    f"use the conda-forge build: --source conda --framework {conda}={version} --cuda {cuda}"
+                )
             raise UsageError("framework-conflict", message, hint="; or ".join(ways))
 
     def refuse_version(self, version: str) -> None:
-        """Raise UsageError if the file's bounds forbid a version, or some of its releases."""
+        """Raise UsageError if the bounds in the file exclude a version, or some of its releases."""
         asks = f"{self.spec.file} asks for {self.framework}{self.bounds}"
         if not self.allows(version):
             known = " or ".join(self.known()[-_FEW:])
             allowed = f", such as {known}," if known else ""
             raise UsageError(
                 "option-conflict",
-                f"{asks}, which {version} is not",
+                f"{asks}, but --framework sets {version}",
                 hint=f"remove VERSION from --framework, or choose one{allowed} that the file allows",
             )
         if not self.covers(version):
             raise UsageError(
                 "choice-required",
-                f"{asks}, and not every release of {version} is within that",
-                hint=f"name one release: --framework {self.framework}={version}.N",
+                f"{asks}, but some releases of {version} are outside these bounds",
+                hint=f"choose one release: --framework {self.framework}={version}.N",
             )
 
     def extras(self, version: str, cuda: str) -> tuple[str, ...]:
-        """Return its own extras, and those that bring its CUDA libraries."""
+        """Return the extras in the file, and those that install the CUDA libraries of the framework."""
         if self.source == "conda":
             return ()
         own = self._written_extras() - {*self.other_extras(cuda)}
@@ -288,13 +304,15 @@ class FrameworkRow:
         return tuple(sorted(own))
 
     def other_extras(self, cuda: str) -> tuple[str, ...]:
-        """Return its extras for another major version of CUDA."""
+        """Return the extras in the file that are for another CUDA major version."""
         major = cuda.partition(".")[0]
         own = self._written_extras() if self.source == "pypi" else set()
         return tuple(sorted(extra for extra in own if _cuda_in(extra) not in ("", major)))
 
     def released_for(self, version: str) -> tuple[str, ...]:
-        """Return the CUDA versions that a version was released for on any index, the newest first."""
+        """Return the CUDA versions for which a framework version was released on any index, the newest
+        first.
+        """
         known = [
             row.cuda
             for row in knowledge.releases(_pypi(self.framework))
@@ -303,7 +321,7 @@ class FrameworkRow:
         return tuple(dict.fromkeys(known))
 
     def pythons(self, version: str) -> tuple[str, ...]:
-        """Return the Pythons that a version was released for, empty if unknown."""
+        """Return the Python versions for which a framework version was released, empty if unknown."""
         rows = (row for row in knowledge.releases(_pypi(self.framework)) if covers(row.version, version))
         return next((row.pythons for row in rows), ())
 
@@ -313,26 +331,28 @@ class FrameworkRow:
         return f"VERSION (such as {' or '.join(known[:_FEW])})" if known else _CUDA
 
     def ask(self, version: str, cuda: str) -> UsageError:
-        """Return the error for an open version or CUDA if the solver cannot decide."""
-        missing = [what for what, value in (("version", version), ("CUDA", cuda)) if not value]
+        """Return the error for a missing version or CUDA version that the solver cannot choose."""
+        missing = [what for what, value in (("version", version), ("CUDA version", cuda)) if not value]
         cuda = cuda or self._some_cuda(version)
         return UsageError(
             "choice-required",
-            f"{self.spec.file} does not say which {' and which '.join(missing)} of {self.framework} it means",
-            hint=f"pass it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
+            f"{self.spec.file} does not set the {' and the '.join(missing)} of {self.framework}",
+            hint=f"set it: --framework {self.framework}={version or 'VERSION'} --cuda {cuda}",
         )
 
 
 def find_framework(spec: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
-    """Return the framework's name and source, by the file and the user's choice. `source` may be empty.
+    """Return the name and source of the framework, from the file and the user's choice.
 
-    Raises UsageError if the file names no framework itself.
+    `source` may be empty.
+
+    Raises UsageError if the file has no framework.
     """
     framework = named_framework(spec, named, source)
     if not framework[0]:
         raise UsageError(
             "framework-missing",
-            f"{spec.file} has no framework that the smoke test knows",
+            f"{spec.file} has no GPU framework that the smoke test supports",
             hint="choose its main package with --framework NAME, or extend a target: --extends TARGET",
         )
     return framework
@@ -358,11 +378,11 @@ def named_framework(spec: EnvironmentSpec, named: str, source: str) -> tuple[str
 
 
 def first_framework(names: Collection[str], others: Collection[str] = ()) -> str:
-    """Return the framework that an image is for: of the file's `names`, or of `others` that these need.
+    """Return the main framework of an image: one of the file's `names`, or of their dependencies `others`.
 
-    numba counts only with numba-cuda, without which it generates code for CPUs. A file with tensorflow-cpu
-    reads data with TensorFlow and uses the GPU with another framework. So does a file with JAX's CUDA plugin.
-    Empty if there is none.
+    Empty if there is none. numba counts only with numba-cuda, without which it generates code for CPUs.
+    tensorflow-cpu does not count, since such a file reads data with TensorFlow and uses the GPU with another
+    framework. The same applies to TensorFlow in a file with the CUDA plugin of JAX.
     """
     if any(re.fullmatch(r"jax-cuda[0-9]+-plugin", name) for name in names):
         names = {*names, "jax"} - {"tensorflow"}
@@ -375,7 +395,7 @@ def first_framework(names: Collection[str], others: Collection[str] = ()) -> str
 
 
 def _of_source(named: str, source: str, conda: set[str]) -> str:
-    """Return a framework's name at its source: PyPI's torch is conda's pytorch."""
+    """Return the name of a framework in its source: torch on PyPI is pytorch on conda."""
     if source == "pypi":
         known = FRAMEWORKS.get(named.lower(), "")
         return known or canonical(named)
@@ -385,29 +405,29 @@ def _of_source(named: str, source: str, conda: set[str]) -> str:
 
 
 def _cuda_in(word: str) -> str:
-    """Return the major version of CUDA in an extra or at the end of a name, empty if there is none."""
+    """Return the CUDA major version in an extra or at the end of a name, empty if there is none."""
     match = re.match(r"cu(?:da)?-?([0-9]{2})(?![0-9])", word)
     return match[1] if match else ""
 
 
 def _pypi(framework: str) -> str:
-    """Return a framework's name on PyPI."""
+    """Return the name of a framework on PyPI."""
     return FRAMEWORKS.get(framework, framework)
 
 
 def pypi_name(requirement: str) -> str:
-    """Return the distribution that a requirement names."""
+    """Return the distribution of a requirement."""
     return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
 
 
 def exact_pins(requirements: Iterable[str]) -> dict[str, str]:
-    """Return the release of each requirement that is pinned to one (`demo==1.2.3`), by name."""
+    """Return the releases of requirements with an exact version (`demo==1.2.3`), by name."""
     pins = ((pypi_name(text), re.fullmatch(r"===?([0-9][^*,]*)", bounds_in(text))) for text in requirements)
     return {name: match[1] for name, match in pins if match}
 
 
 def fits_python(python: str, bounds: str) -> bool:
-    """Return whether some patch version of a Python is within conda's bounds."""
+    """Return whether some patch version of a Python version is within conda bounds."""
     if not bounds or minor_python(bounds):
         return minor_python(bounds) in ("", python)
     return within(bounds, f"{python}.5")
@@ -424,14 +444,14 @@ def series_within(bounds: str, version: str) -> bool:
 
 
 def _releases(version: str) -> tuple[str, ...]:
-    """Return a release as it is, or possible releases of a series."""
+    """Return a release unchanged, or possible releases of a series."""
     return (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in (*range(10), 99))
 
 
 def _release(bounds: str) -> str:
-    """Return the version of a pin as a recipe's row writes it, empty for a range and a pre-release.
+    """Return the version of an exact requirement for a recipe row, empty for a range and a pre-release.
 
-    A row of `2.3` means any release of that series, but `==2.3` means only 2.3.0.
+    A row with `2.3` means any release of that series, but `==2.3` means only 2.3.0.
     """
     match = re.fullmatch(r"(==)?([0-9]+(?:\.[0-9]+){1,3})(\.\*|[._]?post.*)?", bounds)
     if not match or not RULES["version"].allows(match[2]):

@@ -1,4 +1,4 @@
-"""Read the image's other parts from container files into `EnvironmentSpec.parts`."""
+"""Read the other parts of an image from container files into `EnvironmentSpec.parts`."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ _TOOLS = {
 
 @dataclass(slots=True)
 class ContextFiles:
-    """The files of one COPY: `entries` are directories in the image and patterns, `hidden` were skipped.
+    """The files of one COPY: `entries` are directories in the image and patterns, `hidden` files were
+    skipped.
 
-    `lost` are reasons why a part of the source is in no entry.
+    `lost` are the reasons why a part of the source is in no entry.
     """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
@@ -85,7 +86,7 @@ def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
 
 
 def _add(files: ContextFiles, path: str, name: str, folder: str) -> None:
-    """Add a file or directory at `path` of the project that is `name` in a directory of the image."""
+    """Add a file or directory at `path` in the project; in the image it is `name` in a directory."""
     if path == name:
         _keep_pattern(files, folder, path)
     elif not path.endswith(f"/{name}"):
@@ -107,7 +108,7 @@ def _keep_pattern(files: ContextFiles, folder: str, pattern: str) -> None:
 
 
 class _ContextWalk:
-    """Finds the fewest patterns that name the files in a directory of the context."""
+    """A search for the fewest patterns that match the files in a directory of the context."""
 
     def __init__(self, context: BuildContext, files: ContextFiles) -> None:
         self.context, self.files = context, files
@@ -116,7 +117,7 @@ class _ContextWalk:
         self.keeps = any(rule.keeps for rule in context.rules.rules)
 
     def cover(self, folder: str, depth: int) -> tuple[bool, list[str]]:
-        """Return whether a directory is copied as a whole, and the paths that name its content."""
+        """Return whether a directory is copied completely, and the paths that match its content."""
         whole, parts = True, []
         for name in self.context.names(folder):
             path = name if folder == "." else f"{folder}/{name}"
@@ -198,7 +199,10 @@ _LAYOUT = re.compile(
 
 
 def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: SourceLocation) -> None:
-    """Add Debian packages. The lock sets their versions, and Python is the environment's own."""
+    """Add Debian packages.
+
+    The lock sets their versions. Python packages are skipped, since the environment has Python.
+    """
     rule = RULES["debian package"]
     pinned, other, python, libraries = [], [], [], []
     for written in names:
@@ -227,13 +231,13 @@ def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: Sour
 
 
 def drop_debian(spec: EnvironmentSpec, names: Sequence[str]) -> list[str]:
-    """Remove packages again. Return the names that were not installed here."""
+    """Remove packages again. Return the names that were not installed."""
     gone = [name for name in names if spec.parts.debian.pop(name, None)]
     return [name for name in names if name not in gone]
 
 
 def lose_debian(spec: EnvironmentSpec, names: Sequence[str], suite: str) -> None:
-    """Record the packages that Debian's `suite` does not have as losses."""
+    """Record as losses the packages that do not exist in Debian's `suite`."""
     for name in names:
         do = f"write the name that Debian {suite} has for it under 'system', or remove it"
         spec.leave(spec.parts.debian.pop(name), f"apt-get install {name}", do)
@@ -285,7 +289,7 @@ def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
 
 
 def _add_search_path(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
-    """Add the user's directories of a search path. Those of the base image are skipped."""
+    """Add the user's directories in a search path. Directories of the base image are skipped."""
     own = [
         part
         for part in value.text.split(":")
@@ -385,7 +389,7 @@ def _allowed(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _loss_line(spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str) -> str:
-    """Return the line of the loss if a recipe cannot contain the command, otherwise an empty string."""
+    """Return a line about a command that a recipe cannot contain, "" if it can."""
     if not words or _allowed(words):
         return ""
     command = show(words[2] if tuple(words[:2]) == SHELL else " ".join(words), limit=_LONG)

@@ -1,7 +1,7 @@
-"""Read the packages that commands install. Nothing is run.
+"""Read the packages that commands install. No command is run.
 
-Commands that clean up, query or set up an environment are skipped, since every image has its own. Any other
-command is reported as lost.
+Commands that clean up, query or set up an environment are skipped, since imagefactory does this for every
+image. Any other command is reported as lost.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ _APT_VALUES = ("-o", "-t", "--option", "--target-release", "--default-release", 
 def read_install_script(
     container: ContainerFile, text: str, where: SourceLocation, *, joined: bool = False
 ) -> None:
-    """Read the packages that a script installs. Raises RecipeError if no shell could parse the text."""
+    """Read the packages that a script installs. Raises RecipeError for invalid shell syntax."""
     _Shell(container).script(text, where, joined=joined)
 
 
@@ -170,7 +170,7 @@ def read_install_command(container: ContainerFile, words: Sequence[RunWord], whe
 
 
 class _Shell:
-    """One run of a shell, with its directory and variables."""
+    """A shell with its current directory and variables."""
 
     def __init__(self, container: ContainerFile, depth: int = 0) -> None:
         self.container, self.spec, self.depth = container, container.spec, depth
@@ -328,7 +328,7 @@ class _Shell:
         return True
 
     def _uninstall(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Remove installed packages. Those that others need come back with the solver."""
+        """Remove installed packages. The solver adds those again that others need."""
         names = {canonical(word.text) for word in words if word.known}
         self.spec.pip = [text for text in self.spec.pip if pypi_name(text) not in names]
         self.container.removed |= names
@@ -336,7 +336,7 @@ class _Shell:
         self.spec.note(command.where, f"{what}, and installed where other packages need it")
 
     def _redirected(self, command: RunCommand, requirements: Sequence[RunWord]) -> None:
-        """Report bounds without quotes, which a shell reads as redirections."""
+        """Report bounds without quotes, which a shell interprets as redirections."""
         for word in requirements:
             files = [redirection for redirection in command.sent if redirection.word == word]
             bounds = "".join(map(str, files))
@@ -365,7 +365,7 @@ class _Shell:
             take_pip_line(self.spec, f"{option} {name}", word.where, self.container.beside)
 
     def _parse(self, name: str, text: str, chosen: DependencySelection, word: RunWord) -> bool:
-        """Read another file of the context once for each selection."""
+        """Read another file of the context, once for each selection of its parts."""
         if (name, chosen) in self.container.around.parsed:
             return True
         self.container.around.parsed.add((name, chosen))
@@ -378,7 +378,7 @@ class _Shell:
 
     def _not_beside(self, word: RunWord) -> None:
         why = self.container.why_not(join(self.folder, word.text))
-        do = "copy it there, or import it too: imagefactory recipe import FAMILY FILE"
+        do = "copy it there, or import it too: imagefactory recipe import FILE"
         self.spec.leave(word.where, f"{show(word.text)} {why}", do)
 
     def _requirement(self, word: RunWord) -> None:
@@ -435,7 +435,7 @@ class _Shell:
             self._not_run(command)
 
     def _cloned_project(self, clone: GitClone, place: str, extras: str, where: SourceLocation) -> None:
-        """Add a project in a cloned repository by the repository's address."""
+        """Add a project in a cloned repository, by the address of the repository."""
         self.spec.lost = [line for line in self.spec.lost if line not in clone.losses]
         self.spec.note(
             where, f"of {show(clone.address, limit=120)} the package is taken, not its other files"
@@ -455,7 +455,7 @@ class _Shell:
                 self.container.folders.append(RunWord(self._place(word.text), word.where, word.known))
 
     def chmod(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Check that files are executable in the project, since own files keep their mode."""
+        """Check that files are executable in the project, since recipes copy files with their mode."""
         plain = [word for word in words if not re.fullmatch(r"-[a-zA-Z]+|--[a-z-]+", word.text)]
         context = self.container.around.context
         starts = bool(plain) and re.search(r"[xX]|[1357]", plain[0].text) is not None
@@ -532,7 +532,7 @@ class _Shell:
     def _sync(
         self, command: RunCommand, words: Sequence[RunWord], files: Sequence[str], *, unread: str = ""
     ) -> None:
-        """Read a project's lock, or else its manifest, with the selected extras."""
+        """Read the lock of a project, or else its manifest, with the selected extras."""
         words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
         for word in words:
             if not word.known:
@@ -566,7 +566,7 @@ class _Shell:
         self.spec.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
 
     def _python(self, words: Sequence[RunWord]) -> None:
-        """Read the Python of a new environment: `uv venv --python 3.11`, `uv python install 3.11`."""
+        """Read the Python version of a new environment: `uv venv --python 3.11`, `uv python install 3.11`."""
         for option, word in _options(words, ("--python", "-p", "--prompt", "--cache-dir", "--index-url")):
             match = re.fullmatch(_PYTHON_NAME, word.text) if option in ("--python", "-p", "") else None
             if match and not self.container.packages_only:
@@ -658,7 +658,7 @@ class _Shell:
             add_debian_packages(self.spec, names, command.where)
 
     def user(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        """Record the number of a new user: `USER` names it later, and a recipe has the number."""
+        """Record the number of a new user. `USER` names the user later, but a recipe has the number."""
         options = list(_options(words, _USER_VALUES))
         names = [word.text for option, word in options if not option and not word.text.startswith("-")]
         number = next((word.text for option, word in options if option in ("-u", "--uid")), "")
@@ -714,13 +714,13 @@ def _reader(words: Sequence[RunWord]) -> tuple[_Read, Sequence[RunWord]] | None:
 
 
 def _is_installer(word: RunWord) -> bool:
-    """Return whether a package only installs others. Code may import setuptools, so its bounds count."""
+    """Return whether a package only installs others. Bounds on setuptools count, since code may import it."""
     name, bounds = re.fullmatch(r"([^\[<>=!~ ]*)(.*)", word.text, re.DOTALL).groups()  # type: ignore[union-attr]
     return name in _INSTALLERS and not (bounds and name in ("setuptools", "wheel"))
 
 
 def _is_quiet(command: RunCommand) -> bool:
-    """Return whether a command leaves nothing in the image that anyone could miss."""
+    """Return whether a command adds nothing to the image that a user could need."""
     writes = [output.target for output in command.sent if output.operator.startswith((">", "&>"))]
     if writes:  # what shells read that a person starts, and apt of a base that is replaced
         return (
@@ -748,7 +748,7 @@ def _after_assignments(words: Sequence[RunWord]) -> list[RunWord]:
 
 
 def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[RunWord]:
-    """Return the words from a tool's subcommand on: `uv --no-progress sync` is `uv sync`."""
+    """Return the words from the subcommand on: `uv --no-progress sync` becomes `uv sync`."""
     for option, word in _options(words, valued):
         if not option and not word.text.startswith("-"):
             return list(words[words.index(word) :])
@@ -758,7 +758,7 @@ def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[Ru
 def _selection(
     words: Sequence[RunWord], choosing: Mapping[str, str], valued: Sequence[str]
 ) -> tuple[list[RunWord], DependencySelection]:
-    """Return the words without the options of `choosing`, and the parts that these select."""
+    """Return the words without the options in `choosing`, and the parts that these options select."""
     choices: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
     rest: list[RunWord] = []
     for option, word in _options(words, (*choosing, *valued)):

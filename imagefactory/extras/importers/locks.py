@@ -1,7 +1,7 @@
 """Read the locks of uv, Poetry, pixi and conda-lock, pylock.toml and lists of addresses (`@EXPLICIT`).
 
-Locks of Python tools contain packages for every platform and Python. Those for an image are found as the
-tools do it: along dependencies whose markers match.
+Locks of Python tools contain packages for every platform and Python version. Those for an image are selected
+as the tools do: along dependencies whose markers match.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from imagefactory.recipes.values import RULES, canonical, channel_address, chann
 from imagefactory.recipes.yaml_tree import YamlNode, first_place, recipe_problem, show
 
 Key = tuple[str, str, str]
-"""Name, version and source: a lock may hold several of one name."""
+"""Name, version and source: a lock may contain several packages with one name."""
 _OWN = ("virtual", "editable", "directory")
 
 
@@ -45,9 +45,10 @@ _OWN = ("virtual", "editable", "directory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UvLock:
-    """The rows of a uv.lock, with the Python and the active extras that evaluate its markers.
+    """The rows of a uv.lock, with the Python version and the active extras that evaluate its markers.
 
-    If a project's extras exclude each other, uv writes them as `extra-4-proj-cpu`, with the name's length.
+    If extras of a project exclude each other, uv writes them as `extra-4-proj-cpu`, with the length of the
+    name.
     """
 
     rows: dict[Key, YamlNode]
@@ -55,7 +56,7 @@ class _UvLock:
     active: frozenset[str]
 
     def meant(self, dependency: YamlNode) -> Iterator[Key]:
-        """Yield the packages of a dependency's row, none if its marker does not match."""
+        """Yield the packages of a dependency row, none if its marker does not match."""
         if not marker_applies(text_of(dependency, "marker"), self.python, self.active):
             return
         name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
@@ -66,7 +67,7 @@ class _UvLock:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return names of an untrusted file as one printable line."""
+    """Return names from an untrusted file as one printable line."""
     return show(", ".join(names), limit=4000)[1:-1]
 
 
@@ -78,7 +79,7 @@ def _check_format(where: SourceLocation, version: str, formats: Collection[str],
 
 
 def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """Return the runtime packages of a uv.lock's project, each at its version.
+    """Return the runtime packages of the project in a uv.lock, with exact versions.
 
     Raises RecipeError for another format, and for an unknown extra or group.
     """
@@ -105,7 +106,10 @@ def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
 
 
 def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], where: SourceLocation) -> str:
-    """Return the index of most packages, and note it. Builds for one CUDA and pages of links do not count."""
+    """Return and note the index of most packages.
+
+    Indexes for one CUDA version and pages of links do not count.
+    """
     special = re.compile(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$")
     plain = [address for address in addresses if address and not special.search(address)]
     main = max(plain, key=plain.count, default="")
@@ -118,7 +122,10 @@ def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], where: SourceLo
 def _reached(
     lock: _UvLock, starts: Iterable[Key], chosen: Iterable[Key], selection: tuple[set[str], set[str]]
 ) -> list[Key]:
-    """Return the packages along dependencies from `starts`. `selection` belongs to those of `chosen`."""
+    """Return the packages along dependencies from `starts`.
+
+    `selection` applies to the projects in `chosen`.
+    """
     first, reached = set(chosen), dict[Key, None]()
     waiting = list(starts)
     extras = {key: set(selection[0]) if key in first else set[str]() for key in waiting}
@@ -144,7 +151,7 @@ def _reached(
 def _selected_groups(
     spec: EnvironmentSpec, projects: dict[Key, YamlNode], options: ProjectReadOptions, where: SourceLocation
 ) -> tuple[set[str], set[str]]:
-    """Return the selected extras and groups, of those that the lock's own projects have."""
+    """Return the selected extras and groups that exist in the projects of the lock."""
     extras, groups, optional = set[str](), set[str](), OptionalPackages()
     for row in projects.values():
         for key, value in _map(row, "optional-dependencies").pairs:
@@ -164,13 +171,13 @@ def _optional(row: YamlNode, kind: str, name: str) -> Iterator[YamlNode]:
 
 
 def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
-    """Return the direct requirements of a script's lock."""
+    """Return the direct requirements in the lock of a script."""
     names = {canonical(text_of(row, "name")) for row in _rows(_map(root, "manifest"), "requirements")}
     return [key for key in rows if key[0] in names]
 
 
 def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> None:
-    """Add a locked project of the workspace: as a source if it is a package."""
+    """Add a locked project of the workspace. If it is a package, it becomes a source."""
     if _source_type(row) == "virtual":
         spec.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
     else:
@@ -181,7 +188,7 @@ def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> 
 
 
 def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """Return the runtime packages of a poetry.lock, each at its version, and the project's own code."""
+    """Return the runtime packages of a poetry.lock with exact versions, and the code of the project."""
     spec = EnvironmentSpec(file=file, locked=True)
     spec.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
     rows, python = _rows(root, "package"), options.beside.python
@@ -232,7 +239,7 @@ def _name_extras(text: str) -> tuple[str, frozenset[str]]:
 def _of_poetry(
     spec: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], options: ProjectReadOptions
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
-    """Return the packages of the selected extras, with their own extras, and the selected groups."""
+    """Return the packages of the selected extras, with their extras, and the selected groups."""
     packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
     for key, value in _map(root, "extras").pairs:
         named = dict(_name_extras(item.text) for item in value.items)
@@ -267,7 +274,7 @@ def _needed(
 
 
 def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
-    """Return by name whether a package needs it here. The lock also has packages that only extras need."""
+    """Return by name whether any package needs it here. A lock also has packages that only extras need."""
     needed: dict[str, bool] = {}
     for row in rows:
         for key, value in _map(row, "dependencies").pairs:
@@ -283,9 +290,9 @@ _IN_LIST = re.compile(r"""["']([^"']+)["']\s+(not\s+)?in\s+(extras|dependency_gr
 
 
 def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
-    """Return the packages of a pylock.toml whose markers match this Python, each at its version.
+    """Return the packages of a pylock.toml whose markers match this Python version, with exact versions.
 
-    Source: PyPA's specification "pylock.toml". Raises RecipeError for another format, and for a lock of other
+    Source: PyPA specification "pylock.toml". Raises RecipeError for another format, and for a lock for other
     environments.
     """
     version, python = text_of(root, "lock-version"), options.beside.python
@@ -335,7 +342,7 @@ def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envir
 def _selected_pylock_groups(
     spec: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], options: ProjectReadOptions
 ) -> tuple[set[str], set[str]]:
-    """Return the selected extras and groups, with the groups of a default install."""
+    """Return the selected extras and groups, including the groups of a default install."""
     default = {canonical(item.text) for item in _rows(root, "default-groups")}
     extras, groups, optional = set[str](), set(default), OptionalPackages()
     python = options.beside.python
@@ -360,7 +367,7 @@ def _selected_pylock_groups(
 def _pylock_marker_applies(
     row: YamlNode, python: str, extras: set[str] | None, groups: set[str] | None
 ) -> bool:
-    """Return whether a package's marker matches with these extras and groups; None means any."""
+    """Return whether the marker of a package matches with these extras and groups; None means any."""
 
     def judged(match: re.Match[str]) -> str:
         chosen = extras if match[3] == "extras" else groups
@@ -399,7 +406,7 @@ def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFile
 
 
 def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str = "") -> None:
-    """Add a locked package. Packages from `main` come from the index of this machine's settings."""
+    """Add a locked package. The index `main` is replaced by the index in the settings of this machine."""
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
     kind = text_of(source, "type") or _source_type(row)
     address = text_of(source, "url") or text_of(source, kind)
@@ -457,7 +464,7 @@ _VIRTUAL = "{} is a virtual package: a machine has it, and no channel"
 
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
-    """Return one environment of a pixi.lock for linux-64, each package at its version."""
+    """Return the packages of one environment in a pixi.lock for linux-64, with exact versions."""
     version = root.get("version")
     hint = f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}"
     _check_format((version or root).where, text_of(root, "version"), PIXI_VERSIONS, hint)
@@ -509,7 +516,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
 
 
 def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles) -> None:
-    """Add a package that no index has: `./` and other directories, `git+https://...#COMMIT`."""
+    """Add a package that is not on an index: a directory, or `git+https://...#COMMIT`."""
     address, _, commit = value.text.partition("#")
     if address.startswith("git+"):
         plain = re.split(r"[?]", address[4:])[0]
@@ -521,7 +528,7 @@ def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
-    """Return name and version of the packages from PyPI, by address."""
+    """Return the name and version of the PyPI packages, by address."""
     wheels = {}
     packages = root.get("packages")
     for package in packages.items if packages else ():
@@ -533,7 +540,7 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
 
 
 def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
-    """Return the packages of a conda-lock.yml for linux-64, each at its version."""
+    """Return the packages of a conda-lock.yml for linux-64, with exact versions."""
     version = root.get("version")
     hint = "create it with conda-lock 1 or newer"
     _check_format((version or root).where, text_of(root, "version"), ("1",), hint)
@@ -583,9 +590,9 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
 
 
 def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
-    """Add the channels of the heading, in its order, and those of the rows' addresses.
+    """Add the channels in the heading, in its order, and those in the addresses of the rows.
 
-    Return those of the heading. The rows tell which channels `defaults` stands for.
+    Return those in the heading. The rows show which channels `defaults` means.
     """
     for item in heading.items if heading else ():
         name = text_of(item, "url") if item.kind == "map" else item.text
@@ -612,19 +619,19 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
 
 
 def _headed(channel: str, headed: tuple[str, ...]) -> str:
-    """Return the heading's channel of an address or its mirror, or else the address."""
+    """Return the channel in the heading for an address or its mirror, or else the address."""
     names = (name for name in headed if "://" not in name and channel.endswith(f"/{name}"))
     return next(names, channel)
 
 
 def _channel(address: str) -> str:
-    """Return the channel of an archive's address, empty for other addresses."""
+    """Return the channel in the address of an archive, empty for other addresses."""
     match = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
     return match[1] if match else ""
 
 
 def read_explicit(text: str, file: str) -> EnvironmentSpec:
-    """Return the packages of a list of addresses, as `conda list --explicit` and conda-lock write it."""
+    """Return the packages in a list of addresses, the output of `conda list --explicit` and conda-lock."""
     spec = EnvironmentSpec(file=file, locked=True)
     platforms: dict[str, None] = {}
     for number, line in enumerate(text.split("\n")):
@@ -704,7 +711,10 @@ def _locked_spec(
 
 
 def _name_channels(spec: EnvironmentSpec) -> None:
-    """Drop the packages' channels if there is only one. With several, another could have the same package."""
+    """Drop the channels of packages if there is only one.
+
+    With several, another could have the same package.
+    """
     if len(spec.channels) < 2:
         spec.conda = [str(replace(parse_spec(text), channel="")) for text in spec.conda]
 
@@ -712,9 +722,10 @@ def _name_channels(spec: EnvironmentSpec) -> None:
 def build_variant(build: str) -> str:
     """Return the part of a build string that a user may have chosen, as a pattern; empty if there is none.
 
-    `nompi_h2d575fe_105` gives `nompi_*`, `cuda126_py312h1763f6d_306` gives `cuda126_*`, `20_linux64_openblas`
-    gives `*_linux64_openblas`. Build numbers and hashes, of which `py312h1763f6d` has Python's version too,
-    only identify the release of the recipe. Source: conda-build's documentation, "build string".
+    `nompi_h2d575fe_105` returns `nompi_*`, `cuda126_py312h1763f6d_306` returns `cuda126_*`,
+    `20_linux64_openblas` returns `*_linux64_openblas`. Build numbers and hashes only identify a release of
+    the recipe; `py312h1763f6d` also has the Python version. Source: conda-build documentation, "build
+    string".
     """
     parts = (re.sub(r"^([0-9]+|py[0-9.]*)$", "*", _BUILD_HASH.sub("*", part)) for part in build.split("_"))
     pattern = re.sub(r"\*(_\*)*", "*", "_".join(parts))

@@ -78,7 +78,7 @@ def _too_deep(where: SourceLocation, limits: YamlLimits) -> RecipeError:
 
 
 class _TomlLocations:
-    """The lines of one text, and where its tables begin."""
+    """The line numbers in one text, and where its tables start."""
 
     def __init__(self, text: str, file: str, limits: YamlLimits) -> None:
         self.lines = text.split("\n")
@@ -163,10 +163,10 @@ _LISTS_NOTHING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectReadOptions:
-    """How a project is read: `beside` has its Python and reads files near it.
+    """Options for reading a project. `beside` has its Python version and reads files near it.
 
-    `environment` is one of pixi, `extras` and `groups` are optional parts to add. `named` is True for the
-    user's own file: an unknown extra is an error then, and optional packages are listed.
+    `environment` is a pixi environment, `extras` and `groups` are optional parts to add. `named` is True for
+    the user's file: then an unknown extra is an error, and optional packages are listed.
     """
 
     beside: ReferencedFiles
@@ -203,7 +203,7 @@ class OptionalPackages:
         self.packages.setdefault((kind, canonical(name)), []).extend(packages)
 
     def take(self, spec: EnvironmentSpec, options: ProjectReadOptions, where: SourceLocation) -> None:
-        """Add the selected extras and groups. Raises RecipeError for an unknown one of the user's file."""
+        """Add the selected extras and groups. Raises RecipeError for an unknown one in the user's file."""
         available = []
         for kind, names, known in (
             ("extra", options.extras, self.extras),
@@ -229,7 +229,7 @@ class OptionalPackages:
             spec.note(where, f"optional, not taken: {show('; '.join(available), limit=2000)[1:-1]}")
 
     def _frameworks(self, spec: EnvironmentSpec) -> Iterator[tuple[str, str, str]]:
-        """Yield kind, name and requirement of unselected frameworks that nothing else requires."""
+        """Yield type, name and requirement of unselected frameworks that no other part requires."""
         required = set(map(pypi_name, spec.pip))
         for (kind, name), texts in self.packages.items():
             plain = [re.split(r"[;@]", text)[0].strip() for text in texts]
@@ -311,9 +311,9 @@ def read_setup_project(file: str, options: ProjectReadOptions) -> EnvironmentSpe
 def read_project_directory(
     folder: str, options: ProjectReadOptions, python: Callable[[str], str]
 ) -> EnvironmentSpec | None:
-    """Return the requirements of a directory's project, None if no file lists them.
+    """Return the requirements of the project in a directory, None if no file lists them.
 
-    `python` returns a Python within bounds.
+    `python` returns a Python version within bounds.
     """
     file = normpath(join(folder, "pyproject.toml"))
     root = parse_project(options.beside.read(file), file)
@@ -330,7 +330,7 @@ def read_project_directory(
 
 
 def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, *, packaged: bool) -> None:
-    """Add the project itself: as a source if it is a package, otherwise with a note on `files`."""
+    """Add the code of the project: as a source if it is a package, otherwise with a note about `files`."""
     where = _at(root, "project").where if _at(root, "project").pairs else root.where
     if is_package(root, packaged=packaged or not options.named):
         folder = str(PurePosixPath(options.beside.above[-1]).parent)
@@ -340,7 +340,7 @@ def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions
 
 
 def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
-    """Return whether a pyproject.toml is of a package. `packaged` is True if another file says so."""
+    """Return whether a pyproject.toml describes a package. `packaged` is True if another file does."""
     uv, poetry = _at(root, "tool", "uv"), _at(root, "tool", "poetry")
     if text_of(uv, "package") == "false" or text_of(poetry, "package-mode") == "false":
         return False
@@ -428,7 +428,7 @@ def _bound(spec: EnvironmentSpec, item: YamlNode, options: ProjectReadOptions) -
 
 
 def _own_extras(text: str, name: str) -> set[str] | None:
-    """Return the extras of a requirement on the project itself: `all = ["proj[a,b]"]`."""
+    """Return the extras in a requirement on the project itself: `all = ["proj[a,b]"]`."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -439,7 +439,7 @@ def _own_extras(text: str, name: str) -> set[str] | None:
 def _groups(
     spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, optional: OptionalPackages
 ) -> None:
-    """Add the groups of PEP 735, with those that they include, and the older ones of uv and PDM."""
+    """Add the groups of PEP 735, with the groups that they include, and the older groups of uv and PDM."""
     groups, origins = _at(root, "dependency-groups"), _Origins(root, options)
     name = canonical(text_of(_at(root, "project"), "name"))
     uv_dev = _at(root, "tool", "uv", "dev-dependencies")
@@ -501,7 +501,7 @@ class _Origins:
         }
 
     def take(self, spec: EnvironmentSpec, text: str, where: SourceLocation) -> None:
-        """Add a requirement of the project from its origin."""
+        """Add a requirement of the project, from its origin."""
         try:
             requirement = Requirement(text)
             meant = not requirement.marker or marker_matches(requirement.marker, self.beside.python)
@@ -525,7 +525,7 @@ class _Origins:
     def take_row(
         self, spec: EnvironmentSpec, name: str, row: YamlNode, where: SourceLocation, extras: list[str]
     ) -> bool:
-        """Add the package of a row with `git`, `path`, `url` or `workspace`; return False for other rows."""
+        """Add the package of a row with `git`, `path`, `url` or `workspace`. Return False for other rows."""
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
         brackets = f"[{','.join(extras)}]" if extras else ""
         if index:
@@ -554,9 +554,9 @@ class _Origins:
         return True
 
     def _member(self, name: str) -> str:
-        """Return the directory of a workspace's member: from its uv.lock, or from the patterns for members.
+        """Return the directory of a workspace member, from its uv.lock or from the patterns for members.
 
-        The workspace's root is in the directory of this file or above it.
+        The root of the workspace is the directory of this file or a parent.
         """
         for above in (".", "..", "../..", "../../.."):
             text = self.beside.read(self.beside.path(f"{above}/uv.lock") or "uv.lock")
@@ -602,9 +602,10 @@ def parse_project(text: str | None, file: str) -> YamlNode | None:
 
 
 def marker_applies(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
-    """Return whether a marker matches with these extras selected; None selects each extra that it names.
+    """Return whether a marker matches with these extras selected. None selects each extra that it names.
 
-    A marker that cannot be parsed matches: the lock reports a package too many, but never one too few.
+    A marker that cannot be parsed matches: then the recipe may have a package too many, but never one too
+    few.
     """
 
     def judged(match: re.Match[str]) -> str:
@@ -633,7 +634,7 @@ def _dynamic(
     *,
     has_tables: bool,
 ) -> SetupFacts | None:
-    """Read dependencies from other files of a build: setuptools' tables, setup files, hatch's hook."""
+    """Read dependencies in other files of a build: tables of setuptools, setup files, the hook of hatch."""
     project, tools = _at(root, "project"), _at(root, "tool")
     of_setuptools = _at(tools, "setuptools", "dynamic")
     hatch = _at(tools, "hatch", "metadata", "hooks", "requirements_txt")
@@ -664,7 +665,7 @@ def _dynamic(
 
 
 def _files(table: YamlNode) -> list[YamlNode]:
-    """Return a table's files: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
+    """Return the files of a table: `file` of setuptools, `files` or `filename` of hatch-requirements-txt."""
     rows = [value for key in ("file", "files", "filename") if (value := table.get(key))]
     return [item for value in rows for item in (value.items or [value]) if item.kind == "text"]
 
@@ -730,7 +731,7 @@ def _take_line(spec: EnvironmentSpec, text: str, where: SourceLocation, options:
 def _computed(
     spec: EnvironmentSpec, where: SourceLocation, options: ProjectReadOptions, code: str = ""
 ) -> None:
-    """Report dependencies that only the build computes. `lock --build` takes them from the wheel."""
+    """Report dependencies that only the build computes. `lock --build` reads them from the wheel."""
     what = f"what the project needs is computed by its build{f': {code}' if code else ''}"
     if options.beside.place is not None:
         spec.note(where, f"{what}; `imagefactory lock TARGET --build` takes it from the wheel that it builds")
@@ -801,7 +802,7 @@ def _poetry_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, options: 
 
 
 def _allows(bounds: str, python: str) -> bool:
-    """Return whether Poetry's bounds allow a Python. Alternatives (`|`) count as allowed."""
+    """Return whether Poetry bounds allow a Python version. Alternatives (`|`) count as allowed."""
     plain = poetry_bounds(bounds)
     return not plain or specifiers_allow(plain, f"{python}.5")
 
@@ -882,7 +883,7 @@ def _pixi_part(spec: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *
 
 
 def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
-    """Add the CUDA that the driver must support, for which a solver chooses builds, as a hint."""
+    """Add the CUDA version that the driver must support as a hint. A solver chooses builds by it."""
     if cuda and (match := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
         spec.hints.append(f"cuda{match[0]}")
         spec.note(
@@ -891,7 +892,7 @@ def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
 
 
 def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFiles) -> None:
-    """Add the options that pip has too, and report the others."""
+    """Add the options that pip has too. Report the others."""
     for key, value in options.pairs:
         known = {
             "index-url": "--index-url",
@@ -963,7 +964,7 @@ def _pypi_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: Ref
 
 
 def _unread(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
-    """Report the keys of a package's row that are not read, such as a build number."""
+    """Report the unsupported keys in the row of a package, such as a build number."""
     if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
         what = ", ".join(sorted(more))
         spec.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
@@ -974,7 +975,7 @@ def _bounds(written: str) -> str:
 
 
 def _at(node: YamlNode, *keys: str) -> YamlNode:
-    """Return the node below some keys, empty if there is none."""
+    """Return the node at a path of keys, empty if it does not exist."""
     for key in keys:
         node = node.get(key) or YamlNode(node.where, "map", made="nothing")
     return node

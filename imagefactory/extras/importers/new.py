@@ -1,7 +1,7 @@
 """Plan a recipe for an environment file, and solve it.
 
-The solver decides what the file leaves open (framework, version, CUDA, Python). Recipes and hints are solved
-before they are printed. draft.py writes the text.
+The solver chooses values that the file does not set (framework, version, CUDA, Python). Recipes and hints are
+solved before they are printed. draft.py writes the text.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ from imagefactory.settings.files import FILE_NAME
 from imagefactory.versions import natural
 
 _TARGETS, _TRIALS, _OLDER = 3, 8, 8
-"""The most targets in a hint, the most solved for it, and the most older releases tested."""
+"""The limits of targets in a hint, of targets solved for a hint, and of older releases tested."""
 _PAGES, _AGE = 40, timedelta(days=60)
-"""The most pins whose upload days are queried, and how much later a framework's series may begin."""
+"""The limit of pins whose upload dates are queried, and how much later a framework's series may start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRequest:
-    """The user's request; empty if the file or the solver decides. `on` is the target to extend."""
+    """The user's request.
+
+    Empty values mean that the file or the solver decides. `on` is the target to extend.
+    """
 
     family: str
     file: Path
@@ -113,16 +116,16 @@ class RecipePlan:
 
 
 class RecipeSolver(Protocol):
-    """The answers of the package index and the channels."""
+    """A solver that queries the package index and the channels."""
 
     def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
-        """Return the versions of a target's packages by name, as they will be locked. Raises LockError."""
+        """Return the versions of a target's packages by name, as a lock would have them. Raises LockError."""
 
     def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
-        """Return the same from the packages' metadata, without builds. Raises LockError, NoWheelError."""
+        """Return the versions from the packages' metadata, without builds. Raises LockError, NoWheelError."""
 
     def explain(self, target: Target, base: BaseSpec, error: LockError) -> LockError:
-        """Return the error of a target with the conflicting requirements, as far as the solver finds them."""
+        """Return the error of a target with the conflicting requirements that the solver can find."""
 
     def needs(self, target: Target, base: BaseSpec, pin: str) -> Sequence[str]:
         """Return Requires-Dist of a release. Raises LockError."""
@@ -130,21 +133,25 @@ class RecipeSolver(Protocol):
     def releases(
         self, target: Target, base: BaseSpec, names: Sequence[str]
     ) -> Mapping[str, Sequence[PypiRelease]]:
-        """Return the releases of projects, the oldest first, with their upload days if the index has them."""
+        """Return the releases of projects, the oldest first, with their upload dates if the index has
+        them.
+        """
 
     def has_wheels(self, target: Target, base: BaseSpec, pin: str) -> bool:
-        """Return whether a release of a pin has a wheel for any Python. Raises LockError."""
+        """Return whether the release of a pin has a wheel for any Python version. Raises LockError."""
 
     def impossible(self, target: Target, base: BaseSpec) -> Sequence[str]:
-        """Return the packages whose bounds allow only releases that this Python cannot install or build."""
+        """Return the packages whose bounds allow only releases that this Python version cannot install or
+        build.
+        """
 
     def unknown_system(self, base: BaseSpec, names: Sequence[str]) -> Sequence[str]:
-        """Return the names that a base's archive does not have, none if it is unreachable."""
+        """Return the names that do not exist in the archive of a base, none if it is unreachable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSolver:
-    """The solvers of `lock`."""
+    """The solver of the command `lock`."""
 
     factory: Project
     progress: Progress
@@ -191,10 +198,10 @@ class IndexSolver:
 def plan_recipe(
     factory: Project, request: RecipeRequest, solver: RecipeSolver, progress: Progress
 ) -> RecipePlan:
-    """Return the plan of a recipe for a file, which may extend a target.
+    """Return the plan of a recipe for a file. The recipe may extend a target.
 
-    Requests of the file that no recipe keeps are `lost` in its draft. They are printed before an error, too.
-    Raises UsageError, RecipeError, UnsolvableError.
+    Requests in the file that a recipe cannot contain are in `lost` of its draft. They are printed even if
+    there is an error. Raises UsageError, RecipeError, UnsolvableError.
     """
     planner = _RecipePlanner(factory, request, solver)
     try:
@@ -207,7 +214,7 @@ def plan_recipe(
 
 
 class _RecipePlanner:
-    """Plans one request. Without `hints` it is a trial itself, and it starts no trials of its own."""
+    """A planner of one request. Without `hints` it is a trial, and starts no other trials."""
 
     def __init__(
         self, factory: Project, request: RecipeRequest, solver: RecipeSolver, *, hints: bool = True
@@ -237,7 +244,7 @@ class _RecipePlanner:
             raise UsageError(
                 "target-conflict",
                 f"{spec.file} asks for {'; and for '.join(conflicts)}",
-                hint=self._other_ways(spec) or "omit --extends: a recipe is solved without the target then",
+                hint=self._other_ways(spec) or "omit --extends, to solve a recipe without the target",
             )
         if lock is None:
             return self._unsolved(drafted, why)
@@ -272,7 +279,7 @@ class _RecipePlanner:
             return self._unsolved(drafted, error.message)
 
     def _draft_request(self, choice: ImageChoice | None = None) -> DraftRequest:
-        """Return the user's request, with the solver's choice for a recipe of PyPI."""
+        """Return the user's request, completed with the solver's choice for a recipe from PyPI."""
         request = self._request
         draft_request = DraftRequest(
             family=request.family,
@@ -287,10 +294,10 @@ class _RecipePlanner:
     def _choose(
         self, spec: EnvironmentSpec, framework: str, failed: Mapping[str, LockError] | None = None
     ) -> RecipePlan:
-        """Return the plan for the first Python on which all packages have wheels and can be solved.
+        """Return the plan for the first Python version on which all packages have wheels and a solution.
 
-        If the file pins old packages and leaves the framework's version open, a framework of that time is
-        tried first. `failed` are the errors of solving only wheels, by Python, if known.
+        If the file pins old packages but does not set the framework's version, a framework of that time is
+        tried first. `failed` are the errors of solving only wheels, by Python version, if known.
         """
         request = self._request
         row = FrameworkRow(framework=framework, source="pypi", spec=spec)
@@ -307,7 +314,9 @@ class _RecipePlanner:
         return self._within(spec, framework, "", failed)
 
     def _refuse_builds(self, spec: EnvironmentSpec, row: FrameworkRow) -> None:
-        """Raise UsageError if the file means a build that PyPI does not have, and the user sets no CUDA."""
+        """Raise UsageError if the file requires a build that PyPI does not have, and the user sets no CUDA
+        version.
+        """
         request, framework = self._request, row.framework
         if request.cuda:
             return
@@ -324,7 +333,10 @@ class _RecipePlanner:
     def _within(
         self, spec: EnvironmentSpec, framework: str, below: str, without: Mapping[str, LockError] | None
     ) -> RecipePlan:
-        """Return the plan with the framework older than `below`. `without` are errors of solving wheels."""
+        """Return the plan with a framework older than `below`.
+
+        `without` are errors of solving only wheels.
+        """
         first, others = python_candidates(spec.python, self._bases)
         if not first and not others:
             raise UsageError(
@@ -359,10 +371,12 @@ class _RecipePlanner:
         failed: Mapping[str, LockError],
         pythons: tuple[Sequence[str], Sequence[str]],
     ) -> Iterator[_PythonTrial]:
-        """Yield a trial of only wheels on each Python: on the bases' one by one, then on others in parallel.
+        """Yield a trial with only wheels for each Python version: those of the bases in order, then others in
+        parallel.
 
-        `failed` has the trials that were not settled. The others follow if all bases' Pythons failed, and
-        each package has wheels for some Python, or one cannot even be built on the bases'.
+        `failed` has the trials without a decision. Other versions are tried only if all versions of bases
+        failed, and if each package has wheels for some version, or one cannot even be built on those of the
+        bases.
         """
         first, others = pythons
         for python in first:
@@ -381,7 +395,7 @@ class _RecipePlanner:
     def _other_question(self, spec: EnvironmentSpec, framework: str, trial: _PythonTrial) -> str:
         """Return the framework that a trial found, if the file bounds its version.
 
-        Raises UsageError if the file means a build that PyPI does not have.
+        Raises UsageError if the file requires a build that PyPI does not have.
         """
         other = "" if framework else first_framework(_names(spec), trial.versions)
         if not other:
@@ -391,7 +405,7 @@ class _RecipePlanner:
         return other if self._age_of(spec, row) or self._own_bounds(row) else ""
 
     def _own_bounds(self, row: FrameworkRow) -> list[str]:
-        """Return the framework's bounds: the user's version, and the file's CUDA."""
+        """Return the bounds on the framework: the user's version, and the CUDA version in the file."""
         request, framework = self._request, row.framework
         bounds = [f"{framework}=={request.version}.*"] if request.version else []
         cuda = request.cuda or row.explicit_cuda() or row.named_beside()[1]
@@ -401,7 +415,7 @@ class _RecipePlanner:
         return bounds
 
     def _age_of(self, spec: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
-        """Return the time of a file's pins, if it leaves a framework open that has newer series."""
+        """Return the age of the pins in a file, if it does not pin a framework that has newer series."""
         if not row.framework or self._request.version or row.version:
             return None
         if row.framework not in self._ages:
@@ -434,7 +448,7 @@ class _RecipePlanner:
         return _PinAge(below=below, day=newest)
 
     def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _PythonTrial:
-        """Solve the file's packages with the framework open and older than `below`.
+        """Solve the packages of the file with any framework version older than `below`.
 
         With `sources`, packages without wheels are solved too, from the metadata of their sources.
         """
@@ -462,7 +476,7 @@ class _RecipePlanner:
             return replace(trial, error=error)
 
     def _settle(self, trial: _PythonTrial) -> RecipePlan:
-        """Return the recipe of a trial, solved as it will be locked: with an older release if necessary."""
+        """Return the recipe of a trial, solved like a lock, with an older release if necessary."""
         first: LockError | None = None
         for _ in range(_OLDER):
             if trial.error:
@@ -479,11 +493,13 @@ class _RecipePlanner:
             series = ".".join(version.split(".")[:2])
             trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
         raise first or LockError(
-            "nothing-solved", f"no version of {trial.spec.file}'s framework could be solved"
+            "nothing-solved",
+            f"no version of the framework in {trial.spec.file} has a solution",
+            hint="set a version: --framework NAME=VERSION --cuda VERSION",
         )
 
     def _version(self, trial: _PythonTrial) -> tuple[FrameworkRow, str, bool]:
-        """Return the framework, its version in the recipe, and whether the solver chose that."""
+        """Return the framework, its version in the recipe, and whether the solver chose the version."""
         request, spec = self._request, trial.spec
         if request.framework:
             framework = find_framework(spec, request.framework, "pypi")[0]
@@ -492,7 +508,7 @@ class _RecipePlanner:
         if not framework:
             raise UsageError(
                 "framework-missing",
-                f"no known GPU framework in {spec.file} or in what its packages need",
+                f"neither {spec.file} nor the dependencies of its packages contain a known GPU framework",
                 hint=self._optional(spec)
                 or self._other_ways(spec)
                 or "name the package that uses the GPU: --framework NAME --cuda VERSION",
@@ -507,8 +523,8 @@ class _RecipePlanner:
         if not RULES["version"].allows(solved):
             raise UsageError(
                 "framework-version-invalid",
-                f"{spec.file} needs {framework} {solved}, and a recipe row cannot name that version",
-                hint=f"limit {framework} to a release",
+                f"{spec.file} requires {framework} {solved}, but a recipe row cannot contain that version",
+                hint=f"write a release of {framework} in the file, such as {framework}==2.3",
             )
         return row, solved, True
 
@@ -527,7 +543,7 @@ class _RecipePlanner:
         raise self._without_cuda(row, version)
 
     def _without_cuda(self, row: FrameworkRow, version: str) -> UsageError:
-        """Return the error for a release whose packages on PyPI bring no CUDA."""
+        """Return the error for a release without CUDA on PyPI."""
         conda, released = row.conda_name(), row.released_for(version)
         if not conda or not released or not self._hints:
             return row.ask(version, "")
@@ -536,10 +552,10 @@ class _RecipePlanner:
         try:
             _RecipePlanner(self._factory, other, self._solver, hints=False).of_its_own()
         except ImagefactoryError:
-            hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
+            hint = f"allow a release that has CUDA on PyPI, such as {row.framework} {row.newest}"
         else:
             hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
-        message = f"{row.spec.file} needs {row.framework} {version}, and PyPI has it without CUDA"
+        message = f"{row.spec.file} requires {row.framework} {version}, but PyPI has it only without CUDA"
         return UsageError("cuda-not-on-pypi", message, hint=hint)
 
     def _written(
@@ -550,9 +566,9 @@ class _RecipePlanner:
         return self._solved(draft(trial.spec, self._draft_request(choice), self._bases, why), why=why)
 
     def _only_sources(self, spec: EnvironmentSpec, errors: Sequence[LockError]) -> bool:
-        """Return whether a package without wheels for some Pythons has none for the others either.
+        """Return whether a package without wheels for some Python versions has none for the others either.
 
-        It counts if the file names it, for the pinned release, or if all Pythons lack it.
+        A package counts if the file names it, for the pinned release, or if all Python versions lack it.
         """
         if self._sourced is None:
             names = [set(error.names) if isinstance(error, NoWheelError) else set() for error in errors]
@@ -569,9 +585,9 @@ class _RecipePlanner:
         return self._sourced
 
     def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _PythonTrial | None:
-        """Return the trial with the fewest packages to build, on the Pythons without some wheel.
+        """Return the trial with the fewest packages to build, for the Python versions without some wheel.
 
-        If there is none, the error of each is added to `failed`.
+        If there is none, the errors are added to `failed`.
         """
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         carried = {base.python for base in self._bases}
@@ -595,7 +611,7 @@ class _RecipePlanner:
         return None
 
     def _has_wheels_elsewhere(self, trial: _PythonTrial) -> bool:
-        """Return whether another Python may have a wheel of a package that this one must build."""
+        """Return whether another Python version may have a wheel of a package that this one must build."""
         pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
         target, base = self._targets[trial.python]
         return any(self._solver.has_wheels(target, base, pin) for pin in pins)
@@ -603,7 +619,7 @@ class _RecipePlanner:
     # --- what all recipes share ---
 
     def _read(self, python: str) -> EnvironmentSpec:
-        """Read the file, with markers for that Python. Raises UsageError if nothing of it can be kept."""
+        """Read the file, with markers for that Python version. Raises UsageError if no package remains."""
         request = self._request
         carried = tuple(base.python for base in self._bases if base.python) or ("3.12",)
         reading = ReadOptions(
@@ -625,7 +641,7 @@ class _RecipePlanner:
         if empty:
             raise UsageError(
                 "no-packages-found",
-                f"{spec.file} names no package that a recipe can have",
+                f"{spec.file} has no package for a recipe",
                 hint="pass the file that lists the packages; add your own code with `files:` in a recipe "
                 f"on a target (imagefactory recipe new {request.family} --extends TARGET, docs/recipes.md)",
             )
@@ -633,7 +649,7 @@ class _RecipePlanner:
         return spec
 
     def _elsewhere(self, spec: EnvironmentSpec) -> IndexRows:
-        """Return the packages for which the settings have another index."""
+        """Return the packages for which the settings name another index."""
         return index_rows(spec, dict(self._factory.settings.index_map))
 
     def _expand(self, drafted: RecipeDraft) -> tuple[Target, ...]:
@@ -654,9 +670,11 @@ class _RecipePlanner:
         base: BaseSpec | None = None,
         why: Sequence[str] = (),
     ) -> RecipePlan:
-        """Return the plan of a draft whose targets were solved. Raises UnsolvableError if they cannot be.
+        """Return the plan of a draft whose targets were solved.
 
-        Packages without wheels are no error: `lock --build` builds them.
+        Raises UnsolvableError if they cannot be solved.
+
+        Packages without wheels are not an error: `lock --build` builds them.
         """
         plan = RecipePlan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
         try:
@@ -677,7 +695,10 @@ class _RecipePlanner:
     # --- hints, each solved before it is made ---
 
     def _other_ways(self, spec: EnvironmentSpec, source: str = "pypi") -> str:
-        """Return the targets that fit, or the options of a solved recipe. Empty if there are none."""
+        """Return other targets that fit, or the options of another recipe with a solution.
+
+        Empty if there are none.
+        """
         if not self._hints:
             return ""
         fitting = [f"--extends {name}" for name in self._fitting(spec, source=source)]
@@ -694,7 +715,7 @@ class _RecipePlanner:
         return "; or ".join(ways)
 
     def _optional(self, spec: EnvironmentSpec) -> str:
-        """Return the extra or group of the file that brings a framework, if its packages can be solved."""
+        """Return the extra or group in the file that adds a framework, if its packages can be solved."""
         for kind, name in spec.frameworks if self._hints else ():
             request = self._request
             extra = kind == "extra"
@@ -704,7 +725,7 @@ class _RecipePlanner:
         return ""
 
     def _choice(self, request: RecipeRequest) -> ImageChoice | None:
-        """Return the choice of a request's recipe, if it can be solved."""
+        """Return the choice for a request, if its recipe can be solved."""
         try:
             plan = _RecipePlanner(self._factory, request, self._solver, hints=False).of_its_own()
             plan.check()
@@ -735,7 +756,7 @@ class _RecipePlanner:
         return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
 
     def _fitting(self, spec: EnvironmentSpec, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
-        """Yield the targets on which the file's packages can be solved, the best first."""
+        """Yield the targets on which the packages of the file can be solved, the best first."""
         request, tried, count = self._request, 0, 0
         below = next((row.framework for row in self._factory.targets if row.name == request.on), "")
         named = request.framework or first_framework(_names(spec)) or below
@@ -765,7 +786,7 @@ class _RecipePlanner:
             yield target.name
 
     def _unsolvable(self, spec: EnvironmentSpec, failed: Mapping[str, LockError]) -> LockError:
-        """Return the solver's error for the first base's Python, or else for any."""
+        """Return the solver's error for the Python version of the first base, or else for any version."""
         usual = [base.python for base in self._bases if base.python in failed]
         order = [*usual, *failed]
         python = next((python for python in order if isinstance(failed[python], UnsolvableError)), order[0])
@@ -775,14 +796,14 @@ class _RecipePlanner:
         text = error.message.removeprefix(f"{self._request.family}: ")
         tried = ", ".join(sorted(failed, key=natural))
         elsewhere = "; ".join(f"for {name}, {do}" for name, do in self._elsewhere(spec).missing.items())
-        hint = elsewhere or f"change the named packages in {spec.file}"
+        hint = elsewhere or f"change the versions of these packages in {spec.file}"
         if error.hint != failed[python].hint:  # a change that has a solution
             hint = error.hint
         if isinstance(error, NoWheelError):
             hint = error.hint
         return UnsolvableError(
             "packages-conflict",
-            f"the packages of {spec.file} cannot be installed together on any tested Python ({tried}); on "
+            f"the packages of {spec.file} conflict on each tested Python version ({tried}); on "
             f"{python}: {text}",
             hint=self._other_ways(spec) or hint,
             tree=error.tree if isinstance(error, UnsolvableError) else "",
@@ -791,7 +812,7 @@ class _RecipePlanner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PythonTrial:
-    """The file's packages on one Python: solved, or the error. `unbuilt` are those without wheels."""
+    """The packages of the file on one Python version: solved, or the error. `unbuilt` have no wheels."""
 
     python: str
     spec: EnvironmentSpec
@@ -803,7 +824,7 @@ class _PythonTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PinAge:
-    """The time of a file's pins: the `day` of the newest, and the framework's first series after it."""
+    """The age of the pins in a file: the `day` of the newest, and the framework's first series after it."""
 
     below: str
     day: date
@@ -834,14 +855,14 @@ def _open_target(
 
 
 def _names(spec: EnvironmentSpec) -> set[str]:
-    """Return the PyPI packages that a file names itself."""
+    """Return the PyPI packages that a file names."""
     return {pypi_name(text) for text in spec.pip}
 
 
 def _reasons(
     spec: EnvironmentSpec, choice: ImageChoice, *, chosen: bool, age: _PinAge | None
 ) -> Iterator[str]:
-    """Yield why a framework, its version, CUDA and Python were chosen, if the file leaves them open."""
+    """Yield why a framework, its version, CUDA and Python were chosen, if the file does not set them."""
     direct = _names(spec)
     if choice.framework not in direct:
         yield f"{choice.framework} is what the packages of {spec.file} need"
@@ -865,6 +886,8 @@ def _reasons(
 
 
 def _ranked(targets: Iterable[Target], source: str) -> list[Target]:
-    """Return the GPU targets of a source: those that extend no other first, then the newest version."""
+    """Return the GPU targets of a source: first those that extend no other target, then the newest
+    version.
+    """
     usual = [row for row in targets if row.source == source and row.gpu and row.platform == "linux/amd64"]
     return sorted(usual, key=lambda row: (not row.on, natural(row.version), natural(row.cuda)), reverse=True)

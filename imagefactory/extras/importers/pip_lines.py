@@ -110,11 +110,12 @@ _BUILD_TAG = r"\+([A-Za-z0-9][A-Za-z0-9._-]*)"
 
 @dataclass(frozen=True, slots=True)
 class ReferencedFiles:
-    """The files that a file may name: `read` returns the text of one in or near its directory, else None.
+    """The files that a file may name. `read` returns the text of a file in or near its directory, else None.
 
-    `python` evaluates markers. `above` are the names of the files that led here. `project` returns the
-    requirements of such a directory's project with some of its extras, None if no file lists them. `place` is
-    the directory of the first file, relative to the root of the imagefactory project; None outside of it.
+    `python` is the version that evaluates markers. `above` are the files that led to this one. `project`
+    returns the requirements of the project in a directory with some of its extras, None if no file lists
+    them. `place` is the directory of the first file relative to the root of the imagefactory project, None
+    outside of it.
     """
 
     python: str
@@ -137,7 +138,7 @@ class ReferencedFiles:
 
 
 def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
-    """Add a whole requirements file. `conda list --export` writes files of that name too."""
+    """Add a requirements file. `conda list --export` writes files with that name too."""
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
         _conda_export(spec, text, file, beside)
         return
@@ -159,7 +160,7 @@ def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: Refer
 
 
 def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """Add one line as pip reads it. Hashes are dropped, since the lock has them."""
+    """Add one line with the rules of pip. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
     if not text:
@@ -186,7 +187,7 @@ def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, besid
 
 
 def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """Add the options of one line, which may have several: `-i ADDRESS --trusted-host HOST`."""
+    """Add the options in one line, which may have several: `-i ADDRESS --trusted-host HOST`."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -226,7 +227,7 @@ def _option(spec: EnvironmentSpec, option: str, text: str, where: SourceLocation
 
 
 def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
-    """Add an index other than the settings' one. Its packages may be on no other index."""
+    """Add an index that is not in the settings. Other indexes may not have its packages."""
     index = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
         spec.leave(where, f"{index}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
@@ -282,7 +283,7 @@ def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, cons
 
 
 def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
-    """Add the project in a directory: its requirements, and its own code as a source."""
+    """Add the project in a directory: its requirements, and its code as a source."""
     folder, _, extras = written.partition("[")
     name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
     place = beside.path(name)
@@ -300,7 +301,7 @@ def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, bes
 
 
 def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
-    """Add a package from a repository, a file or an address. Return whether it is one."""
+    """Add a package from a repository, a file or an address. Return False for other lines."""
     head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
     match = _ELSEWHERE.fullmatch(head)
     if not match:
@@ -340,7 +341,10 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
 
 
 def _take_of_conda(spec: EnvironmentSpec, name: str, version: str, where: SourceLocation) -> None:
-    """Add `NAME @ file:///...`, as `pip freeze` writes conda packages; a wheel's name has the version."""
+    """Add `NAME @ file:///...`, which `pip freeze` writes for conda packages.
+
+    The name of a wheel has the version.
+    """
     if RULES["package"].allows(text := f"{name}=={version}"):
         spec.note(where, f"{text} was built by conda, and is taken from the index")
         spec.pip.append(text)
@@ -396,7 +400,7 @@ def _take(spec: EnvironmentSpec, requirement: Requirement, text: str, where: Sou
 
 
 def _normal(bounds: str) -> str:
-    """Return bounds with each version in its normal form (PEP 440): 2.0.0-rc1 is 2.0.0rc1."""
+    """Return bounds with each version in normal form (PEP 440): 2.0.0-rc1 becomes 2.0.0rc1."""
 
     def normal(match: re.Match[str]) -> str:
         try:
@@ -408,7 +412,7 @@ def _normal(bounds: str) -> str:
 
 
 def marker_matches(marker: Marker, python: str) -> bool:
-    """Return whether a marker matches an image with this Python."""
+    """Return whether a marker matches an image with this Python version."""
     return marker.evaluate(
         {
             **_MARKERS,

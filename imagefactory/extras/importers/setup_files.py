@@ -1,7 +1,7 @@
-"""Read the literal requirements of `setup.py` and `setup.cfg`.
+"""Read the literal requirements in `setup.py` and `setup.cfg`.
 
-setup.py is parsed, never run: literals, names of the module, joined lists, and the usual ways to read a
-requirements file. Everything else is `unknown`, with its line.
+setup.py is parsed, never run. Supported are literals, names of the module, joined lists, and the usual ways
+to read a requirements file. Everything else is `unknown`, with its line.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, Sourc
 
 
 class _DynamicValueError(Exception):
-    """A value that only running the code would return."""
+    """A value that is known only when the code runs."""
 
 
 class _SourceText(str):
@@ -124,7 +124,7 @@ class _SourceText(str):
 
 @dataclass(frozen=True, slots=True)
 class _RequirementLines:
-    """The lines of a file, in whatever way the code splits them."""
+    """The lines of a file, however the code splits them."""
 
     path: str
     line: int
@@ -206,7 +206,7 @@ def _unknown_value(node: ast.AST) -> _UnknownValue:
 
 
 def _called(node: ast.expr) -> str:
-    """Return the last name of a call: `setup` of `setuptools.setup(...)`."""
+    """Return the last name of a call: `setup` for `setuptools.setup(...)`."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -243,7 +243,7 @@ class _SetupScript:
     def _step(self) -> None:
         self.steps += 1
         if self.steps > _STEPS:
-            raise ValueError("too long")
+            raise ValueError(f"it has more than {_STEPS} statements and expressions")
 
     def _nodes(self, function: ast.FunctionDef) -> Iterator[ast.AST]:
         for node in ast.walk(function):
@@ -610,7 +610,7 @@ class _SetupScript:
         raise _DynamicValueError
 
     def _of_function(self, function: ast.FunctionDef, node: ast.Call) -> object:
-        """Return the value of a function of the script: its one expression, or the file that it reads."""
+        """Return the value of a function in the script: its only expression, or the file that it reads."""
         if self.depth >= 3:
             raise _DynamicValueError
         before, self.depth = self.names, self.depth + 1
@@ -691,7 +691,7 @@ OTHERS = {
     *("test", "tests", "example", "examples", "benchmark", "benchmarks", "doc", "docs", "build", "dist"),
     *("node_modules", "site-packages"),
 }
-"""Folders whose code is not the program itself."""
+"""Directories whose code is not part of the program."""
 MOST_ENTRIES, LARGEST = 50_000, 1 << 20
 # An import that is not indented is not within `try`, `if` or a function.
 _IMPORT = re.compile(
@@ -740,7 +740,7 @@ def _bound_python(spec: EnvironmentSpec, module: str, where: SourceLocation) -> 
 
 
 def find_imports(root: Path) -> dict[str, SourceLocation]:
-    """Return the first import of each module of the tables, by its name."""
+    """Return the first import of each module in the tables, by module name."""
     imports: dict[str, SourceLocation] = {}
     for path in _files(root):
         try:

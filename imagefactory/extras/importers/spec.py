@@ -1,7 +1,7 @@
-"""The requirements of an existing environment, in a recipe's terms.
+"""The requirements of an existing environment, in the terms of a recipe.
 
-Nothing is dropped silently: `EnvironmentSpec.lost` has what a recipe cannot keep, with its location and a
-fix.
+No requirement is dropped silently: `EnvironmentSpec.lost` lists what a recipe cannot contain, with its
+location and a fix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from imagefactory.recipes.yaml_tree import YamlNode, show
 PLATFORM = "linux-64"
 INSTEAD = "conda-forge"
 CPU_ONLY = "cpuonly"
-"""The hint that a file means builds without CUDA: the conda package that brings them."""
+"""The hint that a file requires builds without CUDA: the conda package that installs them."""
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)(_|$)", re.IGNORECASE
 )
@@ -45,10 +45,10 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """The parts of an image other than packages and variables, which image_parts.py reads.
+    """The parts of an image other than packages and variables. image_parts.py reads them.
 
-    `debian` has each package with the line that requires it first. `files` are directories in the image and
-    the patterns of their files, relative to the project's root.
+    `debian` has each package with the first line that requires it. `files` are directories in the image and
+    the patterns of their files, relative to the root of the project.
     """
 
     debian: dict[str, SourceLocation] = field(default_factory=dict)
@@ -62,20 +62,21 @@ class ImageParts:
 
 @dataclass(slots=True)
 class EnvironmentSpec:
-    """The requirements of a file, in a recipe's terms.
+    """The requirements of a file, in the terms of a recipe.
 
     `conda` are match specs and `pip` PEP 508 strings in the spelling of recipes. `conda_bounds` are match
     specs of dependencies, such as the build of Python. `channels` are names or addresses, the highest
-    priority first; `defaults` is True if conda adds its own after them. `python` are the bounds on Python as
-    a match spec, empty for none. `locked` is True if a solver chose the specs. `constraints` bound packages
-    from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags and build
-    strings, by name. `below` is the CUDA of the base image, which other packages need not have.
+    priority first; `defaults` is True if conda adds its default channels after them. `python` are the bounds
+    on Python as a match spec, empty for none. `locked` is True if a solver chose the specs. `constraints`
+    bound packages from PyPI. `hints` are words in the file that show its CUDA version; `builds` are build
+    tags and build strings of packages, by name. `below` is the CUDA version of the base image, which other
+    packages need not have.
 
-    `sources` are built from source, as `packages` of a recipe names them: a directory of the project or a git
-    commit. `indexes` are the addresses of the file's indexes, without users and tokens. `files` counts the
-    other files that were read. `lost` are requests that a recipe cannot keep, as `file:line:column: what
-    (what to do)`; `notes` are facts for the user without a loss. `frameworks` are the unselected extras and
-    groups, as (kind, name), with a framework that the file names nowhere else.
+    `sources` are built from source, in the format of `packages` in a recipe: a directory of the project or a
+    git commit. `indexes` are the addresses of the file's indexes, without users and tokens. `files` counts
+    the other files that were read. `lost` are requests that a recipe cannot contain, as `file:line:column:
+    what (what to do)`; `notes` are facts for the user without a loss. `frameworks` are the unselected extras
+    and groups, as (type, name), with a framework that only they name.
     """
 
     file: str
@@ -102,11 +103,11 @@ class EnvironmentSpec:
 
     @property
     def index_requirements(self) -> list[str]:
-        """Return the requirements of `pip` that an index resolves: no sources and no paths."""
+        """Return the requirements in `pip` that an index resolves, without sources and paths."""
         return [text for text in self.pip if not (is_source(text) or text.startswith("./"))]
 
     def merge(self, other: EnvironmentSpec) -> None:
-        """Add the requirements of another file. A Python with bounds stays."""
+        """Add the requirements of another file. Existing bounds on Python stay."""
         self.conda += other.conda
         self.conda_bounds += other.conda_bounds
         self.pip += other.pip
@@ -126,16 +127,16 @@ class EnvironmentSpec:
         self.frameworks += other.frameworks
 
     def leave(self, where: SourceLocation, what: str, do: str) -> None:
-        """Record a request of the file that is lost, without the secrets that addresses may contain."""
+        """Record a request in the file that is lost. Secrets in addresses are removed."""
         self.lost.append(f"{where}: {without_secrets(what)} ({do})")
 
     def note(self, where: SourceLocation, what: str) -> None:
-        """Record how a line was read if nothing of it is lost in an image."""
+        """Record how a line was interpreted, if the image lacks none of it."""
         if (line := f"{where}: {without_secrets(what)}") not in self.notes:
             self.notes.append(line)
 
     def bound_python(self, bounds: str, where: SourceLocation) -> None:
-        """Set bounds on Python, as PEP 440 or a match spec has them."""
+        """Set bounds on Python, written as in PEP 440 or in a match spec."""
         bounds = bounds.replace(" ", "")
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
             self.python = bounds or self.python
@@ -156,7 +157,7 @@ class EnvironmentSpec:
             self.python = before if own else bounds
 
     def variable(self, name: str, value: str, where: SourceLocation) -> None:
-        """Set a variable of the environment, if a recipe may set it."""
+        """Set an environment variable, if a recipe may set it."""
         if _SECRET.search(name) and not value:
             self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
             return
@@ -192,7 +193,7 @@ def _allows(bounds: str, python: str) -> bool:
 
 
 def specifiers_allow(bounds: str, version: str, *, invalid: bool = True) -> bool:
-    """Return whether PEP 440 bounds allow a version, or `invalid` if the bounds cannot be read."""
+    """Return whether PEP 440 bounds allow a version, or `invalid` if the bounds are not valid."""
     try:
         return SpecifierSet(bounds).contains(version)
     except InvalidSpecifier:
@@ -200,15 +201,15 @@ def specifiers_allow(bounds: str, version: str, *, invalid: bool = True) -> bool
 
 
 def minor_python(bounds: str) -> str:
-    """Return `3.11` of conda's bounds on Python that name one minor version, empty for others."""
+    """Return the minor version (`3.11`) in conda bounds on Python, empty if they allow several."""
     match = re.fullmatch(r"(?:==|~=)?(3\.[0-9]{1,2})(\..*)?", bounds) if "," not in bounds else None
     return match[1] if match else ""
 
 
 def poetry_bounds(written: str) -> str | None:
-    """Return Poetry's bounds (`^1.2`, `~1.2`, `1.*`, `1.2.3`) in PEP 440, empty for any version.
+    """Convert Poetry bounds (`^1.2`, `~1.2`, `1.*`, `1.2.3`) to PEP 440, empty for any version.
 
-    None for alternatives. Source: Poetry's manual, "Dependency specification".
+    Return None for alternatives. Source: Poetry manual, "Dependency specification".
     """
     bounds = []
     for part in re.split(r"\s*,\s*|\s+(?=[<>=!~^])", written.strip()):
@@ -242,10 +243,10 @@ def selected(selector: str) -> bool | None:
 
 
 def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
-    """Add the channels of a list, the highest priority first; conda-forge for `defaults` comes last.
+    """Add the channels in a list, the highest priority first. For `defaults`, conda-forge is added last.
 
-    `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly all
-    of them: with a higher priority it would replace them.
+    Other channels have packages that `defaults` rarely has, and conda-forge has nearly all of them. With a
+    higher priority, conda-forge would replace the packages of those channels.
     """
     channels = []
     for item in items_of(spec, node, "channels"):
@@ -259,8 +260,8 @@ def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
 def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """Add a channel by name or address.
 
-    `defaults` are Anaconda's channels, whose terms a large organization has to pay for. conda-forge has their
-    packages by the same names, for anyone.
+    `defaults` means Anaconda's channels, for which large organizations must pay. conda-forge has the same
+    packages for everyone.
     """
     name = re.sub(r"^http://(?=conda\.anaconda\.org/)", "https://", written.rstrip("/"))
     if name == "nodefaults":
@@ -280,7 +281,7 @@ def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> 
 
 
 def take_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
-    """Add a match spec, with the spaces and stars that conda ignores."""
+    """Add a match spec. Spaces and stars that conda ignores are removed."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
     text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda match: match[1].replace("===", "=="), text)
@@ -333,9 +334,9 @@ _ARCHIVE = re.compile(
 
 
 def recipe_path(place: str | None, name: str) -> str:
-    """Return the path of `name` in the directory `place` as recipes write it: relative to the root.
+    """Return the path of `name` in the directory `place` in the format of recipes: relative to the root.
 
-    Empty if it is outside of the project, or a recipe cannot write it.
+    Empty if it is outside of the project, or a recipe cannot contain it.
     """
     if place is None or name.startswith("/"):
         return ""
@@ -345,7 +346,7 @@ def recipe_path(place: str | None, name: str) -> str:
 
 
 def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
-    """Add the project in a directory as a source. Record a loss if a recipe cannot name the directory."""
+    """Add the project in a directory as a source. Record a loss if a recipe cannot contain the directory."""
     if written := recipe_path(place, folder):
         if written not in spec.sources:
             spec.sources.append(written)
@@ -363,7 +364,7 @@ def take_git(
 ) -> None:
     """Add `https://HOST/REPOSITORY@REVISION`, the part after `git+`, as a source.
 
-    `folder` is a subdirectory; `extras` are lost, since the entry of a recipe cannot contain them.
+    `folder` is a subdirectory. `extras` are lost, since an entry of a recipe cannot contain them.
     """
     address = address.partition("#")[0].partition("?")[0]
     url, revision = address, ""
@@ -402,6 +403,8 @@ def take_git(
 
 
 def git_of_archive(address: str) -> str:
-    """Return `https://HOST/REPOSITORY@REVISION` of a host's archive, empty for other addresses."""
+    """Convert the address of an archive on a git host to `https://HOST/REPOSITORY@REVISION`, empty for other
+    addresses.
+    """
     match = _ARCHIVE.fullmatch(address.partition("#")[0])
     return f"{match[1]}@{match[2]}" if match else ""

@@ -360,7 +360,7 @@ class _JobReachability:
 def check_batch(script: BatchScript, around: CheckContext) -> SubmitCheckResult:
     """Return the findings and the reachable GPUs of a script."""
     starts, request = find_starts(script), read_batch_request(script)
-    images = around.catalogue.images if around.catalogue else ()
+    images = around.catalog.images if around.catalog else ()
     named = [start.named for start in starts if start.named]
     known = next((image_ for image in named if (image_ := find_catalog_image(image, images))), None)
     case = BatchCase(script=script, request=request, starts=starts, known=known)
@@ -403,7 +403,7 @@ def _ignore_drivers(grounds: ImageEvidence | None, no_drivers: bool) -> ImageEvi
 
 
 def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFinding]:
-    images = around.catalogue.images if around.catalogue else ()
+    images = around.catalog.images if around.catalog else ()
     reported: set[str] = set()
     for start in case.starts:
         image, word = start.named, start.image
@@ -434,7 +434,7 @@ def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFin
                 yield advice(at.line, "sandbox", text, hint, column=at.column)
         elif image.pinned:
             known = find_catalog_image(image, images)
-            yield from catalog_findings(image, known, around.catalogue, at, SITE)
+            yield from catalog_findings(image, known, around.catalog, at, SITE)
         else:
             written = as_pyxis if start.verb == PYXIS else None
             around_name = MutableNames(site=around.site, images=images, digest=around.digest)

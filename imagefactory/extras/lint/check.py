@@ -87,7 +87,7 @@ class _QueueCheck:
 def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
     image = read_image(jobs)
     request = read_request(jobs, (image.needs,) if image and image.needs else ())
-    images = around.catalogue.images if around.catalogue else ()
+    images = around.catalog.images if around.catalog else ()
     known = find_catalog_image(image, images) if image else None
     case = _QueueCheck(
         jobs=jobs,
@@ -137,17 +137,17 @@ def _old_gpus(case: _QueueCheck) -> Iterator[SubmitFinding]:
 
 
 def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
-    image, jobs, catalogue = case.image, case.jobs, case.around.catalogue
+    image, jobs, catalog = case.image, case.jobs, case.around.catalog
     yield from image_findings(
         jobs,
         image,
         MutableNames(
-            site=case.around.site, images=catalogue.images if catalogue else (), digest=case.around.digest
+            site=case.around.site, images=catalog.images if catalog else (), digest=case.around.digest
         ),
     )
     if image is None or not image.pinned:
         return
-    yield from catalog_findings(image, case.known, catalogue, FileLocation(jobs.settings[image.key].line))
+    yield from catalog_findings(image, case.known, catalog, FileLocation(jobs.settings[image.key].line))
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
     if case.known and case.request.disk and sent:
         size = case.known.sif.size if case.known.sif else case.known.image.size

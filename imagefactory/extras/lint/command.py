@@ -42,7 +42,7 @@ REGISTRY_SECONDS = 5
 @click.option(
     "--site",
     type=click.Choice(SITES),
-    help="The site whose rules the file follows. Default: the setting `site`.",
+    help="The site whose rules the file follows.  [default: the setting `site`]",
 )
 @inventory_option
 @json_option
@@ -50,15 +50,14 @@ REGISTRY_SECONDS = 5
 def check(
     call: CommandContext, path: Path, *, fix: bool, site: str | None, inventory: Path | None, as_json: bool
 ) -> None:
-    """Check a submit file or batch script against this pool.
+    """Check a job file against this cluster.
 
     \b
     imagefactory job check old.sub
     imagefactory job check old.sub --fix
     imagefactory job check train.sbatch
 
-    Each problem has its line, a rule and a hint. GPUs are those of the pool, or of --inventory. Verdicts are
-    those of the catalog that you joined. Nothing is submitted.
+    It shows the line, a rule and a fix for each problem. Nothing is submitted.
 
     Exit code 9 if something is wrong.
     """
@@ -81,18 +80,16 @@ def check(
         "remove --fix: the check prints what to write in a script",
     )
     opened = _open_to_compare(call, now)
-    catalogue = merge_centers(opened) if opened else None
+    catalog = merge_centers(opened) if opened else None
     nodes = _inventory_to_compare(inventory, now, SLURM if batch else HTCONDOR)
 
     def offer(image: CatalogImage) -> ImageOffer:
-        assert opened is not None  # the image is of one of its catalogues
-        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalogue.images))
-        return verify_offer(entry.catalogue, image, entry.center.trust, now)
+        assert opened is not None  # the image is of one of its catalogs
+        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalog.images))
+        return verify_offer(entry.catalog, image, entry.center.trust, now)
 
     rules = find_site(SLURM if batch else site or settings.site.value)
-    around = CheckContext(
-        site=rules, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call)
-    )
+    around = CheckContext(site=rules, inventory=nodes, catalog=catalog, offer=offer, digest=_digests(call))
 
     def checked_as(text: str) -> SubmitCheckResult:
         if batch:
@@ -105,7 +102,7 @@ def check(
     if fixed != text:
         _write_fixed(path, fixed)
     if as_json:
-        more = {"site": rules.name, "mended": diff, **source_json(catalogue)}
+        more = {"site": rules.name, "mended": diff, **source_json(catalog)}
         more |= centers_json(opened.open if opened else ())
         print_json({"format": "imagefactory.job-check/1", **check_json(checked), **more})
     else:
@@ -123,7 +120,9 @@ def _write_fixed(path: Path, text: str) -> None:
         with replacing(path, mode=path.stat().st_mode & 0o777) as file:
             file.write(text.encode())
     except OSError as error:
-        raise UsageError(*os_problem("write", path, error), hint="copy it into your own directory") from error
+        raise UsageError(
+            *os_problem("write", path, error), hint="copy the file into a directory that you can write to"
+        ) from error
 
 
 def _digests(call: CommandContext) -> Callable[[str], str]:

@@ -81,7 +81,7 @@ REVOKED = "revoked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """The pool, catalog and registry to check against. `inventory` and `catalogue` are None if unavailable.
+    """The pool, catalog and registry to check against. `inventory` and `catalog` are None if unavailable.
 
     `offer` verifies the verdicts of a catalog image. `digest` queries the registry for the current digest of
     a tag; empty if unknown.
@@ -89,7 +89,7 @@ class CheckContext:
 
     site: Site
     inventory: Inventory | None
-    catalogue: Catalog | None
+    catalog: Catalog | None
     offer: Callable[[CatalogImage], ImageOffer]
     digest: Callable[[str], str] = lambda _: ""
 
@@ -214,7 +214,7 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
     yield f"{jobs.title}: {count}{which}, each can get {share} of this pool"
     if jobs.reached:
-        header = ("CAPABILITY", "GPUS", "FREE", "IMAGE", "WHY")
+        header = ("CAPABILITY", "TOTAL", "FREE", "STATUS", "WHY")
         yield from format_table(header, [_row(row) for row in jobs.reached], width).splitlines()
     if jobs.causes:
         rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""

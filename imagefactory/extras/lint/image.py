@@ -149,17 +149,17 @@ def has_host(name: str) -> bool:
 
 def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> KnownImage | None:
     """Return the catalog image with the digest of the job's index, manifest, artifact or file."""
-    for catalogued in images:
-        for sif in catalogued.sifs:
+    for cataloged in images:
+        for sif in cataloged.sifs:
             sha256 = sif.sha256.removeprefix("sha256:")
             artifact = sif.reference.partition("@")[2]
             if image.digest and image.digest in (artifact, sif.subject.manifest, sif.subject.index):
-                return KnownImage(image=catalogued, sif=sif)
+                return KnownImage(image=cataloged, sif=sif)
             if any(sha256.startswith(part) for part in image.hexes):
-                return KnownImage(image=catalogued, sif=sif)
-        own = (catalogued.reference.partition("@")[2], catalogued.subject.manifest, catalogued.subject.index)
+                return KnownImage(image=cataloged, sif=sif)
+        own = (cataloged.reference.partition("@")[2], cataloged.subject.manifest, cataloged.subject.index)
         if image.digest and image.digest in own:
-            return KnownImage(image=catalogued)
+            return KnownImage(image=cataloged)
     return None
 
 
@@ -341,15 +341,15 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
 
 
 def catalog_findings(
-    image: JobImage, known: KnownImage | None, catalogue: Catalog | None, at: FileLocation, site: str = ""
+    image: JobImage, known: KnownImage | None, catalog: Catalog | None, at: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
     """Report a pinned image without a catalog, outside the catalog, or with revoked verdicts."""
-    if catalogue is None:
+    if catalog is None:
         text = "this machine has no catalog, so no verdict of this image is known"
         hint = "join your center: imagefactory site join ADDRESS|FILE"
-        yield advice(at.line, "no-catalogue", text, hint, column=at.column)
+        yield advice(at.line, "no-catalog", text, hint, column=at.column)
         return
-    target, revoked = find_revoked(catalogue.images, image.digest, image.hexes)
+    target, revoked = find_revoked(catalog.images, image.digest, image.hexes)
     if revoked and known is None:
         for row in revoked[:_FEW]:
             text = f"the verdicts of this image of {target} {row.where} were {row.summary}"

@@ -414,7 +414,7 @@ class _SubmitReader:
         if self.branches:
             raise UsageError(
                 "submit-block-unclosed",
-                f"{self.name}:{self.branches[-1][0]}: this 'if' has no 'endif'",
+                f"{self.name}:{self.branches[-1][0]}: 'if' without 'endif'",
                 hint="add a line endif",
             )
         return SubmitFile(name=self.name, jobs=tuple(self.jobs), notes=tuple(self.notes))
@@ -432,7 +432,7 @@ class _SubmitReader:
         if len(value) > MAX_VALUE:
             raise UsageError(
                 "submit-value-too-long",
-                f"{self.name}:{line}: a value of more than {MAX_VALUE} characters",
+                f"{self.name}:{line}: the value has more than {MAX_VALUE} characters",
                 hint="write a shorter value",
             )
         if len(self.settings) >= MAX_SETTINGS:
@@ -462,7 +462,7 @@ class _SubmitReader:
         if len(value) + len(own.findall(value)) * len(before.value) > MAX_VALUE:
             raise UsageError(
                 "submit-value-too-long",
-                f"{self.name}:{line}: a value of more than {MAX_VALUE} characters",
+                f"{self.name}:{line}: the value has more than {MAX_VALUE} characters",
                 hint="write a shorter value",
             )
         return own.sub(lambda _: before.value, value)
@@ -477,7 +477,8 @@ class _SubmitReader:
         if keyword == "error":
             raise UsageError(
                 "submit-error-statement",
-                f"{self.name}:{line}: condor_submit stops here with the error '{rest.lstrip(': ')[:80]}'",
+                f"{self.name}:{line}: condor_submit stops at this line: '{rest.lstrip(': ')[:80]}'",
+                hint="correct the condition above it, or remove the error statement",
             )
         if keyword == "use":
             self.notes.append(

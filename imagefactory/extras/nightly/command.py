@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command, DurationType
+from imagefactory.cli.arguments import Command, DurationType, section
 from imagefactory.cli.output import (
     CommandContext,
     error_json,
@@ -47,26 +47,34 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 @click.command(cls=Command)
 @targets_argument(required=False)
+@section("Run")
 @click.option(
     "--scheduler",
     "pool",
     type=click.Choice(tuple(POOLS)),
-    help="Verify on this pool.  [default: on the GPU of this machine, if it has one]",
+    help="Verify on this cluster.  [default: on the GPU of this machine, if it has one]",
 )
 @click.option(
     "--wait-limit",
     "wait",
     type=DurationType(),
     metavar="TIME",
-    help="How long to wait for the pool. The next run collects later results.  [default: 6h]",
+    help="How long to wait for the cluster. The next run collects later results.  [default: 6h]",
 )
 @click.option(
-    "--html", type=_DIRECTORY, metavar="DIR", help="Write the site of `report`, with this run, into DIR."
+    "--install",
+    type=_DIRECTORY,
+    metavar="DIR",
+    help="Write a systemd service and a timer that run this each night. They are not enabled.",
+)
+@section("Reports")
+@click.option(
+    "--html", type=_DIRECTORY, metavar="DIR", help="Write the HTML site of `report` to DIR, with this run."
 )
 @click.option(
     "--mail",
     metavar="COMMAND",
-    help="Pipe the summary to this command if work was done or the broken rows changed: 'mail -s night me'.",
+    help="Pipe the summary to this command if something was done or broke: 'mail -s nightly me'.",
 )
 @click.option(
     "--metrics",
@@ -77,25 +85,19 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--webhook",
     metavar="URL|FILE",
-    help="Post the report as JSON, as --json prints it. If the address is secret, pass a FILE with it.",
-)
-@click.option(
-    "--install",
-    type=_DIRECTORY,
-    metavar="DIR",
-    help="Write a systemd service and timer that run this each night; enable nothing.",
+    help="Post the report as JSON. If the address is secret, pass a FILE that contains it.",
 )
 @click.option(
     "--kept",
     "plan",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Only report what changed since the plan that `plan --keep FILE` wrote.",
+    help="Only report what changed since the plan of `plan --keep FILE`.",
 )
 @click.option(
     "--github",
     is_flag=True,
-    help="With --kept: print the text of an issue in Markdown, nothing if nothing is broken.",
+    help="With --kept: print the text of an issue in Markdown, or nothing if nothing is broken.",
 )
 @json_option
 @click.pass_obj
@@ -115,19 +117,18 @@ def nightly(
     github: bool,
     as_json: bool,
 ) -> None:
-    """Build, verify and publish what is due: for cron and timers.
+    """Build, verify and publish what is due, from cron or a timer.
 
     \b
-    imagefactory site nightly --scheduler htcondor --mail 'mail -s night me'
-    imagefactory site nightly --scheduler htcondor --install ~/.config/systemd/user
-    17 2 * * *  cd /home/me/factory && imagefactory site nightly -q --scheduler htcondor
+    imagefactory site nightly --scheduler htcondor
+    imagefactory site nightly --scheduler htcondor --mail 'mail -s nightly me'
+    imagefactory site nightly --install ~/.config/systemd/user
 
-    It builds and pushes the images that the registry lacks, verifies cells without a verdict, moves tags,
-    and signs the catalog, even if a step failed. Then it reports what was built and verified, what is broken
-    and what is due. Only one run is in progress at a time; after a killed run the next one continues. The
-    logs of the last 60 runs are in <store>/nights.
+    It builds and pushes missing images, verifies cells without a verdict, moves tags, and publishes the
+    catalog. Then it reports what was built and verified, what is broken and what is due. Only one run is
+    active at a time.
 
-    Exit code 0 if nothing is broken, else that of the earliest failed stage.
+    Exit code 0 if nothing is broken, else that of the earliest step that failed.
     """
     from imagefactory.actions.sweep import format_id
     from imagefactory.extras.nightly.changes import is_news
@@ -374,25 +375,23 @@ _units_argument = click.argument("names", metavar="[FAMILY|base:BASE]...", nargs
 @click.option(
     "--github",
     is_flag=True,
-    help='Print families={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each family and base '
-    "in which `recipe update` changes something. The rest goes to stderr.",
+    help=(
+        'Print families={"include":[...]} for $GITHUB_OUTPUT: one job for each family and base that '
+        "`recipe update` would change. The rest goes to stderr."
+    ),
 )
 @json_option
 @click.pass_obj
 def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json: bool) -> None:
     """List what is newer than recipes and locks.
 
-    Without names, of all families and bases. Nothing is changed.
-
     \b
-      release   a series of the framework with wheels or builds for a Python of the family's rows
-      cuda      a CUDA that the newest row's series has builds for, and no row of it
-      python    a Python that the newest release has wheels or builds for and no row uses
-      lock      what moves if a lock is solved again
-      base      the same of a base's packages: Debian's security updates
-      verdict   a verdict of an image in the store that expires within 14 days
+    imagefactory recipe outdated
+    imagefactory recipe outdated pytorch base:bookworm
 
-    Targets built on a family are checked with it. Exit code 0 whether or not there is news.
+    It lists new releases of the framework (release), CUDA versions (cuda) and Python versions (python) that
+    no row of the recipe has, packages that a new lock would change (lock, base), and verdicts that expire
+    within 14 days (verdict). Nothing is changed. The exit code is 0 with and without news.
     """
     from imagefactory.extras.nightly.outdated import (
         commit_message,
@@ -434,12 +433,13 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
 def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
     """Write newer releases and packages into recipes and locks.
 
-    Without names, of all families and bases. It writes the changed locks, a row for each release, and the
-    definitions of both, and prints a commit message for each family. It writes no row of a conda family and
-    none for another CUDA. Nothing is committed or pushed.
-
     \b
-      imagefactory recipe update pytorch > message && git add -A && git commit -F message
+    imagefactory recipe update pytorch
+    imagefactory recipe update pytorch > message && git commit -aF message
+
+    It updates locks, adds a row for each new release, renders both, and prints a commit message for each
+    family. Without names it updates all families and bases. It adds no row to a conda family, and none for
+    another CUDA version. Nothing is committed or pushed.
     """
     from imagefactory.extras.nightly.outdated import (
         commit_message,

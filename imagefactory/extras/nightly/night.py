@@ -285,8 +285,8 @@ class _NightlyRun:
             _, document = self.steps.do("tags", "image", "promote", *promotable, expected=EXIT_CHECK)
             self.steps.notes += waiting_tags(document)
             self.steps.do("reconcile", "verdict", "sync")
-        _, catalogue = self.steps.do("catalogue", "site", "publish")
-        self.ages = _ages_in(catalogue.get("proofs"))
+        _, catalog = self.steps.do("catalog", "site", "publish")
+        self.ages = _ages_in(catalog.get("proofs"))
         self._warn_of_expiry()
         self.steps.do("store", "image", "prune")
         after = before

@@ -81,7 +81,7 @@ def nightly_lock(settings: Settings) -> Iterator[None]:
     refusal = UsageError(
         "night-in-progress",
         f"another nightly run is in progress in {nightly_directory(settings)}",
-        hint=f"wait for it or end that process; its log is the newest {LOG} there",
+        hint=f"wait for it, or stop that process; see the newest {LOG} there",
     )
     with exclusive_lock(lock, refusal):
         yield
@@ -215,7 +215,7 @@ def _read(path: Path, form: str, kind: Any, maker: str) -> object:
     except ValueError as error:
         raise UsageError("night-file-not-json", f"{path} is not JSON", hint=hint) from error
     if not isinstance(row, dict) or row.pop("format", "") != form:
-        raise UsageError("night-file-invalid", f"{path} is not an {form} file", hint=hint)
+        raise UsageError("night-file-invalid", f"{path} does not have the format {form}", hint=hint)
     return parse_value(row, kind, str(path))
 
 

@@ -59,8 +59,8 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
     if not root.isprintable() or root != root.strip() or root.endswith("\\"):
         raise UsageError(
             "project-path-invalid",
-            f"systemd units cannot name the directory {root!r}",
-            hint="rename it: no control characters, no space at either end, no backslash at the end",
+            f"the directory {root!r} cannot be part of a systemd unit",
+            hint="rename it without control characters, spaces at its ends and a backslash at its end",
         )
     variables = {
         name: text

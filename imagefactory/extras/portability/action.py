@@ -202,7 +202,7 @@ def resolve_models(access: Access, path: Path) -> Path:
         raise UsageError(
             "models-directory-private",
             f"--models {path}: {message.partition(' and is not')[0]}",
-            hint="the image sees its whole directory: move it, with its weights, into one of its own",
+            hint="move the file and its weights into a separate directory: the image can read all of it",
         )
     return path
 
@@ -280,16 +280,16 @@ def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> Runtime
             value = work.access.environ[name][:200]
             raise NoGpuError(
                 "gpu-not-visible",
-                f"{name}={value!a} matches no GPU of this machine",
-                hint="request a GPU from the batch system",
+                f"the variable {name}={value!a} matches no GPU of this machine",
+                hint=f"run it in a job that requests a GPU, or unset {name}",
             )
         met = choose_gpus(seen, "", amd=amd)
         if not met:
             maker = "AMD" if amd else "NVIDIA"
             raise UsageError(
                 "gpu-vendor-mismatch",
-                f"{_target(chosen)} is for {maker} GPUs, and this machine has others",
-                hint="choose an image for this machine's GPUs",
+                f"{_target(chosen)} is for {maker} GPUs, but this machine has none",
+                hint="choose an image for the GPUs of this machine: imagefactory search",
             )
         visible = visible_gpus(work.hardware, met, work.access.environ)
     runner, image = work.dependencies.runner, chosen.made
@@ -382,7 +382,9 @@ def write_models(statements: PortableStatements, folder: Path) -> tuple[Path, ..
         raise NothingSelectedError(
             "portability-not-verified",
             f"no valid statement says that models of {statements.manifest} are portable{last}",
-            hint="imagefactory key trust NAME" if last else "add --models FILE and --to RUNTIME",
+            hint="if you trust its signer, run imagefactory key trust FILE.pub"
+            if last
+            else "check the models first: imagefactory model check --models FILE --to RUNTIME",
         )
     files = _stored_models(statements)
     written = []
@@ -401,8 +403,8 @@ def _blob(model: PortableModel, files: dict[str, Descriptor]) -> Descriptor:
     if model.digest not in files:
         raise NothingSelectedError(
             "model-file-missing",
-            f"the registry no longer has the file of '{model.name}'",
-            hint="export it again",
+            f"the registry has no file of the model '{model.name}'",
+            hint="check and sign the models again: imagefactory model check",
         )
     return files[model.digest]
 

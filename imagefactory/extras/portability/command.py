@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
@@ -31,31 +31,42 @@ REPORT_DIRECTORY = "portable"
 
 @click.command(cls=Command)
 @click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@section("What to compare")
 @click.option(
     "--models",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A Python file whose function models() returns your models.",
+    help="A Python file with a function models() that returns your models.",
 )
 @click.option(
     "--to",
     multiple=True,
     required=True,
     metavar="RUNTIME[@TARGET]",
-    help="onnxruntime-cpu, -cuda, -tensorrt, -migraphx, -rocm, openvino-cpu, tvm-cpu; in another image with "
-    "@TARGET (repeatable).",
+    help=(
+        "Compare with onnxruntime-cpu, -cuda, -tensorrt, -migraphx, -rocm, openvino-cpu or tvm-cpu, "
+        "in another image with @TARGET (repeatable)."
+    ),
 )
-@click.option("--batch", "batches", default="1,8", show_default=True, metavar="N,..", help="Sizes to time.")
+@click.option(
+    "--batch",
+    "batches",
+    default="1,8",
+    show_default=True,
+    metavar="N,..",
+    help="Measure the time of these batch sizes.",
+)
 @runner_option
-@registry_option
+@section("Results")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=REPORT_DIRECTORY,
     show_default=True,
-    help="The directory for models and report.",
+    help="Write models and report to this directory.",
 )
+@registry_option
 @json_option
 @click.pass_obj
 def check(
@@ -74,15 +85,18 @@ def check(
     """Check that models compute the same in other runtimes.
 
     \b
-      imagefactory model check pytorch-onnx-2.15-cu132 --models models.py --to onnxruntime-cuda
-      imagefactory model check pytorch-onnx-2.15-cu132 --models models.py \\
-          --to onnxruntime-cpu@onnxruntime-1.31-cpu --to openvino-cpu@openvino-2026.4-cpu
+    imagefactory model check pytorch-onnx-2.15-cu132 --models models.py \\
+        --to onnxruntime-cuda
+    imagefactory model check pytorch-onnx-2.15-cu132 --models models.py \\
+        --to onnxruntime-cpu@onnxruntime-1.31-cpu
 
-    models() returns a list of dicts: `name`, `model` (of PyTorch, TensorFlow or JAX) and `sample` (NumPy
-    arrays by the inputs' names, rows first). Optional are `held_out`, `tolerance`, `override` (the method in
-    place of one that draws random numbers) and `batched`. Each model is exported to ONNX in the image, run by
-    each runtime and compared on the held-out data. If all are the same and this machine has a key, the
-    result is signed and attached with the models. Exit code 0 if all are the same, 9 if not.
+    Each model is exported to ONNX in the image, run by each runtime, and compared on data that training did
+    not use. If all are the same and you have a key, the result is signed and attached with the models.
+
+    models() returns a list of dicts with `name`, `model` (PyTorch, TensorFlow or JAX) and `sample` (NumPy
+    arrays by input name). Optional are `held_out`, `tolerance`, `override` and `batched`.
+
+    Exit code 0 if all are the same, 9 if not.
     """
     from imagefactory.extras.portability.action import PortabilityOptions
 
@@ -101,7 +115,7 @@ def show(call: CommandContext, name: str, place: str, as_json: bool) -> None:
     """Show the signed checks of an image's models.
 
     \b
-      imagefactory model show pytorch-onnx-2.15-cu132
+    imagefactory model show pytorch-onnx-2.15-cu132
     """
     _show(call, name, place, output=None, as_json=as_json)
 
@@ -115,7 +129,7 @@ def show(call: CommandContext, name: str, place: str, as_json: bool) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default="models",
     show_default=True,
-    help="The directory for the files.",
+    help="Write the files to this directory.",
 )
 @json_option
 @click.pass_obj
@@ -123,7 +137,7 @@ def export(call: CommandContext, name: str, place: str, output: Path, as_json: b
     """Write the ONNX files of an image's signed models.
 
     \b
-      imagefactory model export pytorch-onnx-2.15-cu132 -o models
+    imagefactory model export pytorch-onnx-2.15-cu132 -o models
     """
     _show(call, name, place, output=output, as_json=as_json)
 

@@ -206,8 +206,8 @@ def sign_portable(report: PortableReport, key: SigningKey, *, now: datetime, day
     if not report.portable:
         raise StatementError(
             "report-not-signable",
-            "this report cannot be signed: a model did not compute the same results",
-            hint="see the failed rows of the report",
+            "a report with failed models cannot be signed",
+            hint="correct or remove the models that failed, then run it again",
         )
     issued = now.replace(microsecond=0)
     statement = PortableStatement(report=report, issued=issued, expires=issued + timedelta(days=days))

@@ -123,7 +123,9 @@ def export_models(
     read = _run(runtime, "export", (mount,), folder, document, exporting.REPORT)
     report = _parse(read, _EXPORTED, request["nonce"], where)
     if report["fault"]:
-        raise CheckFailedError("models-unreadable", clean(report["fault"]), hint="fix it and run it again")
+        raise CheckFailedError(
+            "models-unreadable", clean(report["fault"]), hint="correct the models file and run it again"
+        )
     _check_complete(report, read, where)
     if not {row.model for row in report["rows"]} <= {model.name for model in report["models"]}:
         raise CheckFailedError(
@@ -228,8 +230,8 @@ def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> d
         report = fields.parse(document, where)
     except (ValueError, StatementError) as error:
         problem = error.message if isinstance(error, StatementError) else "not JSON"
-        message = f"the report is not valid: {problem}"
-        raise CheckFailedError("model-report-invalid", message, hint="see what it contains") from error
+        message = f"{where}: the report is not valid: {problem}"
+        raise CheckFailedError("model-report-invalid", message, hint="run it again") from error
     if report["format"] != FORMAT or report["nonce"] != nonce:
         raise CheckFailedError(
             "model-report-invalid", f"{where}: the report is from another run", hint="run it again"
@@ -251,8 +253,8 @@ def _check_complete(report: Mapping[str, Any], read: _ReadReport, where: str) ->
     if report["running"]:
         raise CheckFailedError(
             "model-run-failed",
-            f"{where}: {clean(report['running'])}: {read.ended}",
-            hint="run only this one to see why",
+            f"{where}: {clean(report['running'])} did not finish: {read.ended}",
+            hint="run only this model and runtime, to see its output",
         )
 
 

@@ -110,7 +110,7 @@ def format_statements(judged: Sequence[PortableResult], manifest: str, width: in
         rows.append(
             (result.digest[7:19], result.standing.value, until, f"{names} by {runtimes}; {result.why}")
         )
-    return format_table(("STATEMENT", "STANDING", "UNTIL", "MODELS"), rows, width)
+    return format_table(("STATEMENT", "STATUS", "VALID UNTIL", "MODELS"), rows, width)
 
 
 def fields_of(pairs: Iterable[tuple[str, str]]) -> str:

@@ -64,7 +64,9 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     project = None if ":" in name else recipes()
     if project is None:
         raise NothingSelectedError(
-            "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory image list"
+            "image-not-found",
+            f"no image '{name}' in {layout.path}",
+            hint="list the images: imagefactory image list",
         )
     return target_bill(project, project.select_single(name), progress)
 
@@ -138,7 +140,7 @@ def _locked(
     project: Project,
     target: Target,
     lock: Lock,
-    licences: dict[str, LicenseAndSource],
+    licenses: dict[str, LicenseAndSource],
     carried: Sequence[BillComponent] = (),
 ) -> BillOfMaterials:
     base = project.base_of(target)
@@ -147,7 +149,7 @@ def _locked(
         raise LockError(
             "lock-missing", f"the base {base.name} has no lock", hint=f"run imagefactory lock {target.name}"
         )
-    return lock_bill(lock, base, base_lock, licences, carried)
+    return lock_bill(lock, base, base_lock, licenses, carried)
 
 
 def _cached_licenses(access: Access, lock: Lock) -> dict[str, LicenseAndSource]:

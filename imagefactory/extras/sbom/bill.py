@@ -36,7 +36,7 @@ class ComponentLicense:
 class BillComponent:
     """One package, or the base image.
 
-    `sha256` is the hash of the package file (64 hex digits), empty if unknown. If `licences` is empty, `why`
+    `sha256` is the hash of the package file (64 hex digits), empty if unknown. If `licenses` is empty, `why`
     is the reason. `namespace` and `qualifiers` are those of its package URL. `source` is (name, version) of
     the Debian source package, empty if unknown, and `release` that of the distribution (`12`). `within` are
     the keys of packages that contain a copy of it, such as wheels with libraries of a distribution.
@@ -46,7 +46,7 @@ class BillComponent:
     name: str
     version: str
     sha256: str = ""
-    licences: tuple[ComponentLicense, ...] = ()
+    licenses: tuple[ComponentLicense, ...] = ()
     why: str = ""
     namespace: str = ""
     qualifiers: tuple[tuple[str, str], ...] = ()

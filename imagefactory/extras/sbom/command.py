@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 def format_bill(bill: BillOfMaterials, path: str) -> str:
     count = len(bill.components)
-    unknown = sum(not component.licences for component in bill.components)
+    unknown = sum(not component.licenses for component in bill.components)
     return f"wrote {path}: {count} packages, {unknown} of them without a known license"
 
 
 def format_licenses(check: LicenseCheck, width: int | None) -> str:
     """Return the licenses, then each package whose license is not allowed or unknown."""
-    counted = [("yes" if fits else "no", str(count), licence.text) for licence, count, fits in check.counted]
+    counted = [("yes" if fits else "no", str(count), license.text) for license, count, fits in check.counted]
     blocks = [format_table(("ALLOWED", "PACKAGES", "LICENSE"), counted, width)] if counted else []
     rows = [
         (component.name, component.version, f"not allowed: {_joined(wrong)}")
@@ -67,8 +67,8 @@ def bill_json(bill: BillOfMaterials) -> dict[str, object]:
         "name": bill.name,
         "digest": bill.digest,
         "packages": len(bill.components),
-        "without_licence": [
-            component.purl.to_string() for component in bill.components if not component.licences
+        "without_license": [
+            component.purl.to_string() for component in bill.components if not component.licenses
         ],
     }
 
@@ -76,12 +76,12 @@ def bill_json(bill: BillOfMaterials) -> dict[str, object]:
 def licenses_json(check: LicenseCheck) -> dict[str, object]:
     return {
         "holds": check.holds,
-        "licences": [
-            {"licence": licence.text, "spdx": licence.spdx, "packages": count, "allowed": fits}
-            for licence, count, fits in check.counted
+        "licenses": [
+            {"license": license.text, "spdx": license.spdx, "packages": count, "allowed": fits}
+            for license, count, fits in check.counted
         ],
         "refused": [
-            {"package": component.purl.to_string(), "licences": [licence.text for licence in wrong]}
+            {"package": component.purl.to_string(), "licenses": [license.text for license in wrong]}
             for component, wrong in check.refused
         ],
         "unknown": [
@@ -99,8 +99,8 @@ def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
     }
 
 
-def _joined(licences: tuple[ComponentLicense, ...]) -> str:
-    return ", ".join(licence.text for licence in licences)
+def _joined(licenses: tuple[ComponentLicense, ...]) -> str:
+    return ", ".join(license.text for license in licenses)
 
 
 def _fixed(vulnerability: Vulnerability) -> str:
@@ -118,22 +118,26 @@ _image_argument = click.argument("name", metavar="TARGET|IMAGE", shell_complete=
     type=click.Choice(["cyclonedx", "spdx"]),
     default="cyclonedx",
     show_default=True,
-    help="CycloneDX 1.6 or SPDX 2.3, both as JSON.",
+    help="Write CycloneDX 1.6 or SPDX 2.3, as JSON.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: stdout.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file.  [default: stdout]",
+)
 @json_option
 @click.pass_obj
 def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_json: bool) -> None:
     """Write the bill of materials of a target or an image.
 
     \b
-      imagefactory image sbom pytorch-2.3-cu121                    a target: the packages of its locks
-      imagefactory image sbom pytorch:2.3-cu121                    an image of the store, or its digest
-      imagefactory image sbom registry.example.org/pytorch:2.3     an image of a registry
+    imagefactory image sbom pytorch-2.3-cu121          a target: its locks
+    imagefactory image sbom pytorch:2.3-cu121          an image of the store
+    imagefactory image sbom registry.example.org/pytorch:2.3
 
-    It has every package with its hash and license. Licenses are those that packages declare: for a target
-    the packages in the cache, else its image in the store. An unknown license is NOASSERTION. The same input
-    gives the same bytes.
+    It lists every package with its hash and the license that it declares. An unknown license is
+    NOASSERTION.
     """
     from imagefactory.extras.sbom.action import bill_of
     from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
@@ -169,14 +173,14 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
     "--allow",
     multiple=True,
     metavar="LICENSE",
-    help="Allow this license: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licences`]",
+    help="Allow this license: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licenses`]",
 )
 @click.option(
     "--osv",
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
     metavar="FILE|DIR",
-    help="OSV records: a file, a directory of them, an export (all.zip).",
+    help="Read OSV records from this file, directory or export (all.zip).",
 )
 @json_option
 @click.pass_obj
@@ -191,10 +195,10 @@ def audit(
     """Check licenses and known vulnerabilities of an image.
 
     \b
-      imagefactory image audit pytorch:2.3-cu121 --allow 'BSD-*' --allow MIT
-      imagefactory image audit pytorch:2.3-cu121 --osv all.zip
+    imagefactory image audit pytorch:2.3-cu121 --allow 'BSD-*' --allow MIT
+    imagefactory image audit pytorch:2.3-cu121 --osv all.zip
 
-    Exit code 10 if a package has a license that is not allowed, or a vulnerability.
+    Exit code 10 if a package has a vulnerability or a license that is not allowed.
     """
     from itertools import chain
 
@@ -203,7 +207,7 @@ def audit(
     from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
 
     access = call.access
-    allowed = allow or access.settings.allowed_licences
+    allowed = allow or access.settings.allowed_licenses
     if not checks:
         checks = ("licenses",) * (bool(allowed) or not osv) + ("vulnerabilities",) * bool(osv)
     _check_useful_options(checks, allow, osv, allowed)
@@ -213,7 +217,7 @@ def audit(
     if "licenses" in checks:
         licenses = check_licenses(bill, allowed)
         blocks.append(format_licenses(licenses, width))
-        value["licences"] = licenses_json(licenses)
+        value["licenses"] = licenses_json(licenses)
         passed = licenses.holds
     if "vulnerabilities" in checks:
         vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
@@ -239,7 +243,7 @@ def _check_useful_options(
         raise UsageError(
             "argument-missing",
             "no license is allowed",
-            hint="add --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
+            hint="add --allow MIT --allow 'BSD-*', or the setting licenses = \"MIT,BSD-*\"",
         )
     if "vulnerabilities" in checks and not osv:
         raise UsageError(

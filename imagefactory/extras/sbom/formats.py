@@ -101,7 +101,7 @@ def _package(component: BillComponent, identifier: str, names: dict[str, str]) -
         checksums=[Checksum(ChecksumAlgorithm.SHA256, component.sha256)] if component.sha256 else [],
         source_info=" ".join(component.source) if component.source[0] else None,
         license_concluded=SpdxNoAssertion(),
-        license_declared=_declared(component.licences, names) if component.licences else SpdxNoAssertion(),
+        license_declared=_declared(component.licenses, names) if component.licenses else SpdxNoAssertion(),
         license_comment=component.why or None,
         copyright_text=SpdxNoAssertion(),
         external_references=[
@@ -113,15 +113,15 @@ def _package(component: BillComponent, identifier: str, names: dict[str, str]) -
     )
 
 
-def _declared(licences: tuple[ComponentLicense, ...], names: dict[str, str]) -> LicenseExpression:
-    texts = [licence.text if licence.spdx else names[licence.text] for licence in licences]
+def _declared(licenses: tuple[ComponentLicense, ...], names: dict[str, str]) -> LicenseExpression:
+    texts = [license.text if license.spdx else names[license.text] for license in licenses]
     return LICENSING.parse(" AND ".join(f"({text})" for text in texts) if len(texts) > 1 else texts[0])
 
 
 def _references(bill: BillOfMaterials) -> dict[str, str]:
     """Return the reference of each license that has a name but no SPDX identifier."""
     names = sorted(
-        {licence.text for part in bill.components for licence in part.licences if not licence.spdx}
+        {license.text for part in bill.components for license in part.licenses if not license.spdx}
     )
     references: dict[str, str] = {}
     for name in names:
@@ -173,7 +173,7 @@ def format_cyclonedx(bill: BillOfMaterials) -> str:
 
 def _component(component: BillComponent) -> CycloneComponent:
     properties = (
-        [Property(name="imagefactory:licence", value=f"NOASSERTION: {component.why}")]
+        [Property(name="imagefactory:license", value=f"NOASSERTION: {component.why}")]
         if component.why
         else []
     )
@@ -187,15 +187,15 @@ def _component(component: BillComponent) -> CycloneComponent:
         bom_ref=component.purl.to_string(),
         purl=component.purl,
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=component.sha256)] if component.sha256 else [],
-        licenses=[_license(licence, alone=len(component.licences) == 1) for licence in component.licences],
+        licenses=[_license(license, alone=len(component.licenses) == 1) for license in component.licenses],
         properties=properties,
     )
 
 
-def _license(licence: ComponentLicense, *, alone: bool) -> DisjunctiveLicense | CycloneDxExpression:
+def _license(license: ComponentLicense, *, alone: bool) -> DisjunctiveLicense | CycloneDxExpression:
     """Return a license: the format allows one expression, or any number of identifiers and names."""
-    if licence.spdx and is_supported_id(licence.text):
-        return DisjunctiveLicense(id=licence.text)
-    if licence.spdx and alone:
-        return CycloneDxExpression(licence.text)
-    return DisjunctiveLicense(name=licence.text)
+    if license.spdx and is_supported_id(license.text):
+        return DisjunctiveLicense(id=license.text)
+    if license.spdx and alone:
+        return CycloneDxExpression(license.text)
+    return DisjunctiveLicense(name=license.text)

@@ -20,7 +20,7 @@ LICENSING = get_spdx_licensing()
 NAME = 120  # characters; a longer field is the text of a license, not its name
 
 
-NO_FIELD = "its record names no licence"
+NO_FIELD = "its record names no license"
 
 
 _PROSE = "its copyright file is prose"
@@ -52,8 +52,8 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def unique(licences: Iterable[ComponentLicense | None]) -> tuple[ComponentLicense, ...]:
-    return tuple(sorted({licence for licence in licences if licence is not None}))
+def unique(licenses: Iterable[ComponentLicense | None]) -> tuple[ComponentLicense, ...]:
+    return tuple(sorted({license for license in licenses if license is not None}))
 
 
 def metadata_licenses(metadata: bytes) -> tuple[tuple[ComponentLicense, ...], str]:
@@ -69,9 +69,9 @@ def metadata_licenses(metadata: bytes) -> tuple[tuple[ComponentLicense, ...], st
         text.split(" :: ")[1:] for text in raw.get("classifiers", ()) if text.startswith("License ::")
     ]
     names = [parts[-1] for parts in classifiers if parts and parts[-1] != "OSI Approved"]
-    if licences := unique(map(read_license, names)):
-        return licences, ""
-    return (), "its METADATA has a licence's text, not its name" if raw.get("license") else NO_FIELD
+    if licenses := unique(map(read_license, names)):
+        return licenses, ""
+    return (), "its METADATA has a license's text, not its name" if raw.get("license") else NO_FIELD
 
 
 def copyright_licenses(text: str) -> tuple[tuple[ComponentLicense, ...], str]:
@@ -83,8 +83,8 @@ def copyright_licenses(text: str) -> tuple[tuple[ComponentLicense, ...], str]:
     if not stanzas or not _DEP5.fullmatch(stanzas[0].get("format", "")):
         return (), _PROSE
     named = [stanza["license"].split("\n")[0] for stanza in stanzas if "license" in stanza]
-    licences = unique(map(_debian_license, named))
-    return licences, "" if licences else "its copyright file names no licence"
+    licenses = unique(map(_debian_license, named))
+    return licenses, "" if licenses else "its copyright file names no license"
 
 
 def _debian_license(text: str) -> ComponentLicense | None:
@@ -97,8 +97,8 @@ def _debian_license(text: str) -> ComponentLicense | None:
     if "," in words or "exception" in words:
         return read_license(words)
     mapped = " ".join(part.upper() if part in ("and", "or") else _spdx_name(part) for part in parts)
-    licence = read_license(mapped)
-    return licence if licence and licence.spdx else read_license(words)
+    license = read_license(mapped)
+    return license if license and license.spdx else read_license(words)
 
 
 def _spdx_name(name: str) -> str:
@@ -120,22 +120,22 @@ def check_licenses(bill: BillOfMaterials, allowed: Collection[str]) -> LicenseCh
     enough, AND requires both, and `X WITH Y` is one license. Only NOASSERTION accepts packages without a
     license.
     """
-    counts = Counter(licence for component in bill.components for licence in component.licences)
-    fits = {licence: is_allowed(licence, allowed) for licence in counts}
+    counts = Counter(license for component in bill.components for license in component.licenses)
+    fits = {license: is_allowed(license, allowed) for license in counts}
     refused = (
-        (component, tuple(licence for licence in component.licences if not fits[licence]))
+        (component, tuple(license for license in component.licenses if not fits[license]))
         for component in bill.components
     )
-    order = sorted(counts, key=lambda licence: (-counts[licence], licence))
+    order = sorted(counts, key=lambda license: (-counts[license], license))
     return LicenseCheck(
-        counted=tuple((licence, counts[licence], fits[licence]) for licence in order),
+        counted=tuple((license, counts[license], fits[license]) for license in order),
         refused=tuple((component, wrong) for component, wrong in refused if wrong),
-        unknown=tuple(component for component in bill.components if not component.licences),
+        unknown=tuple(component for component in bill.components if not component.licenses),
         accepted=NO_LICENSE in (name.upper() for name in allowed),
     )
 
 
-def is_allowed(licence: ComponentLicense, allowed: Collection[str]) -> bool:
+def is_allowed(license: ComponentLicense, allowed: Collection[str]) -> bool:
     patterns = [name.lower() for name in allowed]
 
     def named(text: str) -> bool:
@@ -148,4 +148,4 @@ def is_allowed(licence: ComponentLicense, allowed: Collection[str]) -> bool:
             return any(map(holds, node.args))
         return named(node.render())
 
-    return holds(LICENSING.parse(licence.text)) if licence.spdx else named(licence.text)
+    return holds(LICENSING.parse(license.text)) if license.spdx else named(license.text)

@@ -93,7 +93,7 @@ def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[BillCompo
         if _SBOM.fullmatch(member.filename):
             try:
                 if member.file_size > LARGEST:
-                    raise ValueError(f"it has {member.file_size} bytes")
+                    raise ValueError(f"it has {member.file_size} bytes, the limit is {LARGEST}")
                 data = b"".join(member_bytes(path, member))
                 components += _carried(data, (PackageType.PYPI, package.name, package.version))
             except (CorruptDataError, ValueError) as error:
@@ -121,8 +121,8 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent
                 name=name,
                 version=plain(purl.version),
                 namespace=plain(purl.namespace or ""),
-                licences=(licences := _document_licenses(row)),
-                why="" if licences else "the wheel that carries it does not say it",
+                licenses=(licenses := _document_licenses(row)),
+                why="" if licenses else "the SBOM in the wheel names no license",
                 qualifiers=tuple(
                     sorted((plain(key), plain(value)) for key, value in purl.qualifiers.items())
                 ),
@@ -143,8 +143,8 @@ def _document_licenses(row: dict[str, Any]) -> tuple[ComponentLicense, ...]:
 
 
 def _record_licenses(record: dict[str, Any]) -> LicenseAndSource:
-    licences = unique([read_license(str(record.get("license") or ""))])
-    return licences, "" if licences else NO_FIELD
+    licenses = unique([read_license(str(record.get("license") or ""))])
+    return licenses, "" if licenses else NO_FIELD
 
 
 def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str], ...]:
@@ -217,7 +217,7 @@ class LayerStack:
                     links[path] = posixpath.normpath(posixpath.join("/", folder, target))[1:]
                 elif entry.kind == FILE:
                     if entry.size > LARGEST:
-                        raise CorruptDataError(f"{path[:200]} has {entry.size} bytes")
+                        raise CorruptDataError(f"{path[:200]} has {entry.size} bytes, the limit is {LARGEST}")
                     files[path] = _read(path, entry.read(entry.size))
                 elif same in files:
                     files[path] = files[same]
@@ -269,11 +269,11 @@ class LayerStack:
                     "package-record-invalid", f"{_STATUS} has a package without name or version", hint=_HINT
                 )
             source, _, of = stanza.get("Source", name).partition(" ")
-            licences, why = self._copyright(name)
+            licenses, why = self._copyright(name)
             yield replace(
                 debian_component(name, version, stanza.get("Architecture", ""), distribution),
                 source=(plain(source), plain(of.strip("()")) or version),
-                licences=licences,
+                licenses=licenses,
                 why=why,
             )
 
@@ -290,7 +290,7 @@ class LayerStack:
                 path = f"{self._links[folder]}/copyright"
             else:
                 break
-        return (), "the image has no copyright file of it"
+        return (), "the image has no copyright file for it"
 
 
 def _has_license(path: str) -> bool:
@@ -318,12 +318,12 @@ def _read(path: str, data: bytes) -> _Fact:
 def _distribution_component(path: str, data: bytes) -> BillComponent:
     raw, _ = parse_email(data)
     name, _, version = path.split("/")[-2].removesuffix(".dist-info").partition("-")
-    licences, why = metadata_licenses(data)
+    licenses, why = metadata_licenses(data)
     return BillComponent(
         kind=PackageType.PYPI,
         name=canonicalize_name(plain(raw.get("name") or name)) or "unnamed",
         version=plain(raw.get("version") or version),
-        licences=licences,
+        licenses=licenses,
         why=why,
     )
 
@@ -333,19 +333,19 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
         record = json.loads(data)
         name, version, build = (plain(str(record[key])) for key in ("name", "version", "build"))
         if not name:
-            raise ValueError("it has no name")
+            raise ValueError("its name is empty")
         files = [f"{prefix}{file}" for file in record.get("files") or () if str(file).endswith("METADATA")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(
             "package-record-invalid", f"{path} is not a conda package record: {error}", hint=_HINT
         ) from error
-    licences, why = _record_licenses(record)
+    licenses, why = _record_licenses(record)
     component = BillComponent(
         kind=PackageType.CONDA,
         name=name,
         version=version,
         sha256=sha256 if _SHA256.fullmatch(sha256 := str(record.get("sha256"))) else "",
-        licences=licences,
+        licenses=licenses,
         why=why,
         qualifiers=conda_qualifiers(
             plain(str(record.get("url", ""))), plain(str(record.get("subdir", ""))), build
@@ -380,15 +380,15 @@ def lock_bill(
     lock: Lock,
     base: BaseSpec,
     base_lock: BaseLock | None,
-    licences: Mapping[str, LicenseAndSource],
+    licenses: Mapping[str, LicenseAndSource],
     carried: Iterable[BillComponent] = (),
 ) -> BillOfMaterials:
-    """Return the bill of a target. `licences` are by sha256, `carried` are libraries inside packages.
+    """Return the bill of a target. `licenses` are by sha256, `carried` are libraries inside packages.
 
     Without `base_lock` the base is one component: an image that is pulled by digest.
     """
     rows = [
-        package_component(package, licences.get(package.sha256, ((), NOT_AVAILABLE)))
+        package_component(package, licenses.get(package.sha256, ((), NOT_AVAILABLE)))
         for package in lock.packages
     ]
     if base_lock:
@@ -414,7 +414,7 @@ def base_digest(base: BaseSpec, lock: BaseLock | None) -> str:
 
 
 def package_component(package: LockedPackage, known: LicenseAndSource) -> BillComponent:
-    licences, why = known
+    licenses, why = known
     wheel = isinstance(package, LockedWheel)
     pairs = (
         (("file_name", package.filename),)
@@ -426,7 +426,7 @@ def package_component(package: LockedPackage, known: LicenseAndSource) -> BillCo
         name=package.name,
         version=package.version,
         sha256=package.sha256,
-        licences=licences,
+        licenses=licenses,
         why=why,
         qualifiers=pairs,
     )
@@ -468,8 +468,8 @@ def with_image_licenses(bill: BillOfMaterials, seen: Iterable[BillComponent]) ->
         components=tuple(
             replace(
                 component,
-                licences=component.licences or known.licences,
-                why="" if component.licences else known.why,
+                licenses=component.licenses or known.licenses,
+                why="" if component.licenses else known.why,
                 source=known.source,
             )
             if (known := by_key.get(component.key))

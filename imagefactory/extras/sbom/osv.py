@@ -69,7 +69,7 @@ def read_records(path: Path) -> Iterator[Mapping[str, Any]]:
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> bytes:
     try:
         if member.file_size > LARGEST:
-            raise ValueError(f"it has {member.file_size} bytes")
+            raise ValueError(f"it has {member.file_size} bytes, the limit is {LARGEST}")
         return archive.read(member)
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise UsageError(
@@ -83,7 +83,7 @@ def _parse(data: bytes, file: str) -> Mapping[str, Any]:
     try:
         value = json.loads(data)
         if not isinstance(value["id"], str):
-            raise TypeError("its id is not a text")
+            raise TypeError("its id is not a string")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             "osv-invalid",
@@ -127,8 +127,8 @@ def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, 
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UsageError(
                 "osv-invalid",
-                f"the OSV record {record['id']} is malformed: {type(error).__name__}: {error}",
-                hint="download it again",
+                f"the OSV record {record['id']} is invalid: {type(error).__name__}: {error}",
+                hint="download the OSV export again",
             ) from error
     if empty:
         raise UsageError(

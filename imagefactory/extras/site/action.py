@@ -119,7 +119,7 @@ def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
     )
 
 
-def read_catalogued_report(
+def read_cataloged_report(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> ReportContents:
     """Return the report of a signed catalog, without layers and packages. Raises as `survey_catalog`."""
@@ -210,8 +210,8 @@ def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False)
     if others and not mark.is_file() and not force:
         raise UsageError(
             "output-foreign-files",
-            f"{folder} has files that imagefactory did not write",
-            hint="choose another directory, or pass --force",
+            f"{folder} contains files of other programs",
+            hint="choose another directory with --output, or overwrite them with --force",
         )
     folder.mkdir(parents=True, exist_ok=True)
     # First, so that an interrupted run leaves a directory that the next run recognizes as a report.

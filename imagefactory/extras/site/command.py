@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -37,13 +37,42 @@ FORMATS = ("html", "svg", "badge", "csv", "markdown", "json")
 
 @click.command(cls=Command)
 @targets_argument(required=False)
+@section("What to show")
+@click.option(
+    "--inventory",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Add the compute capabilities of a cluster, as `imagefactory gpus -o FILE` wrote them.",
+)
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="X.Y",
+    help="Add this compute capability (repeatable).",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    help="Add a collected sweep from another directory (repeatable).",
+)
+@click.option(
+    "--registry",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Only images of this registry.  [default: the store, and the setting `registry`]",
+)
+@section("Output")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
     default="html",
     show_default=True,
-    help="html: a site; svg: the matrix as a picture; badge: of one TARGET; csv, markdown, json: tables.",
+    help="Write an HTML site, the matrix as a picture (svg), a badge of one TARGET, or tables.",
 )
 @click.option(
     "--output",
@@ -52,34 +81,7 @@ FORMATS = ("html", "svg", "badge", "csv", "markdown", "json")
     metavar="PATH",
     help="The directory of html, else a file.  [default: report for html, else stdout]",
 )
-@click.option(
-    "--inventory",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Add the capabilities of this pool, as `imagefactory gpus -o FILE` wrote them.",
-)
-@click.option(
-    "--capability",
-    "capabilities",
-    multiple=True,
-    metavar="X.Y",
-    help="Add this capability to those that recipes require, verdicts name or sweeps tried (repeatable).",
-)
-@click.option(
-    "--sweep",
-    "sweeps",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    multiple=True,
-    metavar="DIR",
-    help="Add a collected sweep that is not next to the store (repeatable).",
-)
-@click.option(
-    "--registry",
-    default="",
-    metavar="HOST[/PATH]",
-    help="Only images of this registry.  [default: the store, and the setting `registry`]",
-)
-@click.option("--force", is_flag=True, help="Replace a directory that imagefactory did not write.")
+@click.option("--force", is_flag=True, help="With html: overwrite files that imagefactory did not write.")
 @json_option
 @click.pass_obj
 def report(
@@ -96,27 +98,19 @@ def report(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show which image runs on which GPU: pages, pictures, tables.
+    """Write a report: which image runs on which GPU.
 
     \b
-    imagefactory report                                      a site: open report/index.html
+    imagefactory report                                   to report/index.html
     imagefactory report 'pytorch-*' --format svg -o matrix.svg
     imagefactory report pytorch-2.3-cu121 --format badge -o verified.svg
-    imagefactory report --format csv -o tables.csv
+    imagefactory report --format csv > tables.csv
 
-    html writes a directory, each other format one document. The site needs no server, no JavaScript and no
-    network. For each image it has the prediction next to the result of the suite, the numbers of each check,
-    its contents and changes, commands to fetch it and a submit file. For each GPU it shows the images to use.
+    The HTML site needs no server, JavaScript or network. It has the prediction and the result for each
+    image and GPU. The other formats are one document each. csv has a line for each combination that runs or
+    fails. markdown and json also have version ranges, reasons and what was not tested.
 
-    csv has a line for each framework, capability, CUDA and version that runs or fails, with the failure
-    cause. markdown and json also have version ranges, reasons, drivers and what was not tested.
-
-    valid: a valid verdict of exactly that capability says so. failed: the suite ran there and failed.
-    undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A failure
-    cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, followed by (predicted)
-    or (documented).
-
-    Outside of a project the verdicts are those of the catalog that you joined.
+    Outside a project the verdicts are those of the catalog that you joined.
     """
     from imagefactory.fs import replace_text
 
@@ -202,7 +196,7 @@ def tables_request(
 
 
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
-    from imagefactory.extras.site.tables import read_catalogued, read_tables
+    from imagefactory.extras.site.tables import read_cataloged, read_tables
     from imagefactory.project import uses_catalog
 
     settings = call.settings
@@ -210,7 +204,7 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
         project = call.factory
         return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogued(settings, os.environ, names, request)
+    return read_cataloged(settings, os.environ, names, request)
 
 
 def check_registry_has_targets(registry: str) -> None:
@@ -218,7 +212,7 @@ def check_registry_has_targets(registry: str) -> None:
     reject_conflict(
         registry,
         "--registry requires a project: elsewhere the images are those of the signed catalog",
-        "remove --registry: the settings `catalogue` and `registry` say where the catalog is",
+        "remove --registry: the settings `catalog` and `registry` say where the catalog is",
     )
 
 
@@ -271,7 +265,7 @@ def _summary(reported: ReportContents) -> str:
 
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
-    from imagefactory.extras.site.action import read_catalogued_report, read_report
+    from imagefactory.extras.site.action import read_cataloged_report, read_report
     from imagefactory.project import uses_catalog
 
     settings = call.settings
@@ -279,4 +273,4 @@ def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -
         project = call.factory
         return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
-    return read_catalogued_report(settings, os.environ, names, request)
+    return read_cataloged_report(settings, os.environ, names, request)

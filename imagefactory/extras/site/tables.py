@@ -261,11 +261,13 @@ def _capability(text: str, folder: Path) -> Capability:
         return parse_capability(text)
     except ValueError as error:
         raise UsageError(
-            "sweep-file-invalid", f"{folder}: {error}", hint="choose another sweep, or omit it"
+            "sweep-file-invalid",
+            f"{folder}: {error}",
+            hint="omit this sweep, or pass the directory of another one",
         ) from error
 
 
-def read_catalogued(
+def read_cataloged(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> TableData:
     """Return the tables of a signed catalog, with its own predictions, for users without a project.
@@ -279,10 +281,10 @@ def read_catalogued(
 def survey_catalog(
     center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> tuple[TableData, tuple[ImageOffer, ...]]:
-    """Return the tables of a center's catalog, and its offers. Raises as `read_catalogued`."""
-    catalogue, trust = read_catalog(center.settings, environ, request.now), center.trust
+    """Return the tables of a center's catalog, and its offers. Raises as `read_cataloged`."""
+    catalog, trust = read_catalog(center.settings, environ, request.now), center.trust
     offers = tuple(
-        verify_offer(catalogue, image, trust, request.now) for image in select_images(catalogue, names)
+        verify_offer(catalog, image, trust, request.now) for image in select_images(catalog, names)
     )
     entries = [_catalog_entries(offer) for offer in offers if offer.image.gpu]
     sweep_states, notes = _read_sweeps(request)
@@ -293,7 +295,7 @@ def survey_catalog(
         place=center.place,
         combos=combos,
         ranges=make_ranges(combos),
-        notes=(*catalogue.notes, *notes),
+        notes=(*catalog.notes, *notes),
     )
     return tables, offers
 

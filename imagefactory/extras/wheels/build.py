@@ -73,6 +73,7 @@ MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
 POLL_SECONDS = 0.2
 """Seconds between checks of the disk while git writes to it."""
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z0-9_.]+)'")
+_BACKEND_HINT = "check the build backend in pyproject.toml: it must follow PEP 517"
 _TAIL, _LAST = 30, 10
 _ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc fatal|ld: (?!warning)")
 """Errors of gcc, nvcc and ld."""
@@ -155,7 +156,7 @@ def check_not_amd(target: Target) -> None:
         raise UsageError(
             "amd-not-supported",
             f"{target.name} is for AMD GPUs: imagefactory has no compiler for them",
-            hint="compile it where ROCm is installed, and name the wheel in the recipe: ./wheels/NAME.whl",
+            hint="compile it on a machine with ROCm, and write ./wheels/NAME.whl in the recipe",
         )
 
 
@@ -282,8 +283,8 @@ def _is_wheel_name_used(request: CompileRequest, wheel: LockedWheel) -> bool:
     if used and not request.folders[1].resolve().is_relative_to(request.folder.resolve()):
         raise BuildError(
             "wheel-folder-outside",
-            f"{request.folders[1]} is a link to outside {request.folder}",
-            hint="remove it",
+            f"{request.folders[1]} is a link that leaves {request.folder}",
+            hint="replace the link with a directory",
         )
     return used
 
@@ -318,6 +319,7 @@ class _BuildSteps:
             raise BuildError(
                 "build-requires-invalid",
                 f"{request.title}: cannot read its build requirements: {printable(str(error))}",
+                hint=_BACKEND_HINT,
             ) from error
 
     def run(self, step: str, title: str, progress: Progress) -> None:
@@ -335,17 +337,19 @@ class _BuildSteps:
             _MISSING.search(result.stdout + result.stderr) if result.returncode and self.isolated else None
         )
         if missing:
-            raise _MissingModuleError("build-module-missing", f"its build imports {missing[1]}")
+            raise _MissingModuleError(
+                "build-module-missing", f"the build imports {missing[1]}, which it does not require"
+            )
         _check_compilers(job.request, result, job.source.untagged)
 
 
 def check_requires(listed: object) -> tuple[str, ...]:
     """Return the requirements that an untrusted build wrote. Raises ValueError or TypeError if invalid."""
     if not isinstance(listed, list) or len(listed) > MOST_REQUIRES:
-        raise ValueError(f"it is not a list of up to {MOST_REQUIRES} packages")
+        raise ValueError(f"expected a list of at most {MOST_REQUIRES} packages")
     requirements = [Requirement(item) for item in listed]
     if elsewhere := next((item for item in requirements if item.url), None):
-        raise ValueError(f"it requires {elsewhere.name} from an address, not from the index")
+        raise ValueError(f"{elsewhere.name} has an address, but only packages of the index are supported")
     return tuple(sorted(map(str, requirements)))
 
 
@@ -363,7 +367,9 @@ def _take_wheel(
         names = [name for name in list_names(out, MOST_NAMES) if name.endswith(".whl")]
         if len(names) != 1:
             raise BuildError(
-                "wheel-not-written", f"{request.title}: expected one wheel, and the build wrote {len(names)}"
+                "wheel-not-written",
+                f"{request.title}: expected one wheel, but the build wrote {len(names)}",
+                hint=_BACKEND_HINT,
             )
         name = printable(names[0])
         with open_file(out, names[0], most) as fd, (destination / name).open("xb") as file:
@@ -372,12 +378,17 @@ def _take_wheel(
                 file.write(data)
                 size += len(data)
     except OSError as error:
-        raise BuildError(*os_problem("copy", f"{error.filename} of {request.title}", error)) from error
+        raise BuildError(
+            *os_problem("copy", f"{error.filename} of {request.title}", error),
+            hint="raise the limit: --limit scratch=...",
+        ) from error
     try:
         project, version, *_ = parse_wheel_filename(name)
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise BuildError(
-            "wheel-invalid", f"{request.title}: the build wrote an invalid wheel: {error}"
+            "wheel-invalid",
+            f"{request.title}: the build wrote an invalid wheel: {error}",
+            hint=_BACKEND_HINT,
         ) from error
     # A local label (`+cu130`) may say what it was built for. The release must be that of its source.
     if project != (source.name or project) or (
@@ -385,19 +396,22 @@ def _take_wheel(
     ):
         expected = f"{source.name} {source.version}".rstrip()
         raise BuildError(
-            "wheel-mismatch", f"{request.title}: expected a wheel of {expected}, and the build wrote {name}"
+            "wheel-mismatch",
+            f"{request.title}: expected a wheel of {expected}, but the build wrote {name}",
+            hint=_BACKEND_HINT,
         )
     wheel = LockedWheel(
         name=project, version=str(version), filename=name, sha256=whole.hexdigest(), size=size
     )
     if fault := misfit(wheel, lock.python, lock.platform):
-        raise BuildError("wheel-incompatible", f"{request.title}: {fault}")
+        raise BuildError("wheel-incompatible", f"{request.title}: {fault}", hint=_BACKEND_HINT)
     check_wheel(destination / name, wheel.sha256)
     if (metadata := wheel_metadata(destination / name)) != (project, version):
         actual = f"{metadata[0]} {metadata[1]}" if metadata else "no name"
         raise BuildError(
             "wheel-mismatch",
             f"{request.title}: expected {project} {version} in the metadata of {name}, found {actual}",
+            hint=_BACKEND_HINT,
         )
     return wheel
 
@@ -478,7 +492,7 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
             raise UsageError(
                 "source-folder-missing",
                 f"{text} has no directory {match['folder']}",
-                hint="correct its subdirectory",
+                hint="correct the part #subdirectory=... of the address",
             )
         copy_source(inside, folder, most)
         if read_project(folder).version_variable:  # the version counts all commits, so fetch them
@@ -502,7 +516,9 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
             return _with_git_version(source, path.resolve())
         if not path.is_file():
             raise UsageError(
-                "path-not-found", f"{path} does not exist", hint="name a directory, an archive or a package"
+                "path-not-found",
+                f"{path} does not exist",
+                hint="pass an existing directory or archive, or a package: NAME==VERSION",
             )
         copy, content = _copied(path.resolve(), folder, most)
         return _WheelSource(path=copy, identity=f"{path.name} sha256:{content}")
@@ -510,7 +526,9 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         requirement = Requirement(text)
     except InvalidRequirement as error:
         raise UsageError(
-            "requirement-invalid", f"{text!r} is not a package: {error}", hint="write torch-scatter==2.1.2"
+            "requirement-invalid",
+            f"{text!r} is not a package: {error}",
+            hint="write NAME==VERSION, such as torch-scatter==2.1.2",
         ) from error
     index = package_index(access)
     name = canonicalize_name(requirement.name)
@@ -521,7 +539,7 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         raise DownloadError(
             "hash-mismatch",
             f"{fetched}: expected sha256 {file.sha256}, found {content}",
-            hint=f"rm {fetched}",
+            hint=f"delete it and run the command again: rm {fetched}",
         )
     return _WheelSource(
         path=copy, identity=f"{file.filename} sha256:{content}", name=name, version=str(version)
@@ -558,7 +576,7 @@ def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
 def _clone(url: str, commit: str, folder: Path, most: int) -> None:
     """Clone a commit and its submodules. Raises UsageError if git fails or needs more than `most` bytes."""
     if shutil.which("git") is None:
-        raise ToolError("tool-missing", "git is not installed", hint="apt-get install git")
+        raise ToolError("tool-missing", "git is not installed", hint="install it: apt-get install git")
     folder.mkdir(parents=True)
     _run_git(
         folder,
@@ -601,7 +619,11 @@ def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - 300))
             if process.returncode:
                 words = printable(errors.read().decode(errors="replace").strip())
-                raise UsageError("git-failed", f"git cannot fetch {title}: {words}")
+                raise UsageError(
+                    "git-failed",
+                    f"git cannot fetch {title}: {words}",
+                    hint="check the address and the commit with git fetch",
+                )
 
 
 def _tools(
@@ -671,7 +693,11 @@ def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> N
         for wheel, path in wheels.items():
             remaining -= unpack_wheel(path, folder, sha256=wheel.sha256, most=remaining)
     except OSError as error:
-        raise BuildError("build-tool-invalid", f"cannot unpack a build tool: {error}") from error
+        raise BuildError(
+            "build-tool-invalid",
+            f"cannot unpack a build tool: {error}",
+            hint="free disk space or raise --limit scratch=..., then run it again",
+        ) from error
     shutil.copyfile(BUILDER, folder / BUILDER.name)
 
 

@@ -25,14 +25,14 @@ from imagefactory.cli.output import (
     metavar="TARGET",
     required=True,
     shell_complete=complete_targets,
-    help="The target whose image compiles the wheel, and will use it.",
+    help="Build in the image of this target, for use in it.",
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="CAPABILITY",
-    help="Compile only for this compute capability (8.0); repeatable.  [default: the target's]",
+    help="Compile only for this compute capability, such as 8.0 (repeatable).  [default: the target's]",
 )
 @click.option(
     "--dir",
@@ -45,7 +45,7 @@ from imagefactory.cli.output import (
     "limits",
     multiple=True,
     metavar="NAME=AMOUNT",
-    help="Limit the build as in `run`: memory=16G, time=2h, ...  [default: as in `run`, and time=1d]",
+    help="Limit the build as in `run`: memory=16G, time=2h.  [default: as in `run`, and time=1d]",
 )
 @json_option
 @click.pass_obj
@@ -62,13 +62,12 @@ def build_wheel(
 
     \b
     imagefactory recipe build-wheel torch-scatter==2.1.2 --in pytorch-2.15-cu132
-    imagefactory recipe build-wheel ./mykernels --in pytorch-2.15-cu132 --capability 8.0
-    imagefactory recipe build-wheel git+https://git.example.org/lab/ops@COMMIT --in pytorch-2.15-cu132
+    imagefactory recipe build-wheel ./mykernels --in pytorch-2.15-cu132
 
-    The target's Python, packages and compiler build it, without network. pip, setuptools, ninja, the build
-    requirements and, from CUDA 13 on, nvcc come from PyPI. None of these tools become part of an image. A
-    record of source, image and tools is next to the wheel, and the same inputs are not built again. Links in
-    a directory stay links. A link that leaves the directory stops the command.
+    The source is a package, a directory, an archive or git+https://HOST/REPOSITORY@COMMIT. The target's
+    Python, packages and compiler build it, without network. pip, setuptools, ninja and, from CUDA 13 on,
+    nvcc come from PyPI; they do not become part of an image. If nothing changed, the wheel is not built
+    again.
     """
     from imagefactory.errors import UsageError
     from imagefactory.extras.wheels.build import TIMEOUT, CompileRequest, compile_wheel
@@ -85,15 +84,15 @@ def build_wheel(
     if folder is None and factory.settings.shipped:
         raise UsageError(
             "project-not-found",
-            "there is no project here whose wheels/ could store the wheel",
-            hint="pass --dir DIR",
+            "the wheel needs a directory, because there is no project here",
+            hint="pass a directory: --dir DIR",
         )
     root = factory.settings.root_path
     if folder is None and not place.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "folder-outside-project",
-            f"{place} is a link to a place outside the project",
-            hint="pass --dir DIR",
+            f"{place} is a link to a directory outside the project",
+            hint="pass a directory: --dir DIR",
         )
     bounds = parse_limits(limits)
     timeout = bounds.pop("time", TIMEOUT)

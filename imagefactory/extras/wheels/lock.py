@@ -153,8 +153,8 @@ class _RecipeText:
         if self._text[at : at + len(written)] != written:
             raise UsageError(
                 "entry-not-plain",
-                f"{item.where}: '{item.text}' is escaped or spread over lines",
-                hint="write it on one line",
+                f"{item.where}: imagefactory cannot edit '{item.text}', which has escapes or several lines",
+                hint="write it on one line without escapes",
             )
         return len(written)
 
@@ -266,7 +266,7 @@ def build_and_lock(
     if not folder.resolve().is_relative_to(factory.settings.root_path.resolve()):
         raise UsageError(
             "link-leaves-project",
-            f"{folder} is a link to outside the project",
+            f"{folder} is a link to a directory outside the project",
             hint="replace it with a directory",
         )
     current, built = target, dict[str, tuple[ProjectWheel, bool]]()
@@ -296,7 +296,9 @@ def build_and_lock(
         text, current = _draft(factory, target, current, [built_wheel for built_wheel, _ in built.values()])
     else:
         raise LockError(
-            "wheels-still-missing", f"{target.name}: each of {ROUNDS} solutions needs another missing wheel"
+            "wheels-still-missing",
+            f"{target.name}: after {ROUNDS} solutions, a wheel is still missing",
+            hint=f"pin the versions of its packages in the recipe ({target.where})",
         )
     if built:
         factory, target = _write_recipe(factory, target, text)
@@ -389,7 +391,11 @@ def _build_image(
     with progress.stage(f"{target.name}: image to build in"):
         image = build_image(factory, definition, options, progress).image
     if not isinstance(image, Image):
-        raise BuildError("sif-not-supported", f"{own.name}: cannot build a wheel in a .sif file")
+        raise BuildError(
+            "sif-not-supported",
+            f"{own.name}: cannot build a wheel in a .sif file",
+            hint='set engine = "oci" in imagefactory.toml',
+        )
     return BuildImage(lock=lock, image=image)
 
 
@@ -455,7 +461,11 @@ def _draft(
         ) from error
     draft = next((member for member in targets if member.name == target.name), None)
     if draft is None or _deciding(draft) != _deciding(expected):
-        raise UsageError("recipe-not-writable", f"cannot write the wheels into {path}", hint=hint)
+        raise UsageError(
+            "recipe-not-writable",
+            f"cannot write the wheels into {path}: the edited recipe would define another target",
+            hint=hint,
+        )
     return written, draft
 
 

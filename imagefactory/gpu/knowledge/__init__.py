@@ -7,9 +7,9 @@
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
 
-Modules of the parent directory read the other tables, which have their names.
+Modules in the parent directory read the other tables; each has the name of its table.
 
-A row is *documented* or measured from a package's own bytes, and names its source; it never says that an
+Each row is documented, or measured from the bytes of a package, and names its source. No row claims that an
 image works. A missing row means unknown, not false.
 """
 

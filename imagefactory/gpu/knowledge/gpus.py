@@ -1,8 +1,8 @@
 """GPUs by name: the compute capability of each (`gpus.toml`), and the names that people and drivers use.
 
-A name is user input ("v100", "rtx5090") or reported by a driver ("Tesla V100-SXM2-32GB", "NVIDIA
-A100-SXM4-40GB MIG 1g.5gb"). Brand, socket, memory and MIG slice do not decide the capability and are not
-compared; "Quadro", "Ada" and "Blackwell" decide it and are compared.
+A name is user input ("v100", "rtx5090") or comes from a driver ("Tesla V100-SXM2-32GB", "NVIDIA
+A100-SXM4-40GB MIG 1g.5gb"). Brand, socket, memory and MIG slice do not affect the capability and are not
+compared. "Quadro", "Ada" and "Blackwell" do, and are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AmdGpuModel:
 
 @cache
 def amd_gpus() -> tuple[AmdGpuModel, ...]:
-    """Return all known AMD GPUs, in the order of amd.toml: the newest first."""
+    """Return all known AMD GPUs in the order of amd.toml, the newest first."""
     return tuple(
         AmdGpuModel(name=name, processor=parse_capability(row["processor"]), source=row["source"])
         for row in read_table("amd")["sold"]
@@ -42,24 +42,29 @@ def amd_gpus() -> tuple[AmdGpuModel, ...]:
 
 @cache
 def processors() -> tuple[Capability, ...]:
-    """Return the processors of GPUs that AMD sells, in the order of their numbers."""
+    """Return the processors of AMD GPUs, sorted by number."""
     return tuple(sorted({gpu.processor for gpu in amd_gpus()}))
 
 
 @cache
 def all_processors() -> frozenset[str]:
-    """Return the names of all processors in the tables, with or without a product name."""
+    """Return all processor names in the tables, with or without a product name."""
     return frozenset({*map(str, processors())}.union(*generic_processors().values()))
 
 
 @cache
 def generic_processors() -> dict[str, frozenset[str]]:
-    """Return the processors that run each generic one's code: `gfx11-generic` -> gfx1100, gfx1101, ..."""
+    """Return the processors that run the code of each generic processor: `gfx11-generic` -> gfx1100, gfx1101,
+    ...
+    """
     return {row["name"]: frozenset(row["processors"]) for row in read_table("amd")["generic"]}
 
 
 def find_amd(words: Sequence[str]) -> AmdGpuModel | None:
-    """Return the GPU whose whole name is in `words` (`("amd", "mi250x")`); of several, the longest name."""
+    """Return the GPU whose complete name is in `words` (`("amd", "mi250x")`).
+
+    If several match, the longest name is used.
+    """
     typed = set(words)
     fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= typed]
     return max(fitting, key=lambda gpu: len(_amd_words(gpu.name)), default=None)
@@ -88,9 +93,9 @@ _GLUED = re.compile(r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """A GPU as NVIDIA or AMD sells it. `memory` are the sizes in GB in which it is sold; empty if unknown.
+    """A GPU model of NVIDIA or AMD. `memory` lists its memory sizes in GB, empty if unknown.
 
-    `host` is the architecture of its machine's processor (`arm64`), empty if there are several.
+    `host` is the processor architecture of its machines (`arm64`), empty if there are several.
     """
 
     name: str
@@ -102,7 +107,7 @@ class GpuModel:
 
 @cache
 def gpus() -> tuple[GpuModel, ...]:
-    """Return all known GPUs, the newest capability first."""
+    """Return all known GPUs, those with the newest capability first."""
     return tuple(
         GpuModel(
             name=name,
@@ -123,11 +128,11 @@ def capabilities() -> tuple[Capability, ...]:
 
 
 def find_gpu(name: str) -> GpuModel:
-    """Return the GPU that `name` means.
+    """Return the GPU with a name.
 
-    Part of a name is enough if all GPUs with that part have one capability; the one with the shortest name is
-    returned. Raises UsageError for a name that several capabilities share, with those GPUs, and for an
-    unknown one, with the nearest spellings. An AMD processor (`gfx90a`) is a name too.
+    Part of a name is enough if all matching GPUs have one capability; then the GPU with the shortest name is
+    returned. Raises UsageError if the matching GPUs have several capabilities, or if the name is unknown; the
+    error suggests names. An AMD processor (`gfx90a`) is also a name.
     """
     if found_amd := _of_amd(name):
         return found_amd
@@ -211,9 +216,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
-    """A GPU model. `memory` are bytes that a program sees, `flops` operations a second by number type (fp64,
-    fp32, tf32, fp16, bf16); `bandwidth` is bytes a second of its memory, `link` from the host, and `peer` to
-    another GPU of the machine.
+    """The speed and memory of a GPU model.
+
+    `memory` is the memory in bytes that a program sees. `flops` are operations per second by number type
+    (fp64, fp32, tf32, fp16, bf16). `bandwidth` is bytes per second of its memory, `link` from the host, and
+    `peer` to another GPU in the machine.
     """
 
     name: str
@@ -231,7 +238,7 @@ class DataSheet:
 
 @cache
 def data_sheets() -> tuple[DataSheet, ...]:
-    """Return all rows of data_sheets.toml, in its order."""
+    """Return all rows of data_sheets.toml, in the order of the file."""
     known = {gpu.name: gpu.capability for gpu in gpus()}
     return tuple(
         DataSheet(
@@ -252,9 +259,10 @@ def data_sheets() -> tuple[DataSheet, ...]:
 
 
 def find_data_sheet(name: str) -> tuple[DataSheet, tuple[DataSheet, ...]]:
-    """Return the data sheet that a name means, and other possible ones: `A100`, `a100-80gb`, `Tesla T4`.
+    """Return the data sheet for a name (`A100`, `a100-80gb`, `Tesla T4`), and the other data sheets that
+    match.
 
-    The first in the table whose name has all words is returned. Raises UsageError for an unknown name.
+    The first row that contains all words of the name is returned. Raises UsageError for an unknown name.
     """
     words = set(re.findall(r"[a-z0-9]+", name[:100].lower())) - {"nvidia", "tesla", "geforce"}
     sheets = data_sheets()

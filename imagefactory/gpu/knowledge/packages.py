@@ -22,10 +22,10 @@ from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaWheel:
-    """A PyPI offer of a framework version: `package[extras]` comes with CUDA `cuda`.
+    """A package on PyPI with a framework version for one CUDA: `package[extras]` uses CUDA `cuda`.
 
-    `version` is a prefix by whole components (`2.3` covers 2.3.1). `python` is the lowest Python that the
-    wheels need, empty if every base has it.
+    `version` is a prefix of whole components (`2.3` covers 2.3.1). `python` is the lowest Python version of
+    the wheels, empty if every base has it.
     """
 
     package: str
@@ -38,7 +38,7 @@ class CudaWheel:
 
 @cache
 def cuda_wheels() -> tuple[CudaWheel, ...]:
-    """Return all rows of pypi_cuda.toml, in its order."""
+    """Return all rows of pypi_cuda.toml, in the order of the file."""
     return tuple(
         CudaWheel(
             package=row["package"],
@@ -54,9 +54,10 @@ def cuda_wheels() -> tuple[CudaWheel, ...]:
 
 
 def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
-    """Return PyPI's offers of a framework version; empty if the table does not have that version.
+    """Return the rows of pypi_cuda.toml for a framework version, empty if there are none.
 
-    The longest row that covers `version` counts; without one, all rows inside `version` do.
+    The row with the longest matching version is used. If none covers `version`, all rows within `version` are
+    used.
     """
     wheels = [wheel for wheel in cuda_wheels() if wheel.package == package]
     covering = [wheel for wheel in wheels if covers(wheel.version, version)]
@@ -68,7 +69,9 @@ def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionPackage:
-    """A package released with a framework version: its `series` (`0.21`), for these `python`s."""
+    """A package that is released with a framework version: its `series` (`0.21`), for these Python
+    versions.
+    """
 
     framework: str
     version: str
@@ -85,7 +88,7 @@ def _companions() -> tuple[CompanionPackage, ...]:
 
 
 def companions(framework: str, version: str, python: str) -> tuple[CompanionPackage, ...]:
-    """Return the companions of a framework version that have wheels for a Python (`3.11`)."""
+    """Return the companions of a framework version that have wheels for a Python version (`3.11`)."""
     return tuple(
         row
         for row in _companions()
@@ -94,14 +97,14 @@ def companions(framework: str, version: str, python: str) -> tuple[CompanionPack
 
 
 def companion_names(framework: str) -> frozenset[str]:
-    """Return the companions of any version of a framework."""
+    """Return the companions of all versions of a framework."""
     return frozenset(row.package for row in _companions() if row.framework == framework)
 
 
 def companions_for(framework: str, version: str) -> dict[str, str]:
     """Return the series (`0.21`) of each companion for a framework version, by name.
 
-    A companion without a release for that version has an empty one. For a version that no row covers, the
+    A companion without a release for that version has an empty series. If no row covers the version, the
     result is empty.
     """
     known = {
@@ -113,7 +116,7 @@ def companions_for(framework: str, version: str) -> dict[str, str]:
 
 
 def last_with(companion: str, framework: str) -> str:
-    """Return the newest framework version that has a companion, empty for none."""
+    """Return the newest framework version that has a companion, empty if there is none."""
     versions = [
         row.version for row in _companions() if (row.package, row.framework) == (companion, framework)
     ]
@@ -122,9 +125,11 @@ def last_with(companion: str, framework: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyBound:
-    """A requirement of `versions` of a package that they do not declare: `needs`, a package and its versions.
+    """A requirement that some `versions` of a package have but do not declare: `needs`, a package and its
+    versions.
 
-    With `add` it is needed even if nothing else requires it. It applies to `python` (`3.13`), empty for all.
+    With `add` the package is installed even if nothing else requires it. The row applies to `python`
+    (`3.13`), or to all if that is empty.
     """
 
     package: str
@@ -137,17 +142,20 @@ class DependencyBound:
 
 @cache
 def bounds() -> tuple[DependencyBound, ...]:
-    """Return all rows of bounds.toml, in its order. Raises TypeError or ValueError for a malformed one."""
+    """Return all rows of bounds.toml, in the order of the file.
+
+    Raises TypeError or ValueError for an invalid row.
+    """
     return tuple(parse_bound(**row) for row in read_table("bounds")["bound"])
 
 
 def parse_bound(
     *, package: str, versions: str, needs: str, source: str, add: bool = False, python: str = ""
 ) -> DependencyBound:
-    """Return a row of bounds.toml. Raises ValueError for a malformed one."""
+    """Return a row of bounds.toml. Raises ValueError if it is invalid."""
     needed = Requirement(needs)
     if package != canonicalize_name(package) or needed.name != canonicalize_name(needed.name):
-        raise ValueError(f"'{package}' or '{needed.name}' is not a normalised name")
+        raise ValueError(f"'{package}' or '{needed.name}' is not a normalized name")
     if needed.extras or needed.marker or needed.url or not (add or needed.specifier):
         raise ValueError(f"'{needs}' is not a name with versions")
     if python and not re.fullmatch(r"3\.[0-9]{1,2}", python):
@@ -163,19 +171,19 @@ def parse_bound(
 
 
 def newest_cuda() -> int:
-    """Return the newest major version of CUDA in the table."""
+    """Return the newest CUDA major version in the table."""
     return max(int(wheel.cuda.partition(".")[0]) for wheel in cuda_wheels())
 
 
 @cache
 def families() -> dict[str, str]:
-    """Return family name -> the framework's distribution on PyPI (`pytorch` -> `torch`)."""
+    """Return the PyPI distribution of the framework of each family (`pytorch` -> `torch`)."""
     return dict(read_table("pypi_cuda")["families"])
 
 
 @cache
 def pypi_names() -> dict[str, tuple[str, ...]]:
-    """Return the PyPI names of conda packages where they differ (`pytorch` -> `("torch",)`)."""
+    """Return the PyPI names of conda packages that differ from the conda name (`pytorch` -> `("torch",)`)."""
     return {row["conda"]: tuple(row["pypi"]) for row in read_table("conda_pypi")["name"]}
 
 
@@ -186,13 +194,12 @@ def pypi_names() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentedSupport:
-    """The documented GPU code of a framework's build for one CUDA.
+    """The documented GPU code of a framework build for one CUDA.
 
-    `version` is a prefix by whole components. `codes` are machine code and PTX as the project names them,
-    sorted; PTX without the version of its instruction set, which no project documents. `minimum` is the
-    lowest capability that the project names in text, None without one. `cudnn` is a version as far as it is
-    named, often empty. `made_there` says that the code is compiled on the machine where it runs, by that
-    CUDA, whose targets are then in `codes`.
+    `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
+    sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
+    in the project's text, or None. `cudnn` is a partial or full version, often empty. `made_there` means that
+    CUDA compiles the code on the machine where it runs; then `codes` are the targets of that CUDA.
     """
 
     framework: str
@@ -206,22 +213,22 @@ class DocumentedSupport:
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
-        """Return the capabilities with machine code of their own, plain or `a`, and those of PTX, sorted."""
+        """Return the capabilities for which machine code (plain or `a`) or PTX is documented, sorted."""
         return tuple(sorted({code.architecture for code in self.codes if code.architecture}))
 
     @property
     def ptx(self) -> bool:
-        """Return whether PTX is documented, so that GPUs newer than those listed may be supported."""
+        """Return whether PTX is documented, so that newer GPUs than the listed ones may be supported."""
         return any(code.kind is CodeKind.PTX for code in self.codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRelease:
-    """One CUDA for which a framework version was released.
+    """One CUDA version for which a framework version was released.
 
-    `version` is a prefix by whole components. `pythons` are the minor versions (`3.11`), empty if no source
-    says. `experimental` is the project's own term for builds besides the stable ones. `any_minor` says that
-    it uses the machine's CUDA libraries, so that other minor versions of that major may work.
+    `version` is a prefix of whole components. `pythons` are minor versions (`3.11`), empty if unknown.
+    `experimental` is the project's term for unstable builds. `any_minor` means that the build uses the CUDA
+    libraries of the machine, so other minor versions of that CUDA may work.
     """
 
     framework: str
@@ -255,10 +262,10 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
 
 
 def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | None:
-    """Return what is documented of a framework's build, None if no row says.
+    """Return the documented GPU code of a framework build, None if there is no row.
 
-    `framework` is the distribution (`torch`), `version` `2.3` or `2.3.1`, `cuda` `12.1`, or `12` if the
-    framework binds only the major. The longest version that covers `version` counts.
+    `framework` is the distribution (`torch`), `version` is `2.3` or `2.3.1`, `cuda` is `12.1`, or `12` if the
+    framework fixes only the major version. The row with the longest version that covers `version` is used.
     """
     rows = [
         row
@@ -274,7 +281,10 @@ def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | N
 
 @cache
 def releases(framework: str) -> tuple[FrameworkRelease, ...]:
-    """Return all releases of a framework, the newest version and CUDA first; empty for an unknown one."""
+    """Return all releases of a framework, the newest version and CUDA first.
+
+    Empty for an unknown framework.
+    """
     rows = [
         FrameworkRelease(
             framework=framework,
@@ -294,12 +304,12 @@ def releases(framework: str) -> tuple[FrameworkRelease, ...]:
 
 
 def _code(word: str) -> GpuCode:
-    """Parse `80` as sm_80, `90a` as sm_90a; `120+PTX` is written as `120 compute_120`."""
+    """Parse `80` as sm_80 and `90a` as sm_90a. `120+PTX` is written as `120 compute_120`."""
     return parse_code(word if word.startswith("compute_") else f"sm_{word}")
 
 
 def _pythons(text: str) -> tuple[str, ...]:
-    """Parse `3.8-3.11` into every minor version of the range."""
+    """Parse a range such as `3.8-3.11` into its minor versions."""
     if not text:
         return ()
     (major, first), (_, last) = (numbers(end) for end in text.split("-"))
@@ -310,16 +320,16 @@ def _pythons(text: str) -> tuple[str, ...]:
 
 
 _NEWEST = "9999"
-"""A future release: the upper end of a range without one."""
+"""A version newer than all releases: the upper end of a range without an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalIndexRow:
-    """The location of releases that have no wheels on PyPI.
+    """The index or page with releases that have no wheels on PyPI.
 
-    `index` is the index's name in the settings, empty for a page of links to wheels. `versions` are those
-    releases, empty for all. `tagged` says that only builds with a tag (`cu118`) are there; the tag replaces
-    `{tag}` in `index` and `url`.
+    `index` is the name of the index in the settings, empty for a page of links to wheels. `versions` are
+    these releases, empty for all. `tagged` means that the index has only builds with a tag (`cu118`); the tag
+    replaces `{tag}` in `index` and `url`.
     """
 
     package: str
@@ -355,9 +365,9 @@ def _rows() -> dict[str, ExternalIndexRow]:
 
 
 def external_indexes(package: str, bounds: str, tag: str = "") -> ExternalIndexRow | None:
-    """Return the location of a package whose releases within `bounds` (PEP 440) have no wheels on PyPI.
+    """Return where a package is, if its releases within `bounds` (PEP 440) have no wheels on PyPI.
 
-    None if PyPI may have one. `tag` is the requested build tag.
+    None if PyPI may have a wheel. `tag` is the requested build tag.
     """
     row = _rows().get(package)
     if row is None or (row.tagged and not tag) or not _covers(row.versions, bounds):
@@ -366,7 +376,7 @@ def external_indexes(package: str, bounds: str, tag: str = "") -> ExternalIndexR
 
 
 def is_known_index(address: str) -> bool:
-    """Return whether an address is that of an index of the table."""
+    """Return whether an address belongs to an index in the table."""
     patterns = (
         re.escape(row["url"].rstrip("/")).replace(r"\{tag\}", "[a-z0-9]+")
         for row in read_table("indexes")["index"]
@@ -375,7 +385,7 @@ def is_known_index(address: str) -> bool:
 
 
 def _covers(versions: str, bounds: str) -> bool:
-    """Return whether `versions` contains all releases within `bounds` that would be chosen."""
+    """Return whether `versions` contains all releases within `bounds` that a solver would choose."""
     try:
         there, required = SpecifierSet(versions, prereleases=True), SpecifierSet(bounds, prereleases=True)
     except InvalidSpecifier:
@@ -395,7 +405,7 @@ def _covers(versions: str, bounds: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelScan:
-    """A scanned wheel: `contents.source` is its file name, `source` says when and how it was scanned."""
+    """A scanned wheel: `contents.source` is its file name, `source` is when and how it was scanned."""
 
     package: str
     version: str
@@ -407,24 +417,24 @@ class WheelScan:
 
 @cache
 def scanned_wheels() -> tuple[WheelScan, ...]:
-    """Return all rows of scanned.toml, in its order."""
+    """Return all rows of scanned.toml, in the order of the file."""
     return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
 
 
 def scanned_for_amd64() -> tuple[WheelScan, ...]:
-    """Return the scanned wheels that projects' pages document."""
+    """Return the scanned wheels that project pages document."""
     return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
 
 
 def parse_scanned(text: str) -> tuple[WheelScan, ...]:
-    """Parse the rows of such a text, in its order."""
+    """Parse the text of scanned.toml into rows, in the order of the text."""
     return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))
 
 
 def scanned(sha256: str) -> ScanResult | None:
-    """Return the contents of the wheel with this hash (64 hex digits), None if it was never scanned.
+    """Return the contents of the wheel with this hash (64 hex digits), None if it was not scanned.
 
-    Libraries that a framework neither must load nor loads on demand may be missing.
+    Libraries that a framework does not use may be missing.
     """
     return _by_hash().get(sha256)
 
@@ -462,7 +472,7 @@ def _library(row: dict[str, Any]) -> GpuLibrary:
 
 
 def _modules(text: str) -> ModuleCount:
-    """Parse `332 sm_50 compute_80/8.1`: the number of modules with code for exactly these targets."""
+    """Parse `332 sm_50 compute_80/8.1`: the number of modules that have code for exactly these targets."""
     count, *codes = text.split()
     return ModuleCount(count=int(count), codes=tuple(sorted(parse_code(code) for code in codes)))
 
@@ -482,7 +492,7 @@ class SourceBuild:
     source: str
 
     def variables(self, capabilities: Iterable[str]) -> Mapping[str, str]:
-        """Return the environment variables of its build, for these compute capabilities ("8.6")."""
+        """Return the environment variables of the build for these compute capabilities ("8.6")."""
         variables = dict(self.environment)
         for name, values in self.architectures:
             architectures = {_architecture(capability, values) for capability in capabilities} - {""}
@@ -492,7 +502,7 @@ class SourceBuild:
 
 
 def _architecture(capability: str, values: Iterable[str]) -> str:
-    """Return the newest value whose code a capability runs: of the same major version, and not newer."""
+    """Return the newest value whose code runs on a capability: same major version, and not newer."""
     major, _, minor = capability.partition(".")
     number = int(major + minor[:1])
     fits = [value for value in values if value[:-1] == major and int(value) <= number]
@@ -500,7 +510,7 @@ def _architecture(capability: str, values: Iterable[str]) -> str:
 
 
 def source_build(name: str) -> SourceBuild | None:
-    """Return the row of a package by its normalized name, None for an unknown one."""
+    """Return the row of a package by its normalized name, None if there is no row."""
     return _build_rows().get(name)
 
 

@@ -33,7 +33,7 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
 
     An update only moves the parent's packages to newer releases; an older one needs a recipe of its own.
     """
-    own = f"imagefactory recipe import NAME FILE --framework {target.framework}={target.version}"
+    own = f"imagefactory recipe import FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
         error.code,

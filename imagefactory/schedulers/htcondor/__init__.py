@@ -1,1 +1,1 @@
-"""HTCondor as a pool: its commands, its ads, its DAGs, its logs."""
+"""HTCondor as a pool: its commands, ads, DAGs and logs."""

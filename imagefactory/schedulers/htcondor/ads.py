@@ -1,12 +1,12 @@
-"""The machines of a pool from their ads, as `condor_status -json` prints them. Pure.
+"""Read the machines of a pool from the ads that `condor_status -json` prints. Pure functions.
 
-A GPU has a nested ad in the ad of its slot, named after it (`GPUs_GPU_a0223334`); flat attributes
-(`GPUs_Capability`) are shared by all GPUs of a slot and fill gaps of a nested ad. `AvailableGPUs` of a
-partitionable slot lists the GPUs without a job; its dynamic slots list the others again, so they are skipped.
-Sources: HTCondor's startd (ResAttributes.cpp) and condor_gpu_discovery.
+A GPU has a nested ad in the ad of its slot, with the name of the GPU (`GPUs_GPU_a0223334`). Flat attributes
+(`GPUs_Capability`) apply to all GPUs of a slot and fill gaps of a nested ad. `AvailableGPUs` of a
+partitionable slot lists the GPUs without a job; its dynamic slots list the other GPUs again, so they are
+skipped. Sources: HTCondor startd (ResAttributes.cpp) and condor_gpu_discovery.
 
-GPUs that no job can request are skipped with a line in `Inventory.notes`: offline ones, AMD GPUs (whose ads
-number them like NVIDIA's), and those without a Capability, which no job that names one matches.
+GPUs that no job can request are skipped, with a line in `Inventory.notes`: offline GPUs, AMD GPUs (their ads
+use the same numbers as NVIDIA's), and GPUs without a Capability, which match no job that requires one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ MAX_NOTES = 200
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,254}"
 """The name of a machine or a pool."""
 ID = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}"
-"""`GPU-a0223334`, `CUDA0`, `MIG-GPU-<uuid>/1/0`."""
+"""The ID of a GPU: `GPU-a0223334`, `CUDA0`, `MIG-GPU-<uuid>/1/0`."""
 DEVICE = r"[A-Za-z0-9][A-Za-z0-9 ._+()/:-]{0,99}"
 ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.]{0,99}"
 HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
-"""A machine's `Arch` in lower case, in OCI's words."""
+"""The OCI architecture for the `Arch` of a machine in lower case."""
 CUDA = r"[0-9]{1,2}\.[0-9]{1,2}"
 WHOLE_GPU_EXPRESSION = 'regexp(" mig ", DeviceName, "i") =!= true'
-"""True for a whole GPU, by CUDA's name of it: a slice is `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+"""An expression that is true for a whole GPU, by its CUDA name: a slice is `NVIDIA A100-SXM4-40GB MIG
+1g.5gb`.
+"""
 AMD = re.compile(r"\b(amd|radeon|instinct|gfx[0-9a-f]+)\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"/Expr\((.*)\)/", re.DOTALL)
 _WHOLE_MACHINE_ATTRIBUTES = {
@@ -66,7 +68,7 @@ _UNTOLD = re.compile(
 
 
 def parse_status(text: str) -> Iterator[Ad]:
-    """Yield the ads in the output of `condor_status -json`, which may be empty. Raises ToolError."""
+    """Yield the ads in the output of `condor_status -json`. Empty output has none. Raises ToolError."""
     decoder, at = json.JSONDecoder(), _blanks(text, 0)
     if at == len(text):
         return
@@ -86,7 +88,7 @@ def parse_status(text: str) -> Iterator[Ad]:
         if not isinstance(ad, dict):
             raise ToolError(
                 "condor-output-invalid",
-                f"the output of condor_status before character {at} is not an ad",
+                f"the output of condor_status before character {at} is not a ClassAd",
                 hint=hint,
             )
         yield ad
@@ -104,7 +106,10 @@ def _blanks(text: str, at: int) -> int:
 
 
 def parse_ads(rows: Iterable[Ad], now: datetime) -> Inventory:
-    """Return the machines with GPUs, by name; each GPU once. Raises ToolError for more than MAX_ADS ads."""
+    """Return the machines with GPUs, sorted by name, without duplicate GPUs.
+
+    Raises ToolError for more than MAX_ADS ads.
+    """
     by_startd: dict[str, list[_Slot]] = {}
     notes: dict[str, None] = {}
     pools = set()
@@ -113,7 +118,7 @@ def parse_ads(rows: Iterable[Ad], now: datetime) -> Inventory:
             raise ToolError(
                 "pool-too-large",
                 f"the pool has more than {MAX_ADS:,} slots",
-                hint="save its inventory in parts",
+                hint="save several smaller inventories",
             )
         ad = {str(key).lower(): value for key, value in row.items()}
         pools.add(_text(ad.get("collector_host_string"), NAME))
@@ -137,7 +142,7 @@ def parse_ads(rows: Iterable[Ad], now: datetime) -> Inventory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slot:
-    """A slot of a `startd` on a `machine`, which may run several startds."""
+    """A slot of a `startd` on a `machine`. A machine may run several startds."""
 
     startd: str
     machine: str
@@ -148,7 +153,7 @@ class _Slot:
 
 
 def _read_slot(row: Ad, ad: Ad) -> _Slot:
-    """Return a slot. `ad` is `row` with lower case names, as ClassAds compare them."""
+    """Return a slot. `ad` is `row` with names in lower case, since ClassAds ignore case."""
     machine = _text(ad.get("machine"), NAME)
     startd = re.sub(r"^slot[0-9_]+@", "", _text(ad.get("name"), NAME)) or machine
     gpus: list[PoolGpu] = []
@@ -178,7 +183,7 @@ def _read_slot(row: Ad, ad: Ad) -> _Slot:
 
 
 def _devices(ad: Ad) -> Iterator[tuple[str, Ad]]:
-    """Yield the IDs of a slot's GPUs, each once, with their properties by lower case names."""
+    """Yield the IDs of the GPUs in a slot without duplicates, each with its properties by lower case name."""
     common = {
         key.removeprefix("gpus_"): value
         for key, value in ad.items()
@@ -201,12 +206,15 @@ def _ids(value: object) -> tuple[str, ...]:
 
 
 def _attribute(id: str) -> str:
-    """Return the lower case name of a GPU's nested ad without `GPUs_`."""
+    """Return the name of a GPU's nested ad in lower case, without `GPUs_`."""
     return re.sub(r"[^A-Za-z0-9_]", "_", id).lower()
 
 
 def _is_free(ad: Ad, id: str) -> bool:
-    """Return whether no job has it. The GPUs of a static slot are its own, so its state decides."""
+    """Return whether no job uses a GPU.
+
+    For a static slot, which owns its GPUs, the state of the slot decides.
+    """
     if ad.get("state", "Unclaimed") not in ("Unclaimed", "Backfill"):
         return False
     available = ad.get("availablegpus")
@@ -217,7 +225,9 @@ def _is_free(ad: Ad, id: str) -> bool:
 
 
 def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
-    """Return the GPU of such properties (`Capability`, `DeviceName`, ...), or why no job can request it."""
+    """Return the GPU with these properties (`Capability`, `DeviceName`, ...), or why no job can request
+    it.
+    """
     properties = {key.lower(): value for key, value in row.items()}
     name = _text(properties.get("devicename"), DEVICE)
     if AMD.search(name) or "xnack" in properties:
@@ -248,7 +258,9 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
 
 
 def _cuda(properties: Ad) -> str:
-    """Return the driver's newest CUDA: DriverVersion (12.8), else MaxSupportedVersion (12080)."""
+    """Return the newest CUDA version of the driver: DriverVersion (12.8), or else MaxSupportedVersion
+    (12080).
+    """
     version, most = properties.get("driverversion"), properties.get("maxsupportedversion")
     if _is_number(version) and 0 < version < 100:
         return f"{version:.1f}"
@@ -258,7 +270,7 @@ def _cuda(properties: Ad) -> str:
 
 
 def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> PoolMachine:
-    """Return a machine of its slots, with the attributes of the largest one, without GPUs that are `seen`."""
+    """Join slots into a machine with the attributes of the largest slot, without the GPUs in `seen`."""
     slots.sort(key=lambda slot: (-len(slot.gpus), -_size(slot.attributes.get("Memory"))))
     gpus: list[PoolGpu] = []
     for slot in slots:
@@ -278,7 +290,7 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Poo
 
 
 def with_host(gpus: Iterable[PoolGpu], attributes: Mapping[str, object]) -> tuple[PoolGpu, ...]:
-    """Return the GPUs of a machine with such attributes, with its processor."""
+    """Return the GPUs with the processor architecture in the attributes of their machine."""
     arch = next((value for name, value in attributes.items() if name.lower() == "arch"), "")
     host = HOSTS.get(str(arch).lower(), "")
     return tuple(replace(gpu, host=host) for gpu in gpus)
@@ -289,9 +301,10 @@ def _size(value: object) -> float:
 
 
 def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
-    """Return plain values that jobs may request, without addresses, data of users and what always changes.
+    """Return plain values that jobs may request, without addresses, user data and constantly changing values.
 
-    Cpus, Memory, Disk and GPUs of a partitionable slot are the whole slot's, not what its jobs leave free.
+    Cpus, Memory, Disk and GPUs of a partitionable slot are those of the whole slot, not the part that is
+    free.
     """
     attributes: dict[str, str | int | float | bool] = {}
     for key, value in row.items():
@@ -309,7 +322,7 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
 
 @lru_cache(maxsize=4096)  # every slot has the same few hundred names
 def is_inventory_attribute(name: str) -> bool:
-    """Return whether inventories keep an attribute of that name, if a machine has it as a plain value."""
+    """Return whether an inventory includes the attribute with that name, if its value is plain."""
     return bool(re.fullmatch(ATTRIBUTE, name, re.ASCII)) and not _UNTOLD.fullmatch(name)
 
 
@@ -320,19 +333,19 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a ClassAd can have this number: JSON may have any."""
+    """Return whether a ClassAd can contain this number: JSON also allows larger ones."""
     if isinstance(value, float):
         return math.isfinite(value)
     return type(value) is int and abs(value) < 1 << 63
 
 
 def _text(value: object, pattern: str) -> str:
-    """Return a text that matches all of `pattern`, else an empty one."""
+    """Return a string if it fully matches `pattern`, else ""."""
     return value if isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) else ""
 
 
 def _expression(value: object) -> str:
-    """Return an expression as ClassAds write it: `/Expr(a > 1)/` -> `a > 1`, true -> `true`."""
+    """Return an expression in ClassAd syntax: `/Expr(a > 1)/` -> `a > 1`, true -> `true`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str) or len(value) > 20 * MAX_TEXT:

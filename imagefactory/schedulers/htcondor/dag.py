@@ -1,15 +1,14 @@
-"""A sweep for HTCondor: one DAG with one description for all jobs, and their files.
+"""Write a sweep for HTCondor: one DAG with one description for all jobs, and their files.
 
-DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST; at most so many at once
-DIR/sweep.sub                     the submit commands that all jobs share
-DIR/machines.json                 the pool's machines by capability
-DIR/faults                        which machines failed jobs, also in the days before; post.py adds to it
-DIR/suite.tar, inside.py          the suite and what runs it by the image's own Python, for every job
-DIR/post.py                       DAGMan's POST script
-DIR/nodes/<node>/                 job.sub, which post.py writes again for each retry; kit.json,
+DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST; the limit of jobs at the same
+time DIR/sweep.sub                     the submit commands that all jobs share DIR/machines.json the pool's
+machines by capability DIR/faults                        machines that failed jobs, also in the days before;
+post.py appends lines DIR/suite.tar, inside.py          the suite, and the program that runs it with the
+image's Python, for every job DIR/post.py                       DAGMan's POST script DIR/nodes/<node>/
+job.sub, which post.py rewrites for each retry; kit.json,
                                   expectations.json, HTCondor's job.log, out and err, and result/
 
-DAGMan must be started in DIR. Sources: HTCondor's manual, "DAGMan" and condor_submit(1).
+DAGMan must be started in DIR. Sources: HTCondor manual, "DAGMan" and condor_submit(1).
 """
 
 from __future__ import annotations
@@ -63,13 +62,15 @@ EXECUTE_ATTRIBUTES = (
     "GPUs_GlobalMemoryMb",
     "GPUs_NvidiaDriver",
 )
-"""Attributes of the slot in the log of a job, which name its GPU."""
+"""Attributes of the slot that the log of a job records, to identify its GPU."""
 
 NO_CUDA = "amd|instinct|radeon|gfx"
-"""Names of GPUs with a Capability but without CUDA: condor_gpu_discovery reports HIP's version for it."""
+"""Names of GPUs with a Capability but without CUDA: condor_gpu_discovery reports the HIP version for them."""
 LARGEST_OUTPUT_MB = 16
 LEASE = timedelta(minutes=10)
-"""The time for which a job waits for a silent machine before it restarts (HTCondor's default: 40)."""
+"""The time for which a job waits for an unreachable machine before it restarts (HTCondor's default: 40
+minutes).
+"""
 CPUS = 1
 
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
@@ -91,13 +92,13 @@ _ARCH = {"": "X86_64", "arm64": "aarch64"}
 _LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,5000}")
 _PART = re.compile(r"[0-9a-z][0-9a-z.,+-]{0,39}")
 _DAG_JOBS = "sweep"
-"""The category of all nodes, which limits how many run at once."""
+"""The category of all nodes, which limits how many jobs run at the same time."""
 
 
 def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
-    """Return the text of sweep.sub; `lines` are the site's own submit commands (`+WantGPULab = true`).
+    """Return the text of sweep.sub. `lines` are submit commands of the site (`+WantGPULab = true`).
 
-    Raises UsageError for a line that could mean something else in a submit file.
+    Raises UsageError for a line that could have another meaning in a submit file.
     """
     wrong = next((line for line in lines if not _LINE.fullmatch(line)), None)
     if wrong is not None:
@@ -108,7 +109,7 @@ def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
 
 
 def format_dag(sweep: SweepSpec) -> str:
-    """Return the text of sweep.dag. Raises UsageError for a value that could mean something else there."""
+    """Return the text of sweep.dag. Raises UsageError for a value that could have another meaning there."""
     names = [node.name for node in sweep.nodes]
     if len(set(names)) != len(names):
         raise UsageError(
@@ -123,7 +124,7 @@ def format_dag(sweep: SweepSpec) -> str:
 
 
 def _description(limits: JobLimits) -> tuple[str, ...]:
-    """Return the commands that all jobs share. `$(...)` are the VARS of a node."""
+    """Return the commands that all jobs share. `$(...)` are VARS of a node."""
     inputs = (KIT, EXPECTATIONS, *(f"../../{name}" for name in (SUITE, INSIDE, EMPTY)))
     return (
         "universe = container",
@@ -155,13 +156,13 @@ def _description(limits: JobLimits) -> tuple[str, ...]:
 
 
 def _removal(limits: JobLimits) -> str:
-    """Return the condition that ends a job which would block a DAG: too long idle, held or running, or
-    restarted without an end.
+    """Return the condition that removes a job which would block a DAG.
 
-    46 and 47 hold a job whose time is over, which cannot be fixed. `allowed_execute_duration` is not enough:
-    it never holds a job that starts in the same second as its shadow (HTCondor takes the date for one of an
-    earlier start; tested with 23.9, read in 25), and a transfer has no limit of its own. A job is removed at
-    once if only another machine can help: a full disk, and containers that do not start.
+    Such a job was idle, held or running for too long, or restarted again and again. Codes 46 and 47 hold a
+    job whose time is over, which a person cannot fix. `allowed_execute_duration` is not enough: HTCondor
+    never holds a job that starts in the same second as its shadow (it takes the date for that of an earlier
+    start; tested with 23.9, read in 25), and transfers have no limit. A job is removed immediately if only
+    another machine can help: the disk is full, or containers do not start.
     """
     run, stay = _seconds(limits.run), _seconds(limits.run + TRANSFERS)
     began = "JobCurrentStartExecutingDate"
@@ -181,7 +182,7 @@ def _seconds(time: timedelta) -> int:
 
 
 def format_gpu(node: SweepNode) -> str:
-    """Return `require_gpus` of a node. Each profile of a slice (MIG) is a class of its own."""
+    """Return `require_gpus` of a node. Each MIG profile is a separate class."""
     part = _checked(node.part, _PART, "slice of a GPU") if node.part else ""
     part = part.replace(".", "[.]").replace("+", "[+]")
     profile = f'regexp("(^|[^0-9a-z.]){part}([^0-9a-z.,+-].*)?$", DeviceName, "i")'
@@ -191,7 +192,9 @@ def format_gpu(node: SweepNode) -> str:
 
 
 def _has_other_processors(sweep: SweepSpec) -> bool:
-    """Return whether jobs must name theirs: HTCondor matches only the submitting machine's by default."""
+    """Return whether jobs must set their architecture: by default, HTCondor matches only that of the access
+    point.
+    """
     return any(node.processor for node in sweep.nodes)
 
 
@@ -222,7 +225,7 @@ def _checked(value: str, allowed: re.Pattern[str], what: str) -> str:
     if not allowed.fullmatch(value):
         raise UsageError(
             "dag-value-invalid",
-            f"{value!r} cannot be the {what} in a DAG",
+            f"{value!r} is not valid as the {what} in a DAG",
             hint=f"use a value that matches {allowed.pattern}",
         )
     return value
@@ -233,15 +236,15 @@ def _quoted(value: str) -> str:
 
 
 def _megabytes(size: int) -> int:
-    """Round up to MB, which are MiB in HTCondor."""
+    """Return a size in MB, rounded up. A MB is a MiB in HTCondor."""
     return max(1, -(-size // (1 << 20)))
 
 
 def site_lines(sweep: SweepSpec, folder: Path) -> tuple[str, ...]:
-    """Return the site's own submit commands, and what the location of its images requires. Pure.
+    """Return the submit commands of the site, and those that the location of the images requires. Pure.
 
-    A job is as long as its suite may be, not as it could be held. A .sif outside the directory of the sweep
-    is in one that the machines share, so it is not sent through the access point.
+    The length of a job is the time limit of its suite, without time on hold. A .sif outside the directory of
+    the sweep is on a shared file system, so it is not transferred through the access point.
     """
     site = replace(find_site(sweep.site), own=sweep.own)
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
@@ -259,17 +262,20 @@ def site_lines(sweep: SweepSpec, folder: Path) -> tuple[str, ...]:
 
 
 def check_dag_directory(folder: Path) -> None:
-    """Raise UsageError for a directory that a DAG could not name, before anything is created."""
+    """Raise UsageError for a directory that a DAG cannot contain, before any file is created."""
     if not re.fullmatch(_PATH, str(folder.resolve())):
         raise UsageError(
             "sweep-folder-invalid",
-            f"{str(folder)[:200]!r} cannot be the directory of a sweep in HTCondor",
+            f"HTCondor does not support the sweep directory {str(folder)[:200]!r}",
             hint="use another --dir DIR with only letters, digits, '-', '_', '.', '+' and '@'",
         )
 
 
 def make_suite_tar() -> bytes:
-    """Return the suite and the files of a kit that run it, uncompressed; the same bytes every time."""
+    """Return an uncompressed archive of the suite and of the kit files that run it.
+
+    Its bytes are reproducible.
+    """
     files = {f"suite/{name}": data for name, data in read_suite().items()}
     files |= {f"kit/{name}": (KIT_FOLDER / name).read_bytes() for name in CARRIED}
     packed = io.BytesIO()
@@ -282,10 +288,11 @@ def make_suite_tar() -> bytes:
 
 
 def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Write all of a sweep but sweep.json; sweep.dag is last, so with it the directory is complete.
+    """Write all files of a sweep except sweep.json. sweep.dag is the last one, so its presence shows
+    completeness.
 
-    `texts` are kit.json and expectations.json by node. An incomplete directory may be written again.
-    Raises UsageError if the directory cannot be written.
+    `texts` are kit.json and expectations.json by node. An incomplete directory may be written again. Raises
+    UsageError if the directory cannot be written.
     """
     dag, common = format_dag(sweep), format_common(sweep.limits, site_lines(sweep, folder))
     try:

@@ -1,8 +1,9 @@
-"""HTCondor by the site's own commands: condor_status, condor_submit_dag, condor_q, condor_rm, condor_submit.
+"""HTCondor through the commands of the site: condor_status, condor_submit_dag, condor_q, condor_rm,
+condor_submit.
 
-Its Python bindings are not used: the commands fit the site's pool and its configuration, a package from an
-index may not. The DAGMan of a sweep is found by the directory in which it was submitted (its `Iwd`), so
-nothing must be remembered between calls.
+The Python bindings are not used: commands match the pool and the configuration of the site, a package from an
+index may not. The DAGMan job of a sweep is found by the directory in which it was submitted (its `Iwd`), so
+no state is stored between calls.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LEAVING = (3, 4)
 DIRECTORY_PATTERN = r"/[A-Za-z0-9_./@%+=:,~-]{1,1000}"
 """A path that needs no quotes in an expression, a submit file and a DAG."""
 TIMEOUT = 120.0
-"""Seconds for one command. A busy schedd answers within its own timeouts, which are shorter."""
+"""The time limit of one command in seconds. The time limits of a busy schedd are shorter."""
 TAIL = 6
 AWAY = (
     "run this on an access point of the pool, or use an inventory that was saved there: imagefactory gpus "
@@ -49,7 +50,10 @@ AWAY = (
 
 
 class HTCondorSweepFiles:
-    """The part of the pool without a queue: what its jobs read and write in the directory of a sweep."""
+    """The files of a sweep on HTCondor: what jobs read and write in its directory.
+
+    It does not need a queue.
+    """
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run
@@ -79,13 +83,19 @@ class HTCondorSweepFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTCondor(HTCondorSweepFiles):
-    """The pool of this machine's configuration. `environ` is for its commands (CONDOR_CONFIG, PATH)."""
+    """The HTCondor pool in the configuration of this machine.
+
+    `environ` is passed to its commands (CONDOR_CONFIG, PATH).
+    """
 
     environ: Mapping[str, str]
     timeout: float = TIMEOUT
 
     def require(self) -> str:
-        """Return HTCondor's version, `23.9.6`. Raises ToolError if its commands are missing or fail."""
+        """Return the version of HTCondor, such as `23.9.6`.
+
+        Raises ToolError if its commands are missing or fail.
+        """
         output = self._run(["condor_version"])
         version = re.search(r"CondorVersion: ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\b", output)
         if not version:
@@ -97,20 +107,20 @@ class HTCondor(HTCondorSweepFiles):
         return version[1]
 
     def inventory(self, now: datetime) -> Inventory:
-        """Return the GPUs that the pool's collector knows. Raises ToolError if it does not answer."""
+        """Return the GPUs known to the collector of the pool. Raises ToolError if it does not answer."""
         return parse_ads(parse_status(self._run(["condor_status", "-const", GPU_SLOTS, "-json"])), now)
 
     def submit(self, folder: Path) -> str:
-        """Submit the DAG of a sweep and return DAGMan's job, `12.0`.
+        """Submit the DAG of a sweep and return the job of DAGMan, such as `12.0`.
 
-        A rescue DAG of an earlier DAGMan is continued, and one that ended silently is recovered from its
-        jobs' logs. Raises UsageError if one already runs, ToolError.
+        A rescue DAG is continued. If an earlier DAGMan ended silently, the new one recovers from the logs of
+        its jobs. Raises UsageError if a DAGMan already runs the sweep, ToolError if the command fails.
         """
         folder = _checked(folder)
         if jobs := self.jobs(folder):
             raise UsageError(
                 "sweep-running",
-                f"job {jobs[0]} already runs the sweep {folder}",
+                f"the sweep {folder} already runs as job {jobs[0]}",
                 hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
@@ -121,7 +131,7 @@ class HTCondor(HTCondorSweepFiles):
             raise ToolError(
                 "condor-output-invalid",
                 f"condor_submit_dag printed no job number: {clean(output)[-200:]}",
-                hint=f"see {folder}/{DAG}.dagman.out",
+                hint=f"read {folder}/{DAG}.dagman.out, and submit the sweep again",
             )
         return f"{match[1]}.0"
 
@@ -130,11 +140,11 @@ class HTCondor(HTCondorSweepFiles):
         return tuple(self._states(folder))
 
     def running(self, folder: Path) -> bool:
-        """Return whether a DAGMan of that directory is in the queue, also a held or idle one."""
+        """Return whether a DAGMan job of that directory is in the queue, in any state."""
         return bool(self.jobs(folder))
 
     def look(self, folder: Path) -> None:
-        """Do nothing: the schedd writes all of it into the jobs' logs."""
+        """Do nothing: the schedd writes everything to the logs of the jobs."""
 
     def driven(self) -> frozenset[Path]:
         """Return the directories of this user's DAGMans that are not removed or completed."""
@@ -145,9 +155,11 @@ class HTCondor(HTCondorSweepFiles):
         )
 
     def cancel(self, folder: Path) -> None:
-        """Remove the DAGMan of that directory, if any: it removes its jobs and leaves a rescue DAG.
+        """Remove the DAGMan job of that directory, if there is one.
 
-        condor_rm rejects jobs that are being removed, or that end meanwhile: there is nothing to do.
+        It removes its jobs and writes a rescue DAG.
+
+        Errors of condor_rm about jobs that are being removed, or that end in the meantime, are ignored.
         """
         if jobs := self._staying(folder):
             try:
@@ -224,12 +236,12 @@ def make_pool(environ: Mapping[str, str]) -> Pool:
 
 
 def _checked(folder: Path) -> Path:
-    """Return the directory as DAGMan's job names it. Raises UsageError for a name with other characters."""
+    """Return the directory as the job of DAGMan writes it. Raises UsageError for unsupported characters."""
     path = folder.resolve()
     if not re.fullmatch(DIRECTORY_PATTERN, str(path), re.ASCII):
         raise UsageError(
             "sweep-folder-invalid",
-            f"{clean(str(path))} cannot be the directory of a sweep in HTCondor",
+            f"HTCondor does not support the sweep directory {clean(str(path))}",
             hint="use only letters, digits, '-', '_' and '.' in --dir",
         )
     return path
@@ -238,8 +250,8 @@ def _checked(folder: Path) -> Path:
 def _resumed_dag(folder: Path) -> list[str]:
     """Return the options with which condor_submit_dag continues a sweep.
 
-    A rescue DAG needs none. Without one DAGMan ended silently: the next one catches up from the log of its
-    jobs before it submits more. (Tested with 23.9: killed, and removed with -forcex.)
+    A rescue DAG needs no options. Without a rescue DAG, DAGMan ended silently: the next one first reads the
+    log of its jobs and then submits more. (Tested with 23.9: killed, and removed with -forcex.)
     """
     if any(folder.glob(f"{DAG}.rescue[0-9][0-9][0-9]")) or not (folder / f"{DAG}.condor.sub").exists():
         return []

@@ -1,11 +1,11 @@
-"""The outcome of a node from its log and files: failures of the pool, jobs that never ran, and runs to
+"""Find the outcome of a node from its log and files: failures of the pool, jobs that never ran, and runs to
 verify.
 
-`classify` is pure; `read_node` reads the directory of a node with care, since jobs write there. The log is
-read by the POST script's own parser (node/post.py), so DAGMan's decision and this one agree, and it continues
-after invalid lines. The bindings' JobEventLog ends at the first byte that is not UTF-8, and skips a log that
-begins with anything else. Sources: HTCondor's manual, "Hold Reason Codes" and "Job Event Log Codes"; trials
-on a pool of 23.9.
+`classify` is pure. `read_node` reads the directory of a node, where untrusted jobs write. Both use the log
+parser of the POST script (node/post.py), so they agree with the decisions of DAGMan; it continues after
+invalid lines. JobEventLog of the bindings stops at the first byte that is not UTF-8, and skips logs with an
+unknown first line. Sources: HTCondor manual, "Hold Reason Codes" and "Job Event Log Codes"; tests on a pool
+of 23.9.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from imagefactory.verify.report import (
 )
 
 LIMITS_OVER = "removed by its limits"
-"""The beginning of the text of an attempt that its own `periodic_remove` ended."""
+"""The beginning of the text of an attempt that its `periodic_remove` ended."""
 RAN_OUT = f"{LIMITS_OVER} while it ran"
 MOST_JOBS = 1000
 LOCAL_DAY = timedelta(days=1)
@@ -94,9 +94,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,254}")
 def parse_attempts(
     data: bytes, latest: datetime, to_utc: Callable[[datetime], datetime]
 ) -> tuple[JobAttempt, ...]:
-    """Return the jobs of a node's log, the oldest first; at most the last MOST_JOBS.
+    """Return the jobs in the log of a node, the oldest first, at most the last MOST_JOBS.
 
-    Logs have local times, some without a year: `to_utc` takes a naive time to UTC, and no time is later than
+    Logs have local times, some without a year. `to_utc` converts a naive time to UTC. No time is later than
     `latest` by more than a day.
     """
     jobs: dict[str, list[JobEvent]] = {}
@@ -143,8 +143,7 @@ Value = str | float | bool | Mapping[str, str | float | bool]
 
 
 def _attributes(event: JobEvent) -> dict[str, Value]:
-    """Return the startd's attributes of the slot, by lower case names, without those that cannot be
-    parsed."""
+    """Return the slot attributes of an event by lower case name, without those that cannot be parsed."""
     attributes: dict[str, Value] = {}
     for line in event.lines:
         match = _ATTRIBUTE.fullmatch(line)
@@ -158,7 +157,7 @@ def _attributes(event: JobEvent) -> dict[str, Value]:
 
 
 def _nested(text: str) -> dict[str, str | float | bool] | None:
-    """Parse `Id = "GPU-a0223334"; Capability = 8.0`, None for anything but plain values."""
+    """Parse `Id = "GPU-a0223334"; Capability = 8.0`. Return None if a value is not plain."""
     attributes: dict[str, str | float | bool] = {}
     at = 0
     while text[at:].strip():
@@ -181,7 +180,7 @@ def _plain(text: str) -> str | float | bool | None:
 
 
 def _gpu(attributes: Mapping[str, Value]) -> PoolGpu | None:
-    """Return the GPU of the job, None if it had none or several."""
+    """Return the GPU of the job, None if it had no GPU or several."""
     assigned = attributes.get("assignedgpus")
     ids = [word for word in re.split(r"[,\s]+", assigned) if word] if isinstance(assigned, str) else []
     if len(ids) != 1:
@@ -225,13 +224,16 @@ TRANSFER, RESOURCES, BAD_IMAGE, NO_CONTAINER, DURATION, EXECUTION = (12, 13), 34
 _JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 _SIF = re.compile(r"\.sif\b")
 _NOT_HAD = re.compile(r"FATAL: +Unable to handle ((?:docker|oras|library)://\S+) uri: (.*)")
-"""Apptainer's last line if it cannot pull an image: the address, then why, often with the address again."""
+"""The last line of Apptainer if it cannot pull an image: the address, then the reason."""
 CUT = "HTCondor kept no more of what apptainer said"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostScriptResult:
-    """The POST script's result for `job`. `left`: DAGMan will retry; `again`: it should."""
+    """The result of the POST script for `job`.
+
+    `left` means that DAGMan will retry, `again` that it should.
+    """
 
     job: str
     again: bool
@@ -241,9 +243,9 @@ class PostScriptResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFiles:
-    """The files of a node's last attempt. `err` is the end of its stderr, one line.
+    """The files of the last attempt of a node. `err` is the end of its stderr in one line.
 
-    `run` and `report` are None if they are missing; `broken` says that they cannot be read.
+    `run` and `report` are None if they are missing. `broken` means that they cannot be read.
     """
 
     run: bytes | None = None
@@ -256,9 +258,9 @@ class NodeFiles:
 def classify(
     attempts: Sequence[JobAttempt], files: NodeFiles, limits: JobLimits
 ) -> tuple[Outcome | None, str]:
-    """Return the outcome of a node and its reason.
+    """Return the outcome of a node and the reason.
 
-    The outcome is None while the node waits, runs or is to be retried, and for a run that is to be verified.
+    The outcome is None while the node waits, runs or will be retried, and for a run that must be verified.
     """
     posted = files.posted
     given_up = clean(posted.why) if posted and posted.again and not posted.left else None
@@ -282,7 +284,7 @@ def classify(
 
 
 def _job_status(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[Outcome | None, str]:
-    """Return the status of one job, without the ones that may follow."""
+    """Return the status of one job, without later jobs."""
     detail = f": {files.err}"[:MAX_REASON] if files.err else ""
     match last.ending:
         case JobEnding.WAITING:
@@ -345,10 +347,10 @@ def _removed(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
 
 
 def _pull_error(text: str, machine: str) -> str:
-    """Return which machine could not pull which image, and why.
+    """Return the machine that could not pull an image, the image, and the reason.
 
-    HTCondor (tested with 23.9) keeps 255 bytes of apptainer's output, in which a name with a digest comes
-    twice before the reason.
+    HTCondor (tested with 23.9) stores 255 bytes of Apptainer's output. A name with a digest takes two thirds
+    of them.
     """
     address, words = _NOT_HAD.findall(text)[-1]
     _, twice, why = words.partition(f"{address}: ")
@@ -373,10 +375,10 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
 
 
 def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
-    """Return the jobs, and the files of the last of them.
+    """Return the jobs of a node, and the files of the last job.
 
-    A job may end while both are read, and the next one too: the files belong to the jobs of the log only if
-    the log is the same before and after.
+    A job may end and the next one start during this call. The files belong to the last job in the log only if
+    the log did not change, so the call repeats until then.
     """
     path = place / JOB_LOG
     log = read(path, LARGEST_LOG)
@@ -392,8 +394,9 @@ def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
 
 
 def read_files(place: Path) -> NodeFiles:
-    """Return the files of the last attempt, from the node's folder or, if it is to be retried, its
-    archive."""
+    """Return the files of the last attempt: in the directory of the node or, before a retry, in its
+    archive.
+    """
     posted = parse_posted(read(place / POSTED, LARGEST_FILE))
     if posted is None:
         numbered = sorted(place.glob("attempt-*"), key=lambda path: (len(path.name), path.name))
@@ -415,7 +418,7 @@ def _read_attempt(place: Path, kit: bytes | None) -> NodeFiles:
 
 
 def parse_posted(data: bytes | None) -> PostScriptResult | None:
-    """Return post.json, None for anything but what the POST script writes."""
+    """Parse post.json. Return None if the POST script did not write it."""
     match parse_object(data):
         case {"job": str(job), "again": bool(again), "left": bool(left), "why": str(why)}:
             job = job if _JOB.fullmatch(job) else ""
@@ -434,7 +437,7 @@ FORMAT = 1
 LONGEST_RUN = 14 * 86400.0
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
-"""A short name, except those that condor_gpu_discovery simulates (trust/verdict.py, is_simulated)."""
+"""A short GPU name, except those that condor_gpu_discovery simulates (trust/verdict.py, is_simulated)."""
 
 
 _RUN = ObjectSchema(
@@ -452,10 +455,12 @@ _RUN = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRun:
-    """run.json of a job: how the suite's process went. `hardware` is what NVML and /proc showed inside.
+    """The content of a job's run.json: how the process of the suite ended.
 
-    It is None with the reason in `no_gpu` if no driver was to be seen there. `image` is the sha256 of the
-    .sif next to the job, empty if there was none.
+    `hardware` is the output of NVML and /proc.
+
+    `hardware` is None if the job could not see a driver, for the reason `no_gpu`. `image` is the sha256 of
+    the .sif in the job's directory, empty if there was none.
     """
 
     nonce: str
@@ -469,14 +474,14 @@ class SuiteRun:
 
 
 def parse_job_run(data: bytes, where: str) -> SuiteRun:
-    """Parse what inside.py writes. Raises StatementError for anything else."""
+    """Parse the file that inside.py writes. Raises StatementError for other data."""
     try:
         document = parse_json(data)
     except ValueError as error:
         raise StatementError(
             "job-run-not-json",
             f"{where} is not JSON",
-            hint="submit the sweep again: the job wrote an invalid file",
+            hint="start a new sweep: imagefactory sweep start",
         ) from error
     row = _RUN.parse(document, where)
     hardware = row["hardware"]
@@ -487,12 +492,13 @@ def parse_job_run(data: bytes, where: str) -> SuiteRun:
 
 
 def pool_hardware(attempt: JobAttempt, run: SuiteRun, device: GpuIdentity | None) -> Hardware | None:
-    """Return the startd's GPU of a job's last start as evidence, None if it had none.
+    """Return the GPU that the startd recorded for the last start of a job, as evidence; None if there was
+    none.
 
-    A startd may report only a short name (`GPU-a0223334`): if the suite met a GPU of that name, its whole
-    UUID is used; the short name of a simulated GPU is not unique, so it counts for none. The driver's version
-    is the startd's; without one (HTCondor before 24) it is that of NVML and the kernel module in the job, and
-    the notes say so.
+    A startd may report only a short name (`GPU-a0223334`). If the suite used a GPU with that short name, its
+    full UUID is returned. The short name of a simulated GPU is not unique, so it never counts. The driver
+    version is that of the startd. HTCondor before 24 reports none; then the version of NVML and the kernel
+    module in the job is used, and the notes say so.
     """
     gpu = attempt.gpu
     if gpu is None:
@@ -520,7 +526,7 @@ def pool_hardware(attempt: JobAttempt, run: SuiteRun, device: GpuIdentity | None
 
 
 def disagreement(gpu: PoolGpu, run: SuiteRun, suite: GpuSuiteReport) -> str:
-    """Return how the startd and the job name different GPUs or drivers, empty if they agree."""
+    """Return how the GPU or driver of the startd differs from that of the job, empty if they agree."""
     device = suite.device
     if device is None:
         return ""
@@ -543,13 +549,13 @@ def disagreement(gpu: PoolGpu, run: SuiteRun, suite: GpuSuiteReport) -> str:
 
 
 def _is_short_for(short: str, uuid: str) -> bool:
-    """Return whether `GPU-a0223334`, as condor_gpu_discovery shortens names, is short for `uuid`."""
+    """Return whether `GPU-a0223334`, a name shortened by condor_gpu_discovery, belongs to `uuid`."""
     match = _SHORT.fullmatch(short)
     return match is not None and digits_of(uuid).startswith(f"{match[1]}-")
 
 
 def _plain_name(name: str) -> str:
-    """Return the name without the maker's: NVML's and CUDA's names of some GPUs differ in it."""
+    """Return the name without the vendor. NVML and CUDA differ in it for some GPUs."""
     return " ".join(name.lower().removeprefix("nvidia ").split())
 
 
@@ -559,7 +565,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutput:
-    """The files of a job, and its last attempt. `report` is None if it wrote none."""
+    """The files of a job, and its last attempt. `report` is None if the job wrote none."""
 
     run: SuiteRun
     report: bytes | None
@@ -567,18 +573,19 @@ class JobOutput:
 
 
 def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], output: JobOutput) -> GpuReport:
-    """Return the report of a job by the suite's rules (verify/outcome.py) and the startd's GPU.
+    """Return the report of a job, by the rules of the suite (verify/outcome.py) and the GPU of the startd.
 
-    `kit` and `expectations` are the trusted files of that name. A run is never `verified` without evidence of
-    the GPU: the startd's, and the kernel module's, which shows in every container. A .sif next to the job
-    must be the node's. Raises StatementError for a run of another kit or suite.
+    `kit` and `expectations` are the trusted files with these names. A run is never `verified` without
+    evidence of the GPU from the startd and from the kernel module, which is visible in every container. A
+    .sif in the job's directory must be the one of the node. Raises StatementError for a run of another kit or
+    suite.
     """
     run, attempt = output.run, output.attempt
     if run.nonce != kit["nonce"] or run.suite != kit["suite"]:
         raise StatementError(
             "job-run-mismatch",
             "run.json belongs to another node or suite",
-            hint="submit the sweep again: its files were changed",
+            hint="start a new sweep: imagefactory sweep start",
         )
     try:
         suite = parse_suite_report(output.report or b"", expectations)

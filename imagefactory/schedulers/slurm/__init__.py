@@ -1,1 +1,1 @@
-"""Slurm, by its own commands."""
+"""Slurm as a pool, through its commands."""

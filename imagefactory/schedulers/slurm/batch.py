@@ -1,19 +1,18 @@
-"""A sweep for Slurm: arrays of jobs, one for each kind of GPU and memory, and the files they share.
+"""Write a sweep for Slurm: job arrays, one for each type of GPU and memory, and the files that they share.
 
-DIR/jobs.json                     what the jobs request; written last, so with it the directory is complete
-DIR/run.py, kit/, suite/          a kit without its question; task.sh runs it on a machine
-DIR/options                       what the settings add to sbatch's options, a line each
-DIR/batch-N.sh                    an array: which nodes of the sweep its tasks are
-DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch rejected it
-DIR/log/N-I                       what the I-th task of that array prints, and slurmstepd of it
-DIR/queue.json                    the last snapshot of the queue
-DIR/faults                        which machines failed which jobs, a line each
-DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks (N I, a line each), and
+DIR/jobs.json                     the requests of the jobs; written last, so its presence shows completeness
+DIR/run.py, kit/, suite/          a kit without kit.json; task.sh runs it on a machine DIR/options additional
+sbatch options from the settings, one on each line DIR/batch-N.sh                    an array, with the nodes
+of its tasks DIR/batch-N.json                  the time of its submission and how long it may wait, or why
+sbatch rejected it DIR/log/N-I                       the output of task I of that array, with messages of
+slurmstepd DIR/queue.json                    the last snapshot of the queue DIR/faults the machines that
+failed jobs, one on each line DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks
+(N I, one on each line), and
                                   N-RESTART/ for each run, N-done after the last
 
-All machines of the cluster see this directory. GPUs are requested by type, by features of nodes, or by
-excluding nodes: Slurm cannot select what a GPU can do. Source: Slurm's manual, sbatch(1), "Job Array Support"
-and "Generic Resource (GRES) Scheduling".
+All machines of the cluster share this directory. GPUs are requested by type, by features of nodes, or by
+excluding nodes, because Slurm cannot select by capability. Source: Slurm manual, sbatch(1), "Job Array
+Support" and "Generic Resource (GRES) Scheduling".
 """
 
 from __future__ import annotations
@@ -54,16 +53,17 @@ from imagefactory.verify.suite_files import read_suite, write_suite
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.+:-]+")
 OptionsAndGpus = tuple[tuple[str, ...], tuple[PoolGpu, ...]]
-"""Options of sbatch, and the GPUs of the cluster that they reach."""
+"""Options of sbatch, and the GPUs of the cluster that a job with them can get."""
 
 
 def request_gpu_count(
     inventory: Inventory, fits: Callable[[PoolGpu], bool], count: int = 1
 ) -> OptionsAndGpus | None:
-    """Return the options that give a job `count` GPUs that fit, and no others.
+    """Return the options that give a job `count` matching GPUs and no others.
 
-    They select by type if all have one type, else by features that only these nodes have, else exclude the
-    other nodes. Return None if no node has `count`; no options if each node that has them has other GPUs too.
+    They select by type if all matching GPUs have one type, or by features that only their nodes have, or
+    exclude the other nodes. Return None if no node has `count` GPUs. Return no options if each such node also
+    has other GPUs.
     """
     fitting = [(machine, [gpu for gpu in machine.gpus if fits(gpu)]) for machine in inventory.machines]
     reached = [(machine, gpus) for machine, gpus in fitting if len(gpus) >= count]
@@ -85,8 +85,7 @@ def request_gpu_count(
 
 
 def request_any_gpu(inventory: Inventory, fits: Callable[[PoolGpu], bool]) -> tuple[str, ...]:
-    """Return the options for one GPU that fits, by the most common type if nodes mix them; none without
-    one."""
+    """Return the options for one matching GPU. If nodes mix types, the most common one is requested."""
     request = request_gpu_count(inventory, fits)
     if request is None or request[0]:
         return request[0] if request else ()
@@ -95,7 +94,9 @@ def request_any_gpu(inventory: Inventory, fits: Callable[[PoolGpu], bool]) -> tu
 
 
 def _features(machines: Sequence[PoolMachine], others: Sequence[PoolMachine]) -> tuple[str, ...]:
-    """Return the fewest features of which each machine has one and no other machine has any, or none."""
+    """Return the fewest features so that each machine has one of them and no other machine has any; or
+    none.
+    """
     wrong = {name for machine in others for name in _features_of(machine)}
     chosen: list[str] = []
     open_nodes = {machine.name: _features_of(machine) - wrong for machine in machines}
@@ -121,16 +122,16 @@ NODE_PROGRAMS = Path(__file__).parent / "node"
 NAME = "imagefactory"
 EXCLUDE = "--exclude="
 MOST_TASKS = 1000
-"""The tasks of one array; Slurm's own limit is 1001."""
+"""The limit of tasks in one array. The default limit of Slurm is 1001."""
 FETCH = timedelta(hours=1)
-"""The time of a job for its image, besides that of its suite."""
+"""The time of a job to get its image, in addition to the time of its suite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNodeJob:
-    """The request of a node's job: `memory` in MB, and how many `seconds` it may run.
+    """The request of a node's job: `memory` in MB, and the time limit in `seconds`.
 
-    `part`, `first` and `only` are those of the node.
+    `part`, `first` and `only` are values of the node.
     """
 
     node: str
@@ -151,7 +152,7 @@ class SlurmNodeJob:
 class SlurmSweepJobs:
     """All jobs of a sweep. A job may wait `idle` seconds and is retried `retries` times.
 
-    `patterns` select machines, `at_once` limits the jobs that run at once, 0 for no limit.
+    `patterns` select machines. `at_once` limits the number of running jobs, 0 for no limit.
     """
 
     idle: int
@@ -163,7 +164,10 @@ class SlurmSweepJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySubmission:
-    """The submission of an array. `refused` is why it does not exist, `unmatched` that no GPU fits."""
+    """The submission of an array.
+
+    `refused` is why sbatch rejected it, `unmatched` means that no GPU matches.
+    """
 
     job: str
     at: datetime
@@ -174,11 +178,11 @@ class ArraySubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArray:
-    """An array of jobs with the same `options` of sbatch; no options if no GPU of the cluster fits.
+    """An array of jobs with the same sbatch `options`. It has no options if no GPU of the cluster matches.
 
-    `machines` have a GPU that fits and may be used, `excluded` ones may not; `busy`: none of these GPUs is
-    free. At most `share` of its jobs run at once, 0 for all; of batches in one `lane` each waits for the one
-    before.
+    `machines` have a matching GPU and may be used, `excluded` machines may not. `busy` means that no matching
+    GPU is free. At most `share` of its jobs run at the same time, 0 for no limit. Batches in the same `lane`
+    run one after another.
     """
 
     options: tuple[str, ...]
@@ -195,12 +199,12 @@ class JobArray:
 
 
 def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
-    """Return the time of the settings, else that of the suite and its image, at most the run limit."""
+    """Return the time in the settings, or else the time of the suite and its image, at most the run limit."""
     return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
 
 
 def jobs_of(sweep: SweepSpec) -> SlurmSweepJobs:
-    """Return the jobs of a sweep, each as long as `run_limit` says."""
+    """Return the jobs of a sweep, with the time limits of `run_limit`."""
     limits, own = sweep.limits, time_of(sweep.own)
     return SlurmSweepJobs(
         idle=max(1, round(limits.idle.total_seconds())),
@@ -229,10 +233,10 @@ def batches_of(
     faults: Sequence[NodeFault] = (),
     patterns: Sequence[str] = (),
 ) -> tuple[JobArray, ...]:
-    """Return the arrays to submit: jobs that request the same GPUs and memory share one.
+    """Return the arrays to submit. Jobs that request the same GPUs and memory share an array.
 
-    Machines that the patterns do not select get none, nor those with another driver than comes first, nor
-    those that failed two nodes of the sweep, by its `faults`, while others remain.
+    These machines are excluded while others remain: machines not selected by the patterns, machines with
+    another driver than the preferred one, and machines that failed two nodes of the sweep (`faults`).
     """
     requests: dict[tuple[object, ...], JobArray] = {}
     groups: dict[tuple[JobArray, int], list[SlurmNodeJob]] = {}
@@ -251,10 +255,10 @@ def batches_of(
 def _array_request(
     job: SlurmNodeJob, inventory: Inventory, faults: Sequence[NodeFault], patterns: Sequence[str]
 ) -> JobArray:
-    """Return a batch without jobs that requests what `job` needs.
+    """Return an array without tasks that requests what `job` needs.
 
-    Slurm has no preferences: if a GPU with the first driver is free now, jobs start on no other. If they fail
-    there, they are queued again for all of `machines`.
+    Slurm has no preferences. If a GPU with the preferred driver is free now, jobs start only on such GPUs.
+    Jobs that fail there are queued again for all of `machines`.
     """
     fitting = [machine for machine in inventory.machines if any(fits(job, gpu) for gpu in machine.gpus)]
     selected = [machine for machine in fitting if is_machine_selected(machine.name, patterns)]
@@ -289,9 +293,9 @@ def _array_request(
 
 
 def throttled(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]:
-    """Return the batches with their shares of the jobs at once. Pure.
+    """Return the batches, each with its share of the limit of running jobs. Pure.
 
-    If there are more batches than that, some wait for others; those with free GPUs come first.
+    If there are more batches than that limit, some wait for others. Batches with free GPUs come first.
     """
     if not at_once:
         return tuple(batches)
@@ -306,7 +310,7 @@ def throttled(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]
 
 
 def _without(options: tuple[str, ...], machines: Sequence[str]) -> tuple[str, ...]:
-    """Return the options without these machines: sbatch accepts `--exclude` once."""
+    """Return the options with these machines excluded: sbatch accepts `--exclude` once."""
     if not options or not machines:
         return options
     return (*_unexcluded(options), f"{EXCLUDE}{','.join(sorted({*excluded(options), *machines}))}")
@@ -323,7 +327,10 @@ def excluded(options: Iterable[str]) -> tuple[str, ...]:
 
 
 def fits(job: SlurmNodeJob, gpu: PoolGpu) -> bool:
-    """Return whether a GPU fits, as far as the cluster shows. A machine without a processor is any."""
+    """Return whether a GPU matches the job, as far as the cluster shows.
+
+    An unknown processor matches any job.
+    """
     return gpu.row == job.row and gpu.host in ("", job.processor)
 
 
@@ -334,9 +341,11 @@ def format_batch(
     own: Sequence[str] = (),
     after: tuple[str, int] = ("", 0),
 ) -> str:
-    """Return the text of batch-N.sh, with `own` options of the settings. Slurm rounds up to minutes.
+    """Return the text of batch-N.sh.
 
-    `after` is the job that ends before this starts, empty for none, and the seconds that it may wait in all.
+    `own` are sbatch options of the settings. Slurm rounds times up to minutes.
+
+    `after` is the job that must end before this one starts, empty for none, and the seconds that it may wait.
     """
     before, seconds = after[0], after[1] or waiting(batch, jobs)
     throttle = f"%{batch.share}" if batch.share else ""
@@ -367,7 +376,7 @@ def waiting(batch: JobArray, jobs: SlurmSweepJobs) -> int:
     """Return the seconds after which Slurm removes a job that has not started, since it could not end in
     time.
 
-    This includes the time of the jobs that it waits for, while their nonces are valid.
+    They include the time of the jobs before it, and end before its nonces expire.
     """
     length = 60 * max(1, -(-batch.seconds // 60))
     rounds = -(-len(batch.jobs) // batch.share) if batch.share else 1
@@ -375,7 +384,7 @@ def waiting(batch: JobArray, jobs: SlurmSweepJobs) -> int:
 
 
 def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Write all of a sweep but sweep.json, also into an incomplete directory. Raises UsageError."""
+    """Write all files of a sweep except sweep.json, also into an incomplete directory. Raises UsageError."""
     try:
         (folder / LOG).mkdir(parents=True, exist_ok=True)
         write_suite(folder / "suite", read_suite())
@@ -402,7 +411,7 @@ def write_row(path: Path, value: object) -> None:
 
 
 def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Return the value of a file, None if it does not exist. Raises UsageError for another value."""
+    """Return the value in a file, None if the file does not exist. Raises UsageError if it is invalid."""
     try:
         return parse_document(upgraded(json.loads(path.read_bytes())), kind, FORMAT, str(path))
     except FileNotFoundError:
@@ -414,7 +423,7 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
         if isinstance(error, StatementError):
             problem = error.message
         raise UsageError(
-            "sweep-file-invalid", problem, hint="create a new sweep: this file was changed"
+            "sweep-file-invalid", problem, hint="start a new sweep: imagefactory sweep start"
         ) from error
 
 
@@ -437,7 +446,7 @@ def read_jobs(folder: Path) -> SlurmSweepJobs:
 
 
 def read_options(folder: Path) -> tuple[str, ...]:
-    """Return the settings' options when the sweep was created, nothing for an older version."""
+    """Return the sbatch options of the settings at the creation of the sweep, none for an older version."""
     try:
         return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
     except FileNotFoundError:
@@ -450,7 +459,7 @@ def next_number(folder: Path) -> int:
 
 
 def note_tasks(folder: Path, number: int, batch: JobArray) -> None:
-    """Record for each node its task of an array, before the array is submitted. Raises OSError."""
+    """Record the task number of each node before the array is submitted. Raises OSError."""
     for index, job in enumerate(batch.jobs):
         with (folder / NODES / job.node / TASKS).open("a", encoding="ascii") as file:
             file.write(f"{number} {index}\n")

@@ -1,12 +1,12 @@
-"""The GPUs of Slurm's nodes: from `scontrol show node`, and from small jobs that probe them.
+"""The GPUs of Slurm nodes: from `scontrol show node`, and from small jobs that probe them.
 
     inventory -> gpu_types_of -> probe_all (srun, one job for each type) -> write_probed ... ->
     fill(inventory)
 
-Slurm knows no capability, driver or memory of a GPU. A node has the type that its site named
-(`Gres=gpu:a100:4`); if that is the name of a known GPU, its capability is known. All GPUs of a type in a
-cluster count as the same, and GPUs without a type as the same in each node. The driver is known only of the
-node that answered. Source: Slurm's manual, scontrol(1), "Generic Resource (GRES) Scheduling".
+Slurm does not know the capability, driver and memory of a GPU. A node has the type that its site chose
+(`Gres=gpu:a100:4`). If that is the name of a known GPU, its capability is known. All GPUs of one type in a
+cluster count as equal, and so do GPUs without a type in one node. The driver is known only for the probed
+node. Source: Slurm manual, scontrol(1), "Generic Resource (GRES) Scheduling".
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ AWAY = "run this on a login node of the cluster, or use --inventory FILE"
 def run(
     argv: Sequence[str], environ: Mapping[str, str], folder: Path | None = None, timeout: float = TIMEOUT
 ) -> str:
-    """Return the output of a command of Slurm. Raises ToolError if it is missing, fails or does not
-    answer."""
+    """Return the output of a Slurm command. Raises ToolError if it is missing, fails or does not answer."""
     try:
         ended = subprocess.run(
             argv,
@@ -53,7 +52,9 @@ def run(
         raise ToolError("tool-missing", f"{argv[0]} is not installed on this machine", hint=AWAY) from error
     except subprocess.TimeoutExpired as error:
         raise ToolError(
-            "slurm-timeout", f"{argv[0]} did not answer within {timeout:.0f} s", hint="try again"
+            "slurm-timeout",
+            f"{argv[0]} did not answer within {timeout:.0f} s",
+            hint="check the controller with scontrol ping, then run the command again",
         ) from error
     output = ended.stdout.decode("utf-8", "replace")
     if ended.returncode:
@@ -80,7 +81,7 @@ _PROBE_LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmGpuType:
-    """GPUs of a type, or those of a `node` without a type."""
+    """The GPUs of a type, or the GPUs without a type in a `node`."""
 
     type: str
     node: str = ""
@@ -91,7 +92,10 @@ class SlurmGpuType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedGpu:
-    """The answer of a GPU of that type on that node. `memory` is in bytes, 0 if it has none of its own."""
+    """The probed values of a GPU of that type on that node.
+
+    `memory` is in bytes, 0 if it shares the host's memory.
+    """
 
     node: str
     type: str
@@ -116,7 +120,7 @@ def gpu_types_of(inventory: Inventory) -> tuple[SlurmGpuType, ...]:
 
 
 def fill(inventory: Inventory, known: Sequence[ProbedGpu]) -> Inventory:
-    """Return an inventory with the answers of probes, which override the name of a type."""
+    """Return an inventory with the probed values, which override the name of a type."""
     by_node = {(row.node, row.type): row for row in known}
     by_type = {row.type: row for row in known if row.type}
 
@@ -138,7 +142,7 @@ def fill(inventory: Inventory, known: Sequence[ProbedGpu]) -> Inventory:
 
 
 def parse_answer(text: str, gpu_type: SlurmGpuType) -> ProbedGpu:
-    """Return the answer of nvidia-smi. Raises ToolError for other output."""
+    """Parse the output of nvidia-smi. Raises ToolError for other output."""
     lines = text.splitlines()
     match = _PROBE_LINE.fullmatch(lines[1].strip()) if len(lines) == 2 else None
     if match is None:
@@ -157,7 +161,7 @@ def parse_answer(text: str, gpu_type: SlurmGpuType) -> ProbedGpu:
 def probe_all(
     types: Sequence[SlurmGpuType], environ: Mapping[str, str], wait: timedelta
 ) -> tuple[tuple[ProbedGpu, ...], tuple[tuple[SlurmGpuType, ImagefactoryError], ...]]:
-    """Return the answers of a GPU of each type, and the errors of others. Each waits for a free GPU."""
+    """Probe a GPU of each type. Return the probed GPUs and the errors. Each probe waits for a free GPU."""
     seconds = max(1, round(wait.total_seconds()))
 
     def probe(row: SlurmGpuType) -> ProbedGpu | ImagefactoryError:
@@ -181,14 +185,14 @@ def probe_all(
 
 
 def place_of(environ: Mapping[str, str]) -> Path:
-    """Return the file of a user's probes. Source: XDG Base Directory Specification."""
+    """Return the path of the user's file of probes. Source: XDG Base Directory Specification."""
     own = environ.get("XDG_STATE_HOME", "")
     home = Path(own) if own.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
     return home / "imagefactory" / "slurm.json"
 
 
 def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
-    """Return the answers of earlier probes. Raises UsageError for an invalid file."""
+    """Return the GPUs of earlier probes. Raises UsageError for an invalid file."""
     path = place_of(environ)
     try:
         memory: GpuMemoryRange = parse_document(
@@ -201,14 +205,14 @@ def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
     except (ValueError, RecursionError, StatementError) as error:
         raise UsageError(
             "probe-file-invalid",
-            f"{path} is not valid",
+            f"{path} is not a valid file of GPU probes",
             hint="delete it, then run imagefactory gpus --probe 5m",
         ) from error
     return memory.known
 
 
 def write_probed(environ: Mapping[str, str], answers: Sequence[ProbedGpu]) -> None:
-    """Keep the answers, which replace those of the same node and type."""
+    """Store probed GPUs. They replace those of the same node and type."""
     known = {(row.node, row.type): row for row in (*read_probed(environ), *answers)}
     path = place_of(environ)
     value = GpuMemoryRange(known=tuple(known[key] for key in sorted(known)))
@@ -221,7 +225,7 @@ def write_probed(environ: Mapping[str, str], answers: Sequence[ProbedGpu]) -> No
 
 COMMAND = ("scontrol", "show", "node", "--detail", "--oneliner")
 FEATURES = "features"
-"""The attribute of a machine with the features of its node, separated by commas."""
+"""The machine attribute with the features of its node, separated by commas."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/]*)=(\S*)")
 _GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z0-9_.+-]+))?:(?P<count>[0-9]+)(?:\([^)]*\))?")
 _HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -235,7 +239,7 @@ def query_inventory(environ: Mapping[str, str], now: datetime) -> Inventory:
 
 
 def parse_nodes(text: str, now: datetime) -> Inventory:
-    """Return the nodes with GPUs in the output of scontrol; notes name those that take no jobs."""
+    """Return the nodes with GPUs in the output of scontrol. Notes name the nodes that take no jobs."""
     machines, notes = [], []
     for line in text.splitlines():
         fields = dict(reversed(_FIELD.findall(line)))  # free text, such as a reason, comes last
@@ -278,7 +282,7 @@ def _gpus(node: str, fields: Mapping[str, str]) -> Iterator[PoolGpu]:
 
 
 def capability_of(name: str) -> str:
-    """Return the capability of a type of GPU, empty for a name that is not known."""
+    """Return the capability for a GPU type, empty if the name is unknown."""
     try:
         return str(find_gpu(name).capability) if name else ""
     except UsageError:

@@ -1,9 +1,9 @@
-"""Slurm by its own commands: scontrol, sbatch, squeue, scancel.
+"""Slurm through its commands: scontrol, sbatch, squeue, scancel.
 
-The jobs of a sweep are known by the directory in which they were submitted and by their name, so nothing must
-be remembered between calls. Slurm forgets a job minutes after its end: their logs decide, and `look` stores
-what only the queue shows. Account, partition and similar options are the setting `sbatch-options`; sbatch's
-own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
+The jobs of a sweep are found by their submit directory and their name, so no state is stored between calls.
+Slurm forgets a job minutes after its end: the logs of the jobs decide, and `look` stores what only the queue
+shows. Account, partition and similar options are the setting `sbatch-options`; the variables of sbatch
+(SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 
 class SlurmSweepFiles:
-    """The part of the pool without a queue: what its jobs read and write in the directory of a sweep."""
+    """The files of a sweep on Slurm: what jobs read and write in its directory. It does not need a queue."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
         return run_limit(limits, timeout, time_of(own))
@@ -77,8 +77,8 @@ class SlurmSweepFiles:
         if not str(folder.resolve()).isprintable():
             raise UsageError(
                 "sweep-folder-invalid",
-                f"squeue cannot print the directory {str(folder)!r}",
-                hint="use another directory: --dir DIR",
+                f"Slurm does not support the sweep directory {str(folder)!r}",
+                hint="use a directory with only letters, digits, '-', '_' and '.': --dir DIR",
             )
 
     def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -101,12 +101,18 @@ class SlurmSweepFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmPool(SlurmSweepFiles):
-    """The cluster of this machine's configuration. `environ` is for its commands (SLURM_CONF, PATH)."""
+    """The Slurm cluster in the configuration of this machine.
+
+    `environ` is passed to its commands (SLURM_CONF, PATH).
+    """
 
     environ: Mapping[str, str]
 
     def require(self) -> str:
-        """Return the version of Slurm, `24.11.5`. Raises ToolError if its commands are missing or fail."""
+        """Return the version of Slurm, such as `24.11.5`.
+
+        Raises ToolError if its commands are missing or fail.
+        """
         output = run(["sbatch", "--version"], self.environ)
         version = _VERSION.match(output)
         if not version:
@@ -118,13 +124,13 @@ class SlurmPool(SlurmSweepFiles):
         return version[1]
 
     def inventory(self, now: datetime) -> Inventory:
-        """Return the nodes with GPUs, with what their types and earlier probes say. Raises ToolError."""
+        """Return the nodes with GPUs, with values from their types and earlier probes. Raises ToolError."""
         return fill(query_inventory(self.environ, now), read_probed(self.environ))
 
     def submit(self, folder: Path) -> str:
-        """Submit the jobs of a sweep that are not in the queue, and return the job of the last array.
+        """Submit the jobs of a sweep that are not in the queue. Return the job of the last array.
 
-        The state of its nodes shows an array that sbatch rejects, or that no GPU fits. Raises UsageError if
+        If sbatch rejects an array, or no GPU matches, the state of its nodes shows that. Raises UsageError if
         all jobs are in the queue, ToolError if no array is accepted.
         """
         now, folder = datetime.now(UTC), folder.resolve()
@@ -154,7 +160,7 @@ class SlurmPool(SlurmSweepFiles):
         if not last:
             raise fault or ToolError(
                 "cluster-gpu-unknown",
-                "no GPU of this cluster is known to have a requested capability",
+                "no known GPU of this cluster has a requested capability",
                 hint="query the GPUs with imagefactory gpus --probe 5m, then create a new sweep",
             )
         return last
@@ -162,9 +168,9 @@ class SlurmPool(SlurmSweepFiles):
     def _submit(
         self, folder: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
     ) -> str:
-        """Return the job of an array, empty if no GPU of the cluster fits, which is then recorded.
+        """Submit an array and return its job. If no GPU of the cluster matches, record that and return "".
 
-        `after` is the job that it waits for, empty for none, and the seconds that it may wait in all.
+        `after` is the job that must end before, empty for none, and the seconds that the array may wait.
         """
         script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", datetime.now(UTC)
         until = now + timedelta(seconds=after[1])
@@ -180,7 +186,7 @@ class SlurmPool(SlurmSweepFiles):
                 raise ToolError(
                     "slurm-output-invalid",
                     f"sbatch printed no job number: {clean(output)[-200:]}",
-                    hint=f"see {folder}",
+                    hint="see whether the jobs are queued: squeue --me; if not, submit the sweep again",
                 )
         except ToolError as error:
             write_row(row, ArraySubmission(job="", at=now, until=until, refused=clean(error.message)))
@@ -189,7 +195,7 @@ class SlurmPool(SlurmSweepFiles):
         return job[1]
 
     def running(self, folder: Path) -> bool:
-        """Return whether a job of that directory is in the queue, also a held or waiting one."""
+        """Return whether a job of that directory is in the queue, in any state."""
         return str(folder.resolve()) in submit_directories(self._queue(), NAME)
 
     def driven(self) -> frozenset[Path]:
@@ -197,8 +203,10 @@ class SlurmPool(SlurmSweepFiles):
         return frozenset(Path(folder) for folder in submit_directories(self._queue(), NAME))
 
     def look(self, folder: Path) -> None:
-        """Keep the queue's state of its jobs. Raises ToolError, UsageError for a directory without a
-        sweep."""
+        """Store the state of its jobs in the queue.
+
+        Raises ToolError, UsageError for a directory without a sweep.
+        """
         folder, now = folder.resolve(), datetime.now(UTC)
         tasks = parse_queue(self._queue("--states=all"), NAME, str(folder))
         try:
@@ -228,7 +236,7 @@ def make_pool(environ: Mapping[str, str]) -> Pool:
 
 
 def _needs_submission(state: NodeState) -> bool:
-    """Return whether a node is neither done for good, nor waiting or running."""
+    """Return whether a node is neither finished nor waiting nor running."""
     outcome = state.result.outcome
     if state.run is not None or outcome not in (None, Outcome.NOT_TESTED, *RETRIED_OUTCOMES):
         return False

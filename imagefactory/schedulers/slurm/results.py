@@ -1,8 +1,8 @@
-"""The outcome of a node from its tasks: log, record of its GPU, queue, and result files.
+"""Find the outcome of a node from its tasks: log, record of its GPU, queue, and result files.
 
-Only `read_node` and its helpers read the directory. The log is the output of task.sh, with lines of
-slurmstepd when that ended a job. The record is the output of `scontrol show job --detail` on the machine when
-the job began. Sources: Slurm's manual, "Job State Codes"; forms as of Slurm 22.05 and 24.11.
+Only `read_node` and its helpers read the directory. The log is the output of task.sh, with messages of
+slurmstepd if it ended the job. The record is the output of `scontrol show job --detail` on the machine at the
+start of the job. Sources: Slurm manual, "Job State Codes"; formats of Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ ALIVE = frozenset({
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING",
     "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT",
 })  # fmt: skip
-"""States of a job that may still run, as squeue writes them; in all others it has ended."""
+"""States of a job that may still run, as squeue prints them. In all other states it has ended."""
 TIME_LIMIT, MEMORY, REMOVED = "TIME LIMIT", "MEMORY", "REMOVED"
-"""Reasons of slurmstepd to end a job, besides its own messages (`PREEMPTION`, `NODE FAILURE`)."""
+"""Reasons for which slurmstepd ends a job. Other reasons are its messages (`PREEMPTION`, `NODE FAILURE`)."""
 SQUEUE = "%K|%T|%r|%j|%Z"
 """The columns of squeue: index in the array, state, reason for waiting, name, directory."""
 ANSWERS = (0, 2, 9)
-"""Exit codes of a kit that are not retried."""
+"""Exit codes of a kit after which a job is not retried."""
 MAX_REASON = 300
 HAS_RUN = "the suite has run"
 _STATES = {"TIMEOUT": TIME_LIMIT, "OUT_OF_MEMORY": MEMORY, "CANCELLED": REMOVED}
@@ -65,9 +65,9 @@ _GPUS = re.compile(r"gpu(?::([A-Za-z][A-Za-z0-9_.+-]*))?(?::[0-9]+)?\(IDX:([0-9,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRun:
-    """One run of a task. `code` is the exit code of its kit, None if it did not end by itself.
+    """One run of a task. `code` is the exit code of its kit, None if it did not end normally.
 
-    `again`: it asked to be queued again. `why` is the reason of slurmstepd if that ended it.
+    `again` means that it requested to be queued again. `why` is the reason if slurmstepd ended it.
     """
 
     job: str
@@ -92,7 +92,7 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSnapshot:
-    """The tasks of a sweep in the queue at the time `asked`, and those that once had ended there."""
+    """The tasks of a sweep in the queue at the time `asked`, and the tasks that had ended before."""
 
     asked: datetime
     tasks: Annotated[tuple[TaskState, ...], MaxRows(8 * MOST_NODES)]
@@ -112,8 +112,8 @@ class TaskOutput:
 class ArrayTask:
     """The last task of a node: the submission of its array, its runs, and its state in the queue.
 
-    `known`: the queue was queried after the task last showed up. `submitted` is None if nothing shows that
-    its array exists.
+    `known` means that the queue was queried after the last sign of the task. `submitted` is None if there is
+    no sign that its array was submitted.
     """
 
     submitted: ArraySubmission | None
@@ -124,14 +124,15 @@ class ArrayTask:
 
     @property
     def alive(self) -> bool | None:
-        """Return whether it is still in the queue, None if that is not known."""
+        """Return whether the task is still in the queue, None if unknown."""
         return (self.queued is not None and self.queued.state in ALIVE) if self.known else None
 
 
 def parse_log(data: bytes) -> tuple[TaskRun, ...]:
     """Return the runs of a task, the oldest first. Other lines are skipped.
 
-    After an answer the task is over, even if Slurm starts it again: a person queued it, or a node was away.
+    After a final exit code the task is over, even if Slurm starts it again because a person queued it or a
+    node was lost.
     """
     runs: list[TaskRun] = []
     for line in data.decode("utf-8", "replace").splitlines():
@@ -156,7 +157,9 @@ def parse_log(data: bytes) -> tuple[TaskRun, ...]:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether the text is a number: job output may have `²`, a digit too, or a very long one."""
+    """Return whether the text is a short ASCII number: job output may contain digits such as `²`, or very
+    long numbers.
+    """
     return re.fullmatch(r"[0-9]{1,11}", text) is not None
 
 
@@ -165,7 +168,7 @@ def _time(text: str) -> datetime:
 
 
 def parse_record(data: bytes, index: int) -> tuple[str, PoolGpu | None]:
-    """Return the node and the GPU that slurmctld gave to a task, None if it gave none or several."""
+    """Return the node and the GPU that slurmctld assigned to a task, None if it assigned none or several."""
     for line in data.decode("utf-8", "replace").splitlines():
         node = _NODE.search(line)
         if f" ArrayTaskId={index} " not in line or node is None:
@@ -189,7 +192,7 @@ def parse_record(data: bytes, index: int) -> tuple[str, PoolGpu | None]:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """Yield the numbers of `0,2-3`."""
+    """Yield the numbers in a list such as `0,2-3`."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         if _is_number(first) and (_is_number(last) or not last):
@@ -197,7 +200,9 @@ def _numbers(text: str) -> Iterator[int]:
 
 
 def parse_queue(text: str, name: str, folder: str) -> tuple[TaskState, ...]:
-    """Return the tasks of the arrays `<name>-N` that were submitted in `folder`, from squeue's output."""
+    """Return the tasks of the arrays `<name>-N` that were submitted in `folder`, from the output of
+    squeue.
+    """
     tasks = []
     for line in text.splitlines():
         index, state, reason, job, place = (*line.split("|", 4), "", "", "", "")[:5]
@@ -216,16 +221,16 @@ def submit_directories(text: str, name: str) -> frozenset[str]:
 
 
 def remember(before: QueueSnapshot | None, tasks: tuple[TaskState, ...], now: datetime) -> QueueSnapshot:
-    """Return the present queue, with the ends of tasks that it has forgotten."""
+    """Return the current queue, with the ended tasks that Slurm has forgotten."""
     over = (task for task in (before.tasks if before else ()) if task.state not in ALIVE)
     states = {(task.batch, task.index): task for task in (*over, *tasks)}
     return QueueSnapshot(asked=now, tasks=tuple(states[key] for key in sorted(states)))
 
 
 def classify(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
-    """Return the outcome of a task, its reason, and how its last run ended.
+    """Return the outcome of a task, the reason, and how its last run ended.
 
-    The outcome is None while the task waits, runs or is to be retried, and for a run that is to be verified.
+    The outcome is None while the task waits, runs or will be retried, and for a run that must be verified.
     """
     if not task.starts:
         return _not_started(task, limits)
@@ -257,7 +262,7 @@ def _not_started(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, st
 
 
 def _task_status(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
-    """Return the status of the last run of a task, without the ones that may follow."""
+    """Return the status of the last run of a task, without later runs."""
     last, files = task.starts[-1], task.files
     if last.code is None:
         return _cut_off(task, limits)
@@ -401,10 +406,10 @@ def _read_queue(path: Path, _stamp: tuple[int, int]) -> tuple[QueueSnapshot, _St
 
 
 def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState) -> GpuReport:
-    """Return the report of a run that came back, by the rules of a kit and slurmctld's record.
+    """Return the report of a returned run, by the rules of a kit and the record of slurmctld.
 
-    `kit` and `expectations` are the trusted files of that name. A run is never `verified` without evidence of
-    the GPU. Raises StatementError for an invalid run, or one of another kit or suite.
+    `kit` and `expectations` are the trusted files with these names. A run is never `verified` without
+    evidence of the GPU. Raises StatementError for an invalid run, or for a run of another kit or suite.
     """
     attempt = state.result.attempts[-1]
     files = ReturnedKit(
@@ -431,7 +436,7 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: N
 
 
 def disagreement(attempt: JobAttempt, report: GpuReport) -> str:
-    """Return how Slurm and the machine name different machines or GPUs, empty if they agree."""
+    """Return how the machine or GPU of Slurm differs from that of the report, empty if they agree."""
     gpu, device = attempt.gpu, report.device
     if attempt.slot and attempt.slot != attempt.machine:
         return f"the job ran on {attempt.machine}, Slurm assigned {attempt.slot}"

@@ -86,7 +86,7 @@ def parse_request(text: str) -> SuiteRequest:
     """Return the expectations of the GPU suite. Raises ValueError or KeyError."""
     data = load_document(text, table.FORMAT)
     if data["level"] not in table.LEVELS:
-        raise ValueError(f"no such level: {data['level']}")
+        raise ValueError(f"unknown level: {data['level']}")
     return SuiteRequest(
         expected=expected_image(data, table.checks_of(data["level"])),
         level=data["level"],

@@ -127,7 +127,7 @@ class Driver:
         try:
             function = getattr(self.library_of(name), name)
         except AttributeError:
-            raise DriverError(name, -1, "this driver has no such call") from None
+            raise DriverError(name, -1, "this driver does not have this function") from None
         function.argtypes, function.restype = self.shapes[name], INT
         code = function(*arguments)
         if code != 0:

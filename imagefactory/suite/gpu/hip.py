@@ -122,7 +122,7 @@ class Hip(Driver):
         self.call(call, properties, ordinal)
         processor = PROCESSOR.search(properties.raw)
         if processor is None:
-            raise DriverError(call, -1, "it tells no processor")
+            raise DriverError(call, -1, "the result contains no processor name")
         return Device(
             ordinal=ordinal,
             handle=ordinal,

@@ -82,7 +82,7 @@ def _tensors(output: Any) -> Iterator[Any]:
         for value in output.values() if isinstance(output, Mapping) else output:
             yield from _tensors(value)
     elif output is not None:
-        raise TypeError(f"the model gives a {type(output).__name__}, which is not a tensor")
+        raise TypeError(f"the model returns a {type(output).__name__}, not a tensor")
 
 
 def _place(network: Any, inputs: Mapping[str, Any], device: str) -> tuple[Any, list[Any]]:

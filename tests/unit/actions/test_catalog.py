@@ -1,4 +1,4 @@
-"""A factory makes a catalogue of what its registry has, and others read it there with no factory at all."""
+"""A factory makes a catalog of what its registry has, and others read it there with no factory at all."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from imagefactory.trust.judgement import RevocationRequest, sign_revocation
 from imagefactory.trust.keys import SigningKey, make_key, read_signing_key
 from imagefactory.trust.offers import build_artifact, find_offer
 from imagefactory.trust.policy import read_trust
-from tests.made.catalogue import PREDICTED
+from tests.made.catalog import PREDICTED
 from tests.made.errors import fails
 from tests.made.factory import NAME
 from tests.made.layout import add_image
@@ -79,11 +79,11 @@ Files = Mapping[str, str]
 
 def made_of(factory: Project, target: Target, registry: str = "", now: datetime = NOW) -> Catalog:
     making = CatalogRequest(targets=(target,), now=now, registry=registry)
-    return build_catalog(factory, making, QuietProgress()).catalogue
+    return build_catalog(factory, making, QuietProgress()).catalog
 
 
-def the_image(catalogue: Catalog) -> CatalogImage:
-    (image,) = catalogue.images
+def the_image(catalog: Catalog) -> CatalogImage:
+    (image,) = catalog.images
     return image
 
 
@@ -102,8 +102,8 @@ def test_a_candidate_with_its_verdict_is_offered(
     tmp_path: Path,
 ) -> None:
     verdict_on(factory, family(registry), pushed)
-    catalogue = made_of(factory, target, registry.host)
-    image = the_image(catalogue)
+    catalog = made_of(factory, target, registry.host)
+    image = the_image(catalog)
     assert image.reference == f"{registry.host}/pytorch@{pushed}"
     assert image.subject == replace(read_subject(family(registry), pushed), target=NAME)
     assert (image.version.startswith("2.3"), image.cuda, image.runtime) == (True, "12.1", "12.1")
@@ -114,7 +114,7 @@ def test_a_candidate_with_its_verdict_is_offered(
     assert claims["8.0"].answer is Compatibility.YES
     assert claims["3.5"].answer is Compatibility.NO
     assert {claim.basis for claim in claims.values()} <= {ClaimBasis.PREDICTED, ClaimBasis.DOCUMENTED}
-    offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
+    offer = find_offer(catalog, NAME, read_trust(factory.settings.files), NOW)
     assert [one.proves for one in offer.judged] == [True]
     bare = the_image(made_of(elsewhere(factory, tmp_path), target, registry.host))  # its store is empty
     assert bare == replace(image, unpacked=0)
@@ -206,7 +206,7 @@ def test_what_is_not_there_is_left_out_and_said(
     making = CatalogRequest(targets=(target,), now=NOW, registry=registry.host)
     place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
     made = build_catalog(factory, making, QuietProgress())
-    assert made.catalogue.images == ()
+    assert made.catalog.images == ()
     assert made.left_out == ((NAME, explain_no_candidate(factory, place)),)
     with pytest.raises(NothingSelectedError, match=NAME) as caught:
         build_catalog(factory, replace(making, named=True), QuietProgress())
@@ -325,11 +325,9 @@ def test_a_factory_without_a_registry_offers_its_store(
     assert the_image(own).subject.index == pushed
     assert own.keyid == ""
     site = SettingValue(value="registry.invalid/gpu", origin="/etc/xdg/imagefactory/imagefactory.toml")
-    outer = replace(factory.settings, catalogue=site)
+    outer = replace(factory.settings, catalog=site)
     assert read_catalog(outer, factory.environ, NOW, NAME) == own
-    mine = replace(
-        factory.settings, catalogue=SettingValue(value="/no/file", origin="$IMAGEFACTORY_CATALOGUE")
-    )
+    mine = replace(factory.settings, catalog=SettingValue(value="/no/file", origin="$IMAGEFACTORY_CATALOG"))
     with pytest.raises(UsageError, match="/no/file"):
         read_catalog(mine, factory.environ, NOW, NAME)
     with pytest.raises(NothingSelectedError, match="pytorch"):
@@ -408,15 +406,15 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     assert told["images"][0]["verified"] == ["8.0"]
     assert told["proofs"]["oldest"].startswith(f"{now:%Y-%m-%d}")
     own, current = told["written"]
-    assert current.startswith(f"{registry.host}/catalogue:{CURRENT}@sha256:")
+    assert current.startswith(f"{registry.host}/catalog:{CURRENT}@sha256:")
     assert f":{told['made'][:10].replace('-', '')}-" in own
     assert "note:" not in ran.stderr
-    toml.write_text(f'catalogue = "{registry.host}"\n{toml.read_text()}')
+    toml.write_text(f'catalog = "{registry.host}"\n{toml.read_text()}')
     said = run(factory, signer, registry).output
     assert "note:" not in said
     assert f"oldest verdict of {now:%Y-%m-%d}; " in said
     toml.write_text(toml.read_text().replace(registry.host, f"{registry.host}/other", 1))
-    assert f"take another: catalogue = {registry.host}/other" in run(factory, signer, registry).output
+    assert f"take another: catalog = {registry.host}/other" in run(factory, signer, registry).output
     text = f'registry = "{registry.host}"\n{trust_row(signer)}\n{lab}'
     read = read_as(tmp_path, text)
     assert the_image(read).reference == f"{registry.host}/pytorch@{pushed}"
@@ -425,9 +423,9 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     (judged,) = find_offer(read, NAME, read_trust(settings.files), datetime.now(UTC)).judged
     assert judged.proves
     asked = registry.count["GET blob"]
-    assert read_as(tmp_path, f'catalogue = "{registry.host}:current"\n{text}') == read
+    assert read_as(tmp_path, f'catalog = "{registry.host}:current"\n{text}') == read
     assert registry.count["GET blob"] == asked  # it was cached
-    (cached,) = (tmp_path / "researcher" / "cache" / "imagefactory" / "catalogues").iterdir()
+    (cached,) = (tmp_path / "researcher" / "cache" / "imagefactory" / "catalogs").iterdir()
     cached.write_bytes(cached.read_bytes()[:-1] + b"?")
     assert read_as(tmp_path, text) == read
     assert registry.count["GET blob"] == asked + 1  # what is cached is looked at
@@ -465,13 +463,13 @@ def test_a_file_is_written_and_nothing_pushed(
     tmp_path: Path,
 ) -> None:
     (factory.settings.root_path / "imagefactory.toml").write_text(trust_row(signer))
-    for name in ("catalogue.json", "catalogue.json.gz"):
+    for name in ("catalog.json", "catalog.json.gz"):
         ran = run(factory, signer, registry, "--output", str(tmp_path / name))
         assert ran.exit_code == 0, ran.output
         assert "verified on nothing" in ran.stdout
-        read = read_as(tmp_path, f'catalogue = "{tmp_path / name}"\n{trust_row(signer)}')
+        read = read_as(tmp_path, f'catalog = "{tmp_path / name}"\n{trust_row(signer)}')
         assert the_image(read).subject.index == pushed
-    assert "catalogue" not in registry.shelves.repositories
+    assert "catalog" not in registry.shelves.repositories
     ran = run(factory, signer, registry, "--output", str(tmp_path / "no" / "folder"))
     assert ran.exit_code != 0
 
@@ -493,7 +491,7 @@ def test_without_a_key_that_counts_nothing_is_written(
     assert ran.exception.code == "signing-key-missing"
     ran = run(factory, tmp_path / "nobody", registry, "--dry-run")
     assert ran.exit_code == 0, ran.output
-    assert "catalogue" not in registry.shelves.repositories
+    assert "catalog" not in registry.shelves.repositories
 
 
 def test_sif_files_come_with_their_own_verdicts(
@@ -516,15 +514,15 @@ def test_sif_files_come_with_their_own_verdicts(
     options = PushOptions(now=NOW, registry=registry.host, made=kept)
     push_target(factory, target, options, QuietProgress())
     verdict_on(factory, family(registry), kept.digest)
-    catalogue = made_of(factory, target, registry.host)
-    image = the_image(catalogue)
+    catalog = made_of(factory, target, registry.host)
+    image = the_image(catalog)
     (sif,) = image.sifs
     assert sif.reference == f"{registry.host}/pytorch@{kept.digest}"
     assert (sif.subject.config, sif.subject.manifest) == (kept.file.digest, kept.digest)
     assert not image.only_sif
-    offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
+    offer = find_offer(catalog, NAME, read_trust(factory.settings.files), NOW)
     assert [[one.proves for one in each] for each in (offer.judged, offer.sifs[0].judged)] == [[True], [True]]
-    assert sign_catalog(catalogue, LAB)
+    assert sign_catalog(catalog, LAB)
 
 
 def test_what_others_pushed_is_offered_only_with_a_verdict(
@@ -571,11 +569,11 @@ def test_a_registry_that_has_none_says_who_makes_one(
     signer: Path,
     tmp_path: Path,
 ) -> None:
-    with fails("catalog-not-found", message=f"{registry.host}/gpu/catalogue:current"):
+    with fails("catalog-not-found", message=f"{registry.host}/gpu/catalog:current"):
         read_as(tmp_path, f'registry = "{registry.host}/gpu"\n{trust_row(signer)}')
 
 
-def test_another_artifact_there_is_no_catalogue(
+def test_another_artifact_there_is_no_catalog(
     factory: Project,
     registry: RegistryMadeHere,
     pushed: str,
@@ -584,19 +582,19 @@ def test_another_artifact_there_is_no_catalogue(
 ) -> None:
     with registry.lock:
         shelf = registry.repository("pytorch")
-        registry.shelves.repositories["catalogue"] = shelf
+        registry.shelves.repositories["catalog"] = shelf
         shelf.tags["current"] = pushed
     with fails("artifact-malformed"):
         read_as(tmp_path, f'registry = "{registry.host}"\n{trust_row(signer)}')
 
 
-def test_the_same_catalogue_is_the_same_artifact() -> None:
+def test_the_same_catalog_is_the_same_artifact() -> None:
     first, second = (build_artifact(b"{}", NOW) for _ in range(2))
     assert first == second
     assert first.blobs[1][1] == pack_artifact(b"{}")
 
 
-def test_nothing_to_catalogue_selects_nothing(
+def test_nothing_to_catalog_selects_nothing(
     factory: Project,
     registry: RegistryMadeHere,
     signer: Path,

@@ -19,12 +19,12 @@ from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import TrustGrant, read_trust
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, envelope, join_site, person_at
 from tests.made.verdicts import LAB, STRANGER, SUITE, digest
 
-FIRST = "catalogue"  # the first center's name, made of its catalogue's
+FIRST = "catalog"  # the first center's name, made of its catalog's
 DAY = timedelta(days=1)
 COMMON, ONLY = "pytorch-2.5-cu124", "pytorch-2.7-cu128"
 REFERENCE = f"registry.example.org/second/pytorch@{digest('d')}"  # of ONLY
@@ -36,16 +36,14 @@ def grant(key: SigningKey = STRANGER, until: datetime = NOW + 99 * DAY) -> Trust
 
 
 def invitation(tmp_path: Path, **changes: Any) -> str:
-    made = Invitation(
-        catalogue=str(tmp_path / "second.json"), site="slurm", sif_folder="/sif", keys=(grant(),)
-    )
+    made = Invitation(catalog=str(tmp_path / "second.json"), site="slurm", sif_folder="/sif", keys=(grant(),))
     path = tmp_path / "invitation.toml"
     path.write_text(format_invitation(replace(made, **changes)))
     return str(path)
 
 
 def publish_second(tmp_path: Path, key: SigningKey = STRANGER) -> None:
-    """A catalogue with an image that the first center has too, and one that it alone has.
+    """A catalog with an image that the first center has too, and one that it alone has.
 
     Its own key verified both on 9.0, the first center's key on 8.0.
     """
@@ -58,8 +56,8 @@ def publish_second(tmp_path: Path, key: SigningKey = STRANGER) -> None:
     only = replace(common, target=ONLY, version="2.7.0", cuda="12.8", subject=subject, envelopes=of_it)
     only = replace(only, reference=REFERENCE)
     made = NOW - timedelta(hours=1)
-    catalogue = make_catalogue(common, only, made=made, expires=made + LIFE, suites=(SUITE,))
-    (tmp_path / "second.json").write_bytes(sign_catalog(catalogue, key))
+    catalog = make_catalog(common, only, made=made, expires=made + LIFE, suites=(SUITE,))
+    (tmp_path / "second.json").write_bytes(sign_catalog(catalog, key))
 
 
 @pytest.fixture
@@ -75,7 +73,7 @@ def joined(person: Call, tmp_path: Path) -> Call:
     told = json_of(
         person("site", "join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "join"
     )
-    assert (told["joined_as"], told["beside"], told["catalogue_works"]) == ("second", [FIRST], True)
+    assert (told["joined_as"], told["beside"], told["catalog_works"]) == ("second", [FIRST], True)
     return person
 
 
@@ -94,7 +92,7 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     person("site", "join", invitation(tmp_path), "--name", "second", "--yes")
     assert own.read_bytes() == before
     own_file = tomllib.loads((own.parent / "centers/second.toml").read_text())
-    assert (own_file["catalogue"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
+    assert (own_file["catalog"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
     assert [row["keyid"] for row in own_file["trust"]] == [STRANGER.keyid]
     assert json_of(person("site", "join", invitation(tmp_path), "--json"), "join")["changed"] == []
     person("site", "remove", "second", "--yes")
@@ -136,7 +134,7 @@ def test_a_key_of_one_center_vouches_for_no_image_of_another(joined: Call) -> No
     assert {(row["key"], row["standing"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
 
 
-def test_a_catalogue_of_one_center_signed_by_the_other_is_left_out(joined: Call, tmp_path: Path) -> None:
+def test_a_catalog_of_one_center_signed_by_the_other_is_left_out(joined: Call, tmp_path: Path) -> None:
     publish_second(tmp_path, LAB)
     (tmp_path / "cache").rename(tmp_path / "elsewhere")  # without the copy that is kept
     said = joined("list", "--json")
@@ -187,7 +185,7 @@ def test_one_center_down_hides_no_other(joined: Call, tmp_path: Path) -> None:
     joined("list")
     (tmp_path / "second.json").unlink()
     told = json_of(joined("list", "--json"), "images")  # kept, and told
-    assert [one["catalogue_source"] for one in told["centers"]] == ["place", "kept"]
+    assert [one["catalog_source"] for one in told["centers"]] == ["place", "kept"]
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     said = joined("search", "pytorch", "--json")
     assert {one["center"] for one in json_of(said, "search")["images"]} == {FIRST}
@@ -232,21 +230,21 @@ def test_doctor_looks_at_each(joined: Call, tmp_path: Path) -> None:
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     rows = json_of(joined("doctor", "--for", "job", "--json", code=6), "doctor")["findings"]
     states = {row["name"]: row["status"] for row in rows}
-    assert (states[f"{FIRST}: catalogue"], states["second: catalogue"]) == ("ok", "denied")
+    assert (states[f"{FIRST}: catalog"], states["second: catalog"]) == ("ok", "denied")
     assert (states[f"{FIRST}: key lab"], states["second: key stranger"]) == ("ok", "ok")
 
 
 def test_only_people_s_own_files_join_centers(
     joined: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the environment names a catalogue it is the only one."""
-    monkeypatch.setenv("IMAGEFACTORY_CATALOGUE", str(tmp_path / "catalogue"))
+    """Where the environment names a catalog it is the only one."""
+    monkeypatch.setenv("IMAGEFACTORY_CATALOG", str(tmp_path / "catalog"))
     assert "centers" not in json_of(joined("list", "--json"), "images")
     project = tmp_path / "project"
     (project / "centers").mkdir(parents=True)
     (project / "imagefactory.toml").write_text("")
-    (project / "centers/evil.toml").write_text('catalogue = "evil.example.org/gpu"\n')
-    monkeypatch.delenv("IMAGEFACTORY_CATALOGUE")
+    (project / "centers/evil.toml").write_text('catalog = "evil.example.org/gpu"\n')
+    monkeypatch.delenv("IMAGEFACTORY_CATALOG")
     monkeypatch.chdir(project)
     assert {one["name"] for one in json_of(joined("site", "list", "--json"), "sites")["sites"]} == {
         *(FIRST, "second")
@@ -259,7 +257,7 @@ def test_only_people_s_own_files_join_centers(
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"keys": (grant(LAB),)}, ""),  # a key of the first one, and another catalogue: did that move?
+        ({"keys": (grant(LAB),)}, ""),  # a key of the first one, and another catalog: did that move?
         ({"center": FIRST}, ""),
         ({}, "No/Name"),
         ({}, "a.b"),
@@ -283,20 +281,18 @@ def test_a_center_that_moved_takes_the_place_of_itself(person: Call, tmp_path: P
     publish_second(tmp_path, LAB)
     own = tmp_path / "config/imagefactory"
     person("site", "join", invitation(tmp_path, keys=(grant(LAB),)), "--name", FIRST, "--yes")
-    assert tomllib.loads((own / "imagefactory.toml").read_text())["catalogue"] == str(
-        tmp_path / "second.json"
-    )
+    assert tomllib.loads((own / "imagefactory.toml").read_text())["catalog"] == str(tmp_path / "second.json")
     assert not (own / "centers").exists()
     # with another key it is asked loudly, so not by a script
-    person("site", "join", invitation(tmp_path, catalogue="/other.json"), "--name", FIRST, "--yes", code=9)
+    person("site", "join", invitation(tmp_path, catalog="/other.json"), "--name", FIRST, "--yes", code=9)
 
 
-def test_the_first_gets_a_name_and_no_catalogue_is_joined_twice(joined: Call, tmp_path: Path) -> None:
+def test_the_first_gets_a_name_and_no_catalog_is_joined_twice(joined: Call, tmp_path: Path) -> None:
     own = tmp_path / "config/imagefactory"
     again = ("site", "join", invitation(tmp_path), "--yes")
     joined(*again, "--name", "third", code=2)
     joined(*again, "--name", FIRST, code=2)
-    first = invitation(tmp_path, catalogue=str(tmp_path / "catalogue"), keys=(grant(LAB),), site="generic")
+    first = invitation(tmp_path, catalog=str(tmp_path / "catalog"), keys=(grant(LAB),), site="generic")
     joined("site", "join", first, "--name", "ours", "--yes")
     assert tomllib.loads((own / "imagefactory.toml").read_text())["center"] == "ours"
     assert [path.name for path in (own / "centers").iterdir()] == ["second.toml"]
@@ -309,7 +305,7 @@ def test_a_key_that_was_retired_anywhere_comes_back_by_no_invitation(joined: Cal
     path = tmp_path / "config/imagefactory/imagefactory.toml"
     row = tomllib.loads(path.read_text())["trust"][0]
     path.write_text(path.read_text().replace(str(row["until"]), (NOW - DAY).date().isoformat()))
-    third = invitation(tmp_path, catalogue="/third.json", keys=(grant(LAB),))
+    third = invitation(tmp_path, catalog="/third.json", keys=(grant(LAB),))
     joined("site", "join", third, "--name", "third", "--yes", code=2)
 
 
@@ -325,7 +321,7 @@ def test_a_key_that_the_person_retires_counts_for_no_center(joined: Call, tmp_pa
     trust = read_trust((center,), (path,))
     assert [(key.name, key.until > NOW) for key in trust.keys] == [("stranger", False)]
     assert trust.policy.days == 3
-    joined("list", "second/*", code=9)  # its catalogue is signed by that key
+    joined("list", "second/*", code=9)  # its catalog is signed by that key
 
 
 def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) -> None:
@@ -334,7 +330,7 @@ def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) ->
     joined("site", "remove", "nobody", "--yes", code=3)
     joined("site", "remove", FIRST, code=2)  # nobody can be asked
     told = json_of(joined("site", "remove", FIRST, "--yes", "--json"), "site-removed")
-    assert told["removed"] == [f"catalogue = {tmp_path / 'catalogue'}", "key lab"]
+    assert told["removed"] == [f"catalog = {tmp_path / 'catalog'}", "key lab"]
     assert tomllib.loads(path.read_text()) == {"workers": "2"}
     told = json_of(joined("list", "--json"), "images")  # the one that is left needs no name
     assert "centers" not in told
@@ -345,12 +341,12 @@ def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("A.toml", 'catalogue = "x.example.org"\n'),
+        ("A.toml", 'catalog = "x.example.org"\n'),
         ("a.toml", ""),
-        ("a.toml", 'catalogue = "./x.json"\n'),
-        ("a.toml", 'catalogue = "x.example.org"\nregistry = "x.example.org"\n'),
-        ("a.toml", 'catalogue = "x.example.org"\nsite = "nowhere"\n'),
-        (f"{FIRST}.toml", 'catalogue = "x.example.org"\n'),
+        ("a.toml", 'catalog = "./x.json"\n'),
+        ("a.toml", 'catalog = "x.example.org"\nregistry = "x.example.org"\n'),
+        ("a.toml", 'catalog = "x.example.org"\nsite = "nowhere"\n'),
+        (f"{FIRST}.toml", 'catalog = "x.example.org"\n'),
     ],
 )
 def test_a_file_that_cannot_be_used_stops_what_reads_it(
@@ -365,17 +361,17 @@ def test_a_file_that_cannot_be_used_stops_what_reads_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "catalogue", "called"),
+    ("name", "site", "catalog", "called"),
     [
         ("ours", "chtc", "registry.example.org/gpu", "ours"),
         ("", "chtc", "registry.example.org/gpu", "chtc"),
         ("", "generic", "registry.example.org:5000/gpu:x", "registry-example-org-5000"),
-        ("", "slurm", "/shared/gpu/catalogue.json.gz", "catalogue"),
+        ("", "slurm", "/shared/gpu/catalog.json.gz", "catalog"),
         ("", "generic", "/", "center"),
     ],
 )
-def test_a_center_has_a_name(name: str, site: str, catalogue: str, called: str) -> None:
-    assert center_name(name, site, catalogue) == called
+def test_a_center_has_a_name(name: str, site: str, catalog: str, called: str) -> None:
+    assert center_name(name, site, catalog) == called
 
 
 def test_each_center_has_settings_of_its_own(joined: Call, tmp_path: Path) -> None:
@@ -396,7 +392,7 @@ def test_each_center_has_settings_of_its_own(joined: Call, tmp_path: Path) -> No
     ]
 
 
-# --- list, show and verdicts in an empty folder, answered by the catalogue that somebody joined
+# --- list, show and verdicts in an empty folder, answered by the catalog that somebody joined
 
 
 @pytest.fixture
@@ -410,11 +406,11 @@ def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
     assert lines[0].startswith("images of the catalog /")
     assert lines[1].startswith("oldest verdict of ")
     assert [" ".join(line.split()) for line in lines[3:]] == [
-        "IMAGE FRAMEWORK VERIFIED ON PREDICTED ON",
-        "pytorch-2.3-cu121 torch 2.3.1 8.0 7.0",
-        "pytorch-2.5-cu124 torch 2.5.1 8.0 9.0 7.0",
-        "jax-0.4.30-cu12 jax 0.4.30 - 7.0",
-        "pytorch-2.1-cu121 torch 2.1.2 - -",
+        "IMAGE FRAMEWORK STATUS",
+        "pytorch-2.3-cu121 torch 2.3.1 verified 8.0; predicted 7.0",
+        "pytorch-2.5-cu124 torch 2.5.1 verified 8.0 9.0; predicted 7.0",
+        "jax-0.4.30-cu12 jax 0.4.30 predicted 7.0",
+        "pytorch-2.1-cu121 torch 2.1.2 -",
     ]
     told = json_of(member("list", "pytorch-2.3", "--json"), "images")
     assert told["proofs"]["oldest"]
@@ -443,14 +439,14 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
     Path("job.sub").write_text(
         f"executable = /bin/true\ncontainer_image = docker://x.example/y@sha256:{0:064}\nqueue\n"
     )
-    assert json_of(member("list", "--json"), "images")["catalogue_source"] == "place"
-    (tmp_path / "catalogue").unlink()
+    assert json_of(member("list", "--json"), "images")["catalog_source"] == "place"
+    (tmp_path / "catalog").unlink()
     said = member(*command, "--json", code=9 if kind == "job-check" else 0)
     told = json_of(said, kind)
     made = NOW - timedelta(hours=1)
-    assert told["catalogue_source"] == "kept"
-    assert told["catalogue_made"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
-    assert told["catalogue_expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
+    assert told["catalog_source"] == "kept"
+    assert told["catalog_made"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
+    assert told["catalog_expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
     assert [line for line in said.err.splitlines() if f"{made + LIFE:%Y-%m-%d}" in line]
 
 
@@ -468,7 +464,7 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
 )
 def test_texts_say_it_too(member: Call, tmp_path: Path, command: tuple[str, ...]) -> None:
     member("list")
-    (tmp_path / "catalogue").unlink()
+    (tmp_path / "catalog").unlink()
     said = member(*command)
     assert "1 hour old" in said.out + said.err
 
@@ -490,7 +486,7 @@ def test_show_says_what_is_known_of_one(member: Call) -> None:
     assert "matches 3 targets" in member("show", "pytorch", code=2).err
 
 
-def test_verdicts_are_those_that_the_catalogue_carries(member: Call) -> None:
+def test_verdicts_are_those_that_the_catalog_carries(member: Call) -> None:
     said = member("verdict", "list", "pytorch-2.5")
     assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
     assert said.out.count("verified  yes ") == 2

@@ -186,7 +186,7 @@ def test_a_canceled_sweep_is_free_and_claimed_again_when_it_goes_on(
     made = first.makes()
     assert run("sweep", "cancel", made.sweep.id) == 0
     assert left(second.prepares()) == {}
-    assert len(first.registry.find("catalogue").tags) == (0 if untag else 1)
+    assert len(first.registry.find("catalog").tags) == (0 if untag else 1)
     claim_again(first.factory, made.folder, first.registry.host, first.bench, QuietProgress())
     assert left(second.prepares()) == CLAIMED
 
@@ -195,7 +195,7 @@ def test_a_plan_asks_once_whatever_its_cells(first: Site, second: Site) -> None:
     def asked(site: Site) -> int:
         before = len(site.registry.log)
         site.prepares()
-        return sum("/v2/catalogue/" in one.path for one in site.registry.log[before:])
+        return sum("/v2/catalog/" in one.path for one in site.registry.log[before:])
 
     first.makes(asked=CellRequest(allow=frozenset({"claimed"})))
     assert asked(first) == 1
@@ -290,7 +290,7 @@ def claims_of(
 
 
 def put_claims(site: Site, data: bytes, tag: str = f"claims-{STORE}") -> None:
-    place = StoreRepository(store=RegistryClient(site.registry.host), repository="catalogue")
+    place = StoreRepository(store=RegistryClient(site.registry.host), repository="catalog")
     artifact = build_artifact(data, NOW, CLAIMS)
     for blob, content in artifact.blobs:
         put_bytes(place, blob, content)
@@ -357,7 +357,7 @@ def test_a_sweep_goes_on_where_a_registry_takes_no_claim(
     monkeypatch.setattr(claim, "HURRIED", replace(claim.HURRIED, attempts=1))
 
     def refuse(asked: Asked) -> str | None:
-        return status if "/v2/catalogue/" in asked.path else None
+        return status if "/v2/catalog/" in asked.path else None
 
     def refuse_writing(asked: Asked) -> str | None:
         return refuse(asked) if asked.method != "GET" else None

@@ -31,7 +31,7 @@ from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey, SigningKey, keys_directory, make_key, read_signing_key
 from imagefactory.trust.offers import publish_catalog, publish_invitation, write_catalog
 from imagefactory.trust.policy import TrustGrant, format_row
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.command import json_of, say
 from tests.made.night import night_report
 from tests.made.registry import PASSWORD, USER, Asked, RegistryMadeHere, Ways, registry_made_here
@@ -41,7 +41,7 @@ from tests.made.verdicts import STRANGER
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 NAMES = (
-    "project", "store", "registry", "push", "signing key", "trusted keys", "site", "pool", "catalogue",
+    "project", "store", "registry", "push", "signing key", "trusted keys", "site", "pool", "catalog",
     "invitation", "log", "mirrors", "nightly run", "last night", "messages", "disk reserve",
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ class Center:
 
     @property
     def place(self) -> StoreRepository:
-        return StoreRepository(store=RegistryClient(self.registry.host), repository="gpu/catalogue")
+        return StoreRepository(store=RegistryClient(self.registry.host), repository="gpu/catalog")
 
     def write(self, text: str = "", until: datetime = NOW + 300 * DAY, key: SigningKey | None = None) -> None:
         """The project's settings, with the key `lab` trusted until then, or another."""
@@ -88,7 +88,7 @@ class Center:
         return read_signing_key(folder / "lab.pem")
 
     def publish(self, made: datetime = NOW - DAY, key: SigningKey | None = None) -> bytes:
-        envelope = sign_catalog(make_catalogue(made=made, expires=made + LIFE), key or self.key)
+        envelope = sign_catalog(make_catalog(made=made, expires=made + LIFE), key or self.key)
         publish_catalog(self.place, envelope, made)
         return envelope
 
@@ -97,7 +97,7 @@ class Center:
         grant = TrustGrant(
             key=PublicKey(name=own.name, raw=own.public), since=NOW.date(), until=(NOW + 9 * DAY).date()
         )
-        invited = Invitation(catalogue=f"{self.registry.host}/gpu", site="chtc", sif_folder="", keys=(grant,))
+        invited = Invitation(catalog=f"{self.registry.host}/gpu", site="chtc", sif_folder="", keys=(grant,))
         publish_invitation(self.place, format_invitation(invited), NOW)
 
     def install(self, *words: str, enabled: bool = True, lingers: bool = True) -> None:
@@ -140,12 +140,12 @@ def center(bare: Center) -> Center:
     bare.factory.layout.make()
     envelope = bare.publish()
     write_catalog(bare.machine / "mirror.json", envelope)
-    bare.write(f'catalogue-mirrors = "{bare.machine}/mirror.json"\n')
+    bare.write(f'catalog-mirrors = "{bare.machine}/mirror.json"\n')
     bare.invite()
     bare.install("--mail", "mail -s night me")
     bare.night(broken=())
     allocate_reserve(bare.factory.settings)
-    append_audit(store, [AuditEntry(action="publish", what="catalogue")], NOW)
+    append_audit(store, [AuditEntry(action="publish", what="catalog")], NOW)
     return bare
 
 
@@ -170,7 +170,7 @@ def test_a_fresh_project(bare: Center) -> None:
     found = bare.look()
     states = {one.name: one.state.value for one in found}
     assert {name for name, state in states.items() if state == "missing"} == {
-        "registry", "signing key", "trusted keys", "catalogue", "invitation", "nightly run", "last night"
+        "registry", "signing key", "trusted keys", "catalog", "invitation", "nightly run", "last night"
     }  # fmt: skip
     assert all(one.remedy for one in found if one.state != "ok")
     assert not is_working(found)
@@ -181,7 +181,7 @@ def test_a_fresh_project(bare: Center) -> None:
 def test_an_account_that_may_not_push(center: Center, status: str) -> None:
     center.registry.fault = lambda one: status if one.kind == "upload" else None
     states = center.states()
-    assert (states["registry"], states["push"], states["catalogue"]) == ("ok", "denied", "ok")
+    assert (states["registry"], states["push"], states["catalog"]) == ("ok", "denied", "ok")
 
 
 def test_a_registry_that_hangs_is_given_up_and_asked_nothing_more(
@@ -196,7 +196,7 @@ def test_a_registry_that_hangs_is_given_up_and_asked_nothing_more(
 
     center.registry.fault = hang
     states = center.states()
-    assert (states["registry"], states["catalogue"], states["invitation"]) == ("denied", "warning", "warning")
+    assert (states["registry"], states["catalog"], states["invitation"]) == ("denied", "warning", "warning")
     assert {one.kind for one in asked} == {"ping"}
     assert states["nightly run"] == "ok"
 
@@ -219,44 +219,44 @@ def test_a_key_that_is_not_trusted_here(bare: Center) -> None:
 
 
 @pytest.mark.parametrize(("days", "state"), [(5, "ok"), (25, "warning"), (31, "denied")])
-def test_the_time_of_the_catalogue(center: Center, days: int, state: str) -> None:
+def test_the_time_of_the_catalog(center: Center, days: int, state: str) -> None:
     made = NOW - DAY
-    assert center.states(made + days * DAY)["catalogue"] == state
+    assert center.states(made + days * DAY)["catalog"] == state
 
 
-def test_a_catalogue_that_another_key_signed(center: Center) -> None:
+def test_a_catalog_that_another_key_signed(center: Center) -> None:
     center.publish(NOW - DAY / 2, STRANGER)
-    assert center.states()["catalogue"] == "denied"
+    assert center.states()["catalog"] == "denied"
     center.invite(STRANGER)
     assert center.states()["invitation"] == "denied"
 
 
-def test_a_second_facilitator_need_not_sign_the_catalogue(center: Center) -> None:
+def test_a_second_facilitator_need_not_sign_the_catalog(center: Center) -> None:
     key = PublicKey(name="other", raw=STRANGER.public)
     center.write(format_row(TrustGrant(key=key, since=NOW.date() - DAY, until=NOW.date() + 90 * DAY)))
     center.publish(NOW - DAY / 2, STRANGER)
     center.invite(STRANGER)
     states = center.states()
-    assert (states["catalogue"], states["invitation"]) == ("ok", "warning")
+    assert (states["catalog"], states["invitation"]) == ("ok", "warning")
 
 
-def test_a_catalogue_in_a_file(bare: Center) -> None:
+def test_a_catalog_in_a_file(bare: Center) -> None:
     key, made = bare.key, NOW - DAY
-    envelope = sign_catalog(make_catalogue(made=made, expires=made + LIFE), key)
-    write_catalog(bare.machine / "catalogue.json", envelope)
-    bare.write(f'catalogue = "{bare.machine}/catalogue.json"')
+    envelope = sign_catalog(make_catalog(made=made, expires=made + LIFE), key)
+    write_catalog(bare.machine / "catalog.json", envelope)
+    bare.write(f'catalog = "{bare.machine}/catalog.json"')
     text = (bare.root / "imagefactory.toml").read_text().partition("\n")[2]  # without the registry
     write_settings(bare.root, text, bare.environ)
     states = bare.states()
-    assert (states["registry"], states["catalogue"], states["invitation"]) == ("missing", "ok", "missing")
+    assert (states["registry"], states["catalog"], states["invitation"]) == ("missing", "ok", "missing")
 
 
-@pytest.mark.parametrize("fault", ["older", "gone", "no catalogue"])
+@pytest.mark.parametrize("fault", ["older", "gone", "no catalog"])
 def test_mirrors(center: Center, fault: str) -> None:
     path = center.machine / "mirror.json"
     if fault == "older":
         made = NOW - 3 * DAY
-        envelope = sign_catalog(make_catalogue(made=made, expires=made + LIFE), center.key)
+        envelope = sign_catalog(make_catalog(made=made, expires=made + LIFE), center.key)
         path.unlink()
         write_catalog(path, envelope)
     elif fault == "gone":
@@ -314,7 +314,7 @@ def test_cron(bare: Center, where: str, line: str, state: str) -> None:
 
 
 @pytest.mark.parametrize("path", [".github/workflows/nightly.yml", ".gitlab-ci.yml"])
-def test_nights_of_a_ci_service_are_seen_by_their_catalogue(bare: Center, path: str) -> None:
+def test_nights_of_a_ci_service_are_seen_by_their_catalog(bare: Center, path: str) -> None:
     bare.write()
     file = bare.root / path
     file.parent.mkdir(parents=True, exist_ok=True)

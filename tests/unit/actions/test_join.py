@@ -17,7 +17,7 @@ from imagefactory.trust.invitation import fingerprint
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.offers import publish_catalog
 from imagefactory.trust.policy import TrustGrant, format_row
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.command import Said, json_of, say
 from tests.made.registry import RegistryMadeHere
 from tests.made.trusted import write_settings
@@ -98,9 +98,9 @@ def site(
 
 def test_a_file_is_joined_once(site: Site) -> None:
     made = datetime.now(UTC) - timedelta(minutes=1)
-    catalogue = make_catalogue(made=made.replace(microsecond=0), expires=made.replace(microsecond=0) + LIFE)
-    place = StoreRepository(store=RegistryClient(site.registry.host), repository="gpu/catalogue")
-    publish_catalog(place, sign_catalog(catalogue, LAB), catalogue.made)
+    catalog = make_catalog(made=made.replace(microsecond=0), expires=made.replace(microsecond=0) + LIFE)
+    place = StoreRepository(store=RegistryClient(site.registry.host), repository="gpu/catalog")
+    publish_catalog(place, sign_catalog(catalog, LAB), catalog.made)
     file = str(site.folder / "invitation.toml")
     said = site.invite()
     assert fingerprint(LAB.keyid) in said.out
@@ -113,7 +113,7 @@ def test_a_file_is_joined_once(site: Site) -> None:
     assert f"its catalog of {made:%Y-%m-%d} has 1 image\n" in said.out
     assert said.err.endswith("next: imagefactory search\n")
     settings = tomllib.loads(site.settings.read_text())
-    assert (settings["catalogue"], settings["site"]) == (site.address, "chtc")
+    assert (settings["catalog"], settings["site"]) == (site.address, "chtc")
     before = site.settings.read_bytes()
     again = site.join(file)  # nobody is asked
     assert f"nothing to do: {site.settings} says all of it already" in again.out
@@ -124,21 +124,21 @@ def test_a_registry_is_joined_by_its_address(site: Site) -> None:
     said = site.join(site.address, "--yes", code=8)
     assert said.error_codes == ("invitation-not-found",)
     pushed = json_of(site.invite("--push", "--json"), "invite")["pushed"]
-    assert pushed.startswith(f"{site.address}/catalogue:invitation@sha256:")
+    assert pushed.startswith(f"{site.address}/catalog:invitation@sha256:")
     told = json_of(site.join(site.address, "--yes", "--json"), "join")
     assert told["keys"] == [LAB.keyid]
-    assert told["catalogue_works"] is False  # nobody made one yet
+    assert told["catalog_works"] is False  # nobody made one yet
     assert site.settings.is_file()
     assert json_of(site.join(site.address, "--json"), "join")["changed"] == []
 
 
 def test_an_invitation_brings_the_mirrors_of_the_catalog(site: Site) -> None:
-    mirrors = "mirror.example.org/gpu,/shared/catalogue.json"
-    site.invite(more=f'catalogue-mirrors = "{mirrors}"\n')
+    mirrors = "mirror.example.org/gpu,/shared/catalog.json"
+    site.invite(more=f'catalog-mirrors = "{mirrors}"\n')
     site.join(str(site.folder / "invitation.toml"), "--yes")
-    assert tomllib.loads(site.settings.read_text())["catalogue-mirrors"] == mirrors
-    site.invite("--catalog", "/shared/other.json", more=f'catalogue-mirrors = "{mirrors}"\n')
-    assert "catalogue-mirrors" not in (site.folder / "invitation.toml").read_text()
+    assert tomllib.loads(site.settings.read_text())["catalog-mirrors"] == mirrors
+    site.invite("--catalog", "/shared/other.json", more=f'catalog-mirrors = "{mirrors}"\n')
+    assert "catalog-mirrors" not in (site.folder / "invitation.toml").read_text()
 
 
 def test_nobody_to_ask_writes_nothing(site: Site) -> None:
@@ -171,7 +171,7 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
 
 
 def test_what_cannot_be_invited_to(site: Site) -> None:
-    said = site.invite("--push", "--catalog", "/shared/catalogue.json", code=2)
+    said = site.invite("--push", "--catalog", "/shared/catalog.json", code=2)
     assert said.error_codes == ("catalog-not-in-registry",)
     root = site.folder / "bare"
     root.mkdir()

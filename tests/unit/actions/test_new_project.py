@@ -44,8 +44,8 @@ def files(root: Path) -> set[str]:
 def test_what_comes_along_is_listed_and_its_locks_are_current(call: Call, here: Path) -> None:
     mine, theirs = call("list", root=None), call("list", root=ROOT)
     assert (mine.code, mine.out) == (0, theirs.out)
-    said = f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}\nnext: "
-    assert mine.err.startswith(said)
+    said = f"the recipes of imagefactory {__version__}\nnext: "
+    assert said in mine.err
     assert theirs.err.startswith("next: ")
     assert call("lock", "--check", root=None).code == 0
     shown = call("show", "pytorch-2.3-cu121", "--json", root=None).json()

@@ -1,4 +1,4 @@
-"""An earlier catalogue put back: with a new time and signature, and without what stopped to count since."""
+"""An earlier catalog put back: with a new time and signature, and without what stopped to count since."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def publishes(bench: Bench, now: datetime) -> str:
     """The digest of what is there, published at that time."""
     result = prepare_catalog(bench.factory, request_at(bench, now), current_at(bench, now), QUIET)
     key = publishing_key(bench.factory, now)
-    publish(bench.factory, result.catalogue, key, bench.registry.host)
-    return bench.registry.find("catalogue").tags[CURRENT]
+    publish(bench.factory, result.catalog, key, bench.registry.host)
+    return bench.registry.find("catalog").tags[CURRENT]
 
 
 def finds(bench: Bench, name: str, now: datetime = NOW, trust: TrustRules | None = None) -> CatalogRevision:
@@ -76,17 +76,17 @@ def rolls_back(bench: Bench, name: str = PREVIOUS, now: datetime = NOW) -> Rollb
 def current_of(bench: Bench, now: datetime) -> Catalog:
     current = current_at(bench, now)
     assert current is not None
-    assert current.catalogue is not None
-    return current.catalogue
+    assert current.catalog is not None
+    return current.catalog
 
 
-def images(catalogue: Catalog) -> dict[str, tuple[str, int]]:
-    return {one.target: (one.subject.index, len(one.envelopes)) for one in catalogue.images}
+def images(catalog: Catalog) -> dict[str, tuple[str, int]]:
+    return {one.target: (one.subject.index, len(one.envelopes)) for one in catalog.images}
 
 
 @pytest.fixture
 def two(bench: Bench) -> tuple[str, str]:
-    """The catalogue of an image, then that of a newer one; gives their digests."""
+    """The catalog of an image, then that of a newer one; gives their digests."""
     found = []
     for content, hours in ((b"a", 3), (b"b", 2)):
         digest = bench.push(content, 1 if content == b"a" else 2)
@@ -100,12 +100,12 @@ def two(bench: Bench) -> tuple[str, str]:
 def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: tuple[str, str]) -> None:
     first, second = two
     back = rolls_back(bench)
-    assert images(back.made.catalogue) == {TARGET: (first, 1)}
+    assert images(back.made.catalog) == {TARGET: (first, 1)}
     change = CatalogChange(target=TARGET, now=second, then=first, verdicts_now=1, verdicts_then=1)
     assert back.changes == (change,)
-    assert back.earlier.catalogue.made == NOW - 3 * HOUR
+    assert back.earlier.catalog.made == NOW - 3 * HOUR
     said = json_of(
-        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"), "catalogue"
+        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"), "catalog"
     )
     assert said["rollback"]["digest"] == back.earlier.digest
     assert said["rollback"]["changes"] == [format_value(change)]
@@ -117,7 +117,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     assert (act["action"], act["key"]) == ("rollback", current.keyid)
     assert back.earlier.digest in act["why"]
     again = finds(bench, PREVIOUS, NOW + HOUR)  # a second one undoes the first
-    assert images(again.catalogue) == {TARGET: (second, 1)}
+    assert images(again.catalog) == {TARGET: (second, 1)}
 
 
 def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str], tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str
     kept = CachedCatalog(cache=tmp_path / "reader", where="the registry")
     kept.write(b"", current_of(bench, NOW).made)
     with pytest.raises(StatementError):
-        kept.refuse_older(finds(bench, PREVIOUS).catalogue.made)
+        kept.refuse_older(finds(bench, PREVIOUS).catalog.made)
     back, key = rolls_back(bench), publishing_key(bench.factory, NOW)
-    publish(bench.factory, back.made.catalogue, key, bench.registry.host)
+    publish(bench.factory, back.made.catalog, key, bench.registry.host)
     kept.refuse_older(current_of(bench, NOW).made)
     assert images(current_of(bench, NOW)) == {TARGET: (two[0], 1)}
 
@@ -137,7 +137,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     """Also where the registry hides the revocation: the store here remembers it."""
     first, _ = two
     earlier = finds(bench, PREVIOUS)
-    assert images(earlier.catalogue) == {TARGET: (first, 1)}
+    assert images(earlier.catalog) == {TARGET: (first, 1)}
     where = f"{bench.registry.host}/one@{first}"
     bench.call("verdict", "revoke", where, "--reason", "wrong sums")
     if hidden:
@@ -146,7 +146,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
             client.delete_manifest("one", one.digest)
         assert client.referrers("one", manifest, REVOCATION_TYPE) == ()
     back = rolls_back(bench, earlier.digest, datetime.now(UTC) + HOUR)
-    (image,) = back.made.catalogue.images
+    (image,) = back.made.catalog.images
     assert (image.subject.index, image.envelopes, len(image.revocations)) == (first, (), 1)
     assert [(row.capability, row.why) for row in image.revoked] == [("8.0", "wrong sums")]
     assert [name for name, _ in back.made.left_out] == [TARGET]
@@ -158,7 +158,7 @@ def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, t
     earlier = finds(bench, PREVIOUS)
     bench.call("verdict", "revoke", f"{bench.registry.host}/one@{second}", "--reason", "wrong sums")
     back = rolls_back(bench, earlier.digest, datetime.now(UTC) + HOUR)
-    (image,) = back.made.catalogue.images
+    (image,) = back.made.catalog.images
     assert (image.subject.index, len(image.envelopes)) == (two[0], 1)
     assert [(row.subject.index, row.why) for row in image.revoked] == [(second, "wrong sums")]
 
@@ -183,7 +183,7 @@ def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[
     envelope = sign_approval(wanted, publishing_key(bench.factory, NOW), NOW)
     manifest = read_manifest(place, subject.manifest).descriptor
     attach(place, SignedStatement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
-    assert images(rolls_back(bench).made.catalogue) == {TARGET: (two[0], 1)}
+    assert images(rolls_back(bench).made.catalog) == {TARGET: (two[0], 1)}
 
 
 def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
@@ -191,7 +191,7 @@ def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, st
     policy.write_text(policy.read_text() + "\n[policy]\nexpires-days = 1\n")
     bench.call("config", "--trust")
     back = rolls_back(bench, now=NOW + 22 * HOUR)
-    assert images(back.made.catalogue) == {TARGET: (two[0], 0)}
+    assert images(back.made.catalog) == {TARGET: (two[0], 0)}
     assert [(one.verdicts_now, one.verdicts_then) for one in back.changes] == [(1, 0)]
 
 
@@ -207,12 +207,12 @@ def test_one_of_a_retired_key_is_not_taken(bench: Bench, two: tuple[str, str]) -
 
 
 def test_what_others_put_there_is_not_the_previous_one(bench: Bench, two: tuple[str, str]) -> None:
-    """A stranger's catalogue, and an old one of ours under the tag of a newer day."""
+    """A stranger's catalog, and an old one of ours under the tag of a newer day."""
     oldest = finds(bench, PREVIOUS)
     place = current_place(bench.factory, bench.registry.host)
-    repository = bench.registry.find("catalogue")
+    repository = bench.registry.find("catalog")
     current = repository.tags[CURRENT]
-    stranger = replace(oldest.catalogue, made=NOW - 2.5 * HOUR, images=())
+    stranger = replace(oldest.catalog, made=NOW - 2.5 * HOUR, images=())
     publish_catalog(place, sign_catalog(stranger, STRANGER), stranger.made)
     publishes(bench, NOW - HOUR)  # the previous of this one is that of two hours ago
     repository.tags[f"{NOW:%Y%m%d}-{oldest.digest.removeprefix('sha256:')[:12]}"] = oldest.digest
@@ -251,12 +251,12 @@ def test_a_clock_that_is_behind_signs_nothing(bench: Bench, two: tuple[str, str]
 
 
 def test_a_dry_run_shows_what_differs_and_writes_nothing(bench: Bench, two: tuple[str, str]) -> None:
-    before = dict(bench.registry.find("catalogue").tags)
+    before = dict(bench.registry.find("catalog").tags)
     acts = len(list(read_audit(bench.folder / "store")))
     host = ("--registry", bench.registry.host)
     said = bench.call("site", "publish", *host, "--rollback", "--dry-run")
     assert (two[0] in said.out, two[1] in said.out) == (True, True)
-    assert (bench.registry.find("catalogue").tags, len(list(read_audit(bench.folder / "store")))) == (
+    assert (bench.registry.find("catalog").tags, len(list(read_audit(bench.folder / "store")))) == (
         before,
         acts,
     )

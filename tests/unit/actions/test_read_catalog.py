@@ -21,7 +21,7 @@ from imagefactory.trust.catalog import LIFE, Catalog, CatalogSource, sign_catalo
 from imagefactory.trust.catalog_package import pack_artifact
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.offers import publish_catalog
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.errors import fails
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings
@@ -31,12 +31,12 @@ MADE = NOW - timedelta(days=3)
 
 
 def of(made: datetime) -> Catalog:
-    return make_catalogue(made=made, expires=made + LIFE)
+    return make_catalog(made=made, expires=made + LIFE)
 
 
-def publish(registry: RegistryMadeHere, catalogue: Catalog, key: SigningKey = LAB) -> None:
-    place = StoreRepository(store=RegistryClient(registry.host), repository="gpu/catalogue")
-    publish_catalog(place, sign_catalog(catalogue, key), catalogue.made)
+def publish(registry: RegistryMadeHere, catalog: Catalog, key: SigningKey = LAB) -> None:
+    place = StoreRepository(store=RegistryClient(registry.host), repository="gpu/catalog")
+    publish_catalog(place, sign_catalog(catalog, key), catalog.made)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Reader:
 
     def read(self, now: datetime = NOW, more: str = "", **environ: str) -> Catalog:
         known = {"HOME": str(self.folder / "home"), "XDG_CONFIG_DIRS": str(self.folder / "none"), **environ}
-        write_settings(self.folder, f'catalogue = "{self.place}"\n{more}\n{LAB_ROW}', known)
+        write_settings(self.folder, f'catalog = "{self.place}"\n{more}\n{LAB_ROW}', known)
         settings = load_settings(directory=self.folder, start=self.folder, environ=known)
         return read_catalog(settings, known, now)
 
@@ -59,7 +59,7 @@ class Reader:
     @property
     def kept(self) -> CachedCatalog:
         return CachedCatalog(
-            cache=self.folder / "home/.cache/imagefactory", where=f"{self.place}/catalogue:current"
+            cache=self.folder / "home/.cache/imagefactory", where=f"{self.place}/catalog:current"
         )
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ def test_what_comes_and_is_refused_gives_way_to_no_copy(reader: Reader) -> None:
 def test_mirrors_come_before_the_copy_and_cannot_bring_an_older_one(
     reader: Reader, mirror: RegistryMadeHere
 ) -> None:
-    more = f'catalogue-mirrors = "/no/such/file,{mirror.host}/gpu"'
+    more = f'catalog-mirrors = "/no/such/file,{mirror.host}/gpu"'
     publish(mirror, of(MADE - timedelta(days=1)))
     assert reader.read(more=more).source is CatalogSource.PLACE
     reader.stop()
@@ -176,10 +176,10 @@ def test_mirrors_come_before_the_copy_and_cannot_bring_an_older_one(
 
 def test_mirrors_are_of_the_catalog_beside_them(reader: Reader, mirror: RegistryMadeHere) -> None:
     publish(mirror, of(NOW))
-    more = f'catalogue-mirrors = "{mirror.host}/gpu"'
+    more = f'catalog-mirrors = "{mirror.host}/gpu"'
     with pytest.raises(UsageError):
-        reader.read(more=more, IMAGEFACTORY_CATALOGUE="/no/catalogue")
-    both = {"IMAGEFACTORY_CATALOGUE": "/no/catalogue", "IMAGEFACTORY_CATALOGUE_MIRRORS": f"{mirror.host}/gpu"}
+        reader.read(more=more, IMAGEFACTORY_CATALOG="/no/catalog")
+    both = {"IMAGEFACTORY_CATALOG": "/no/catalog", "IMAGEFACTORY_CATALOG_MIRRORS": f"{mirror.host}/gpu"}
     assert reader.read(**both).source is CatalogSource.MIRROR
 
 
@@ -195,7 +195,7 @@ def test_readers_are_warned_a_week_before_it_expires(reader: Reader) -> None:
 def test_a_file_has_a_copy_too(tmp_path: Path, reader: Reader) -> None:
     path = tmp_path / "shared.json"
     path.write_bytes(sign_catalog(of(MADE), LAB))
-    place = {"IMAGEFACTORY_CATALOGUE": str(path)}
+    place = {"IMAGEFACTORY_CATALOG": str(path)}
     assert reader.read(**place).source is CatalogSource.PLACE
     path.unlink()
     found = reader.read(**place)
@@ -217,7 +217,7 @@ def test_the_cache_keeps_the_newest_of_a_few_places(tmp_path: Path) -> None:
     kept = [CachedCatalog(cache=tmp_path, where=place_name(f"/{number}")) for number in range(MOST + 2)]
     for one in kept:
         one.write(b"catalog", MADE)
-    assert len(list((tmp_path / "catalogues").iterdir())) == MOST
+    assert len(list((tmp_path / "catalogs").iterdir())) == MOST
     assert kept[-1].read() == b"catalog"
     for one in kept:
         with pytest.raises(ImagefactoryError):

@@ -1,4 +1,4 @@
-"""A command in an image of a catalogue: fetched once by its digest, and started."""
+"""A command in an image of a catalog: fetched once by its digest, and started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QuietProgress
 from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.attached import read_subject
-from tests.made.catalogue import make_image
+from tests.made.catalog import make_image
 from tests.made.engine_of_one_row import remember_runners
 from tests.made.errors import fails
 from tests.made.signing import Bench

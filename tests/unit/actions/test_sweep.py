@@ -107,7 +107,7 @@ def start(*arguments: str) -> int:
 
 
 def writes(site: Site) -> int:
-    """Requests that brought something for the images, beside claims and catalogues."""
+    """Requests that brought something for the images, beside claims and catalogs."""
     return sum(
         one.method in ("POST", "PUT", "PATCH") and one.path.startswith("/v2/pytorch/")
         for one in site.registry.log
@@ -684,7 +684,7 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     (head, _, header, row, *_) = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == [folder.name, "htcondor", "done:", "1"]
     assert NAME in head
-    assert header.split() == ["TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE"]
+    assert header.split() == ["TARGET", "CAPABILITY", "STATUS", "ATTEMPT", "MACHINE", "STARTED"]
     assert row.split() == [NAME, "8.0", "verified", "1", "gpu.pool.test"]
     assert run("sweep", "collect", folder.name, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]

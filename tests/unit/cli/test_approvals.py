@@ -242,12 +242,12 @@ def test_a_tag_that_nobody_approved_is_told(team: Team) -> None:
     assert fates[PLAIN].missing == 0  # its approvals ended after it had moved
 
 
-def test_the_catalogue_waits_too(team: Team) -> None:
+def test_the_catalog_waits_too(team: Team) -> None:
     image = verified(team)
     words = ("site", "publish", "--dry-run", "--json")
 
     def images() -> list[str]:
-        said = json_of(team.call("lab", *words), "catalogue")
+        said = json_of(team.call("lab", *words), "catalog")
         return [one["digest"] for one in said["images"]]
 
     team.write("promotion-signatures = 0")

@@ -90,7 +90,7 @@ def clone(tmp_path: Path, registry: RegistryMadeHere) -> Clone:
         ('[indexes]\nlab = "http://{host}/simple"\n', ("lock", TARGET)),
         ('debian-mirror = "http://{host}/debian"\n', ("lock", "base:debian-12")),
         ('[channels]\n"conda-forge" = "http://{host}/x"\n', ("lock", TARGET)),
-        ('catalogue = "{host}/x"\n', ("search",)),
+        ('catalog = "{host}/x"\n', ("search",)),
         (
             'signing-key = "./evil"\n',
             (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 from imagefactory import errors
 from imagefactory.cli import cli
-from imagefactory.cli.arguments import CommandGroup, leaf_commands
+from imagefactory.cli.arguments import MANY_OPTIONS, CommandGroup, leaf_commands
 from tests.made.command import Call
 
 SILENT = {
@@ -58,16 +59,81 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[t
 ALL = dict(commands())
 
 
-@pytest.mark.parametrize("words", [(), ("image",), ("recipe",), ("key",)])
-def test_help_shows_each_command_on_one_whole_line_of_80_columns(words: tuple[str, ...]) -> None:
-    text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
+VERBS = re.compile(
+    "Accept|Add|Build|Check|Copy|Create|Emulate|Export|Join|Leave|List|Lock|Manage|Move|Print|Pull|Push|Remove|"
+    "Replace|Restore|Revoke|Run|Search|Show|Sign|Start|Stop|Trust|Update|Verify|Write"
+)
+"""The words that a first line may begin with."""
+
+
+def pages(group: click.Group = cli, context: click.Context | None = None) -> Iterator[click.Context]:
+    """The context of each command and group."""
+    context = context or group.context_class(group, info_name="imagefactory", max_content_width=80)
+    yield context
+    for name, command in group.commands.items():
+        below = command.context_class(command, parent=context, info_name=name)
+        yield from pages(command, below) if isinstance(command, click.Group) else (below,)
+
+
+PAGES = {context.command_path: context for context in pages()}
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_help_page_fits_80_columns_and_breaks_no_word(path: str) -> None:
+    text = PAGES[path].get_help()
     assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"[a-z]-$|\\ ", text, re.MULTILINE)
+    assert all(line.count("`") % 2 == 0 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path != "imagefactory"])
+def test_help_begins_with_one_short_line_that_says_what_the_command_does(path: str) -> None:
+    first, *more = inspect.cleandoc(PAGES[path].command.help or "").split("\n\n")
+    assert len(first) <= 60
+    assert VERBS.fullmatch(first.split()[0].rstrip(","))
+    assert first.endswith(".")
+    if not isinstance(PAGES[path].command, click.Group):
+        assert more[0].startswith("\b\n"), "examples come next"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_examples_in_help_name_commands_and_options_that_exist(path: str) -> None:
+    text = (PAGES[path].command.help or "").replace("\\\n", " ")
+    for line in re.findall(r"^ *imagefactory (.+?)(?:   .*)?$", text, re.MULTILINE):
+        words = shlex.split(re.split(r" && | > ", line)[0])
+        words = words[2:] if words[0] == "-C" else words
+        own = words[: words.index("--")] if "--" in words else words
+        command: click.Command = cli
+        while isinstance(command, click.Group):
+            command = command.commands[own.pop(0)]
+        known = {name for option in command.params for name in option.opts}
+        assert {word for word in own if re.match("-[a-zA-Z-]", word)} <= known, line
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_many_options_have_sections_and_common_ones_come_last(path: str) -> None:
+    context = PAGES[path]
+    options = [option for option in context.command.get_params(context) if isinstance(option, click.Option)]
+    titles = re.findall(r"^([A-Z][A-Za-z ]+):$", context.get_help(), re.MULTILINE)
+    if isinstance(context.command, click.Group):
+        return
+    if len(options) <= MANY_OPTIONS:
+        assert titles == ["Options"]
+    else:
+        assert "Options" not in titles, "each option has a section"
+        assert len(titles) > 2
+        assert titles[-1] == "Common options"
+
+
+@pytest.mark.parametrize("words", [(), ("image",), ("recipe",), ("key",)])
+def test_help_shows_each_command_on_one_whole_line(words: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
     group = cli.commands[words[0]] if words else cli
     assert isinstance(group, CommandGroup)
     for name, command in group.commands.items():
         line = next(line for line in text.splitlines() if line.split()[:1] == [name])
-        first = (command.help or "").split("\n\n")[0].replace("\n", " ").partition(". ")[0]
-        assert " ".join(line.split()[1:]) == " ".join(first.split()).rstrip(".")
+        first = (command.help or "").split("\n\n")[0]
+        assert " ".join(line.split()[1:]) == first.partition(". ")[0].rstrip(".")
 
 
 def test_help_has_a_heading_for_each_purpose() -> None:
@@ -100,6 +166,11 @@ def test_help_as_a_command_is_the_help_of_its_words(call: Call) -> None:
     for words in ((), ("build",), ("image", "list")):
         assert call("help", *words).out == call(*words, "--help").out
     assert call("help", "build", "more").error_codes == ("command-unknown",)
+
+
+def test_help_lists_the_exit_codes(call: Call) -> None:
+    listed = dict(line.split(maxsplit=1) for line in call("help", "exit-codes").out.splitlines())
+    assert listed == {str(code): meaning for code, meaning in errors.EXIT_CODES.items()}
 
 
 def test_every_command_can_be_quiet_and_answers_in_json() -> None:

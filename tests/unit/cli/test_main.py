@@ -26,7 +26,7 @@ def test_list_shows_every_target_and_its_lock(call: Call) -> None:
     assert said.code == 0
     assert said.err.startswith("next: imagefactory ")
     rows = [line.split() for line in said.out.splitlines()]
-    head = ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED", "ON"]
+    head = ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "STATUS"]
     assert rows[0] == head
     assert ["pytorch-2.3-cu121", "torch", "2.3", "12.1", "3.11", "debian-12", "ok", "-", "-", "-"] in rows
     cpu = next(row for row in rows if row[0] == "jax-0.10.2-cpu")
@@ -467,7 +467,7 @@ def test_light_commands_import_nothing_heavy() -> None:
     ("words", "code", "named"),
     [
         (("compat", "jax-0.10.2-cpu"), "target-without-gpu", "jax-0.10.2-cpu"),
-        (("recipe", "import", "x", "y.yml", "--cuda", "none"), "option-invalid", "--cuda none"),
+        (("recipe", "import", "y.yml", "--family", "x", "--cuda", "none"), "option-invalid", "--cuda none"),
     ],
 )
 def test_what_asks_for_gpus_says_what_is_for_cpus(

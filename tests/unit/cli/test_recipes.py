@@ -85,7 +85,7 @@ def test_faults_that_only_the_other_files_show(place: Place) -> None:
 
 
 def test_other_commands_stop(place: Place) -> None:
-    """A catalogue or a table without a family would say that it is gone."""
+    """A catalog or a table without a family would say that it is gone."""
     code, out, told = place.call("plan")
     assert (code, out) == (2, "")
     assert "recipes/bad.yaml:1:1" in told

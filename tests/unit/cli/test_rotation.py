@@ -37,7 +37,7 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def site(bench: Bench) -> Bench:
-    """A registry in the settings, one verified image, a catalogue and an invitation."""
+    """A registry in the settings, one verified image, a catalog and an invitation."""
     root = bench.folder / "root"
     text = (root / "imagefactory.toml").read_text()
     write_settings(root, f'registry = "{bench.registry.host}"\n{text}')
@@ -62,12 +62,12 @@ def place_of(bench: Bench, repository: str = "one") -> StoreRepository:
 
 
 def published(bench: Bench, tag: str = "current") -> bytes:
-    place = place_of(bench, "catalogue")
-    found = place.store.manifest("catalogue", tag)
+    place = place_of(bench, "catalog")
+    found = place.store.manifest("catalog", tag)
     assert found
     kind = {"kind": INVITATION} if tag == "invitation" else {}
     layer = parse_layer(found[1], "x", **kind)
-    return unpack_artifact(b"".join(place.store.read("catalogue", layer)), "x")
+    return unpack_artifact(b"".join(place.store.read("catalog", layer)), "x")
 
 
 def invited(bench: Bench) -> TrustRules:
@@ -82,13 +82,13 @@ def seen(bench: Bench, trust: TrustRules) -> Catalog:
 
 
 def standings(bench: Bench, trust: TrustRules) -> list[tuple[str, str]]:
-    """What a reader makes of the verdicts in the catalogue, with the names of their keys."""
-    catalogue = seen(bench, trust)
+    """What a reader makes of the verdicts in the catalog, with the names of their keys."""
+    catalog = seen(bench, trust)
     names = {key.keyid: key.name for key in trust.keys}
     return [
         (judged.standing.value, names[judged.verdict.keyid])
-        for image in catalogue.images
-        for judged in verify_offer(catalogue, image, trust, datetime.now(UTC)).judged
+        for image in catalog.images
+        for judged in verify_offer(catalog, image, trust, datetime.now(UTC)).judged
         if judged.verdict
     ]
 
@@ -214,10 +214,10 @@ def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
     assert standings(site, trust) == [("good", "lab")]  # the old one's alone
     site.call("key", "retire", "lab", code=2)  # nothing enters the record later
     assert here(site)["9.0"] == "key-retired"
-    # A catalogue of the past, in the place of the present one.
+    # A catalog of the past, in the place of the present one.
     made = (datetime.now(UTC) - 3 * MINUTE).replace(microsecond=0)
     back = sign_catalog(replace(former, made=made, expires=made + LIFE), lab)
-    publish_catalog(place_of(site, "catalogue"), back, made)
+    publish_catalog(place_of(site, "catalog"), back, made)
     with pytest.raises(StatementError, match="key-retired"):
         seen(site, trust)
     site.call("site", "publish")  # the site puts its own there again, and takes nothing of it over
@@ -273,10 +273,10 @@ def test_a_retired_key_takes_back_nothing_of_its_successor(site: Bench) -> None:
     assert here(site)["9.0"] == "good"
 
 
-# --- whose catalogue -----------------------------------------------------------------------------
+# --- whose catalog -----------------------------------------------------------------------------
 
 
-def test_another_key_s_catalogue_is_not_replaced_in_silence(
+def test_another_key_s_catalog_is_not_replaced_in_silence(
     site: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = published(site)
@@ -288,7 +288,7 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
     said = site.call("site", "publish", code=9)
     assert "--yes-everybody-must-join-again" in said.err
     assert published(site) == first
-    file = site.folder / "catalogue.json"
+    file = site.folder / "catalog.json"
     file.write_bytes(first)
     site.call("site", "publish", "--output", str(file), code=9)
     assert file.read_bytes() == first
@@ -304,10 +304,10 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
 # --- revocations ---------------------------------------------------------------------------------
 
 
-def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
+def test_a_revocation_reaches_who_reads_the_catalog(site: Bench) -> None:
     image = site.tags["12.1-cu121"]
     said = site.call("verdict", "revoke", TARGET, "--capability", "8.0", "--reason", "wrong sums", "--json")
-    assert len(json_of(said, "revoke")["catalogue"]) == 2
+    assert len(json_of(said, "revoke")["catalog"]) == 2
     trust = invited(site)
     (row,) = seen(site, trust).images
     (cell,) = row.revoked
@@ -322,8 +322,8 @@ def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
     assert "wrong sums" in page
 
 
-def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Bench) -> None:
-    publish_catalog(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
+def test_a_revocation_whose_catalog_cannot_be_signed_says_what_to_run(site: Bench) -> None:
+    publish_catalog(place_of(site, "catalog"), foreign(site), datetime.now(UTC))
     said = site.call("verdict", "revoke", TARGET, "--reason", "wrong sums", code=9)
     assert said.error_codes == ("publish-incomplete",)
     assert "imagefactory site publish" in said.err
@@ -331,7 +331,7 @@ def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Be
 
 
 def foreign(bench: Bench) -> bytes:
-    """The catalogue, signed by a key that nobody here trusts."""
+    """The catalog, signed by a key that nobody here trusts."""
     from tests.made.verdicts import STRANGER
 
     return sign_catalog(seen(bench, invited(bench)), STRANGER)

@@ -24,7 +24,7 @@ KEY = TrustedKeyName(name="lab", since=NOW - DAY, until=NOW + 99 * DAY)
 WELL = UsageFacts(
     now=NOW,
     keys=(KEY,),
-    catalogue=ProbeResult(name="catalogue", answer="registry.example.org/gpu, made today"),
+    catalog=ProbeResult(name="catalog", answer="registry.example.org/gpu, made today"),
     images=9,
     verified=7,
     site="chtc",
@@ -50,7 +50,7 @@ def test_who_has_a_factory_is_sent_to_a_key_and_not_to_an_invitation() -> None:
 
 def test_all_is_well() -> None:
     found = diagnose_submit(WELL)
-    assert [one.name for one in found] == ["catalogue", "images", "key lab", "site", "pool"]
+    assert [one.name for one in found] == ["catalog", "images", "key lab", "site", "pool"]
     assert {one.state for one in found} == {Health.OK}
     assert is_working(found)
 
@@ -58,10 +58,10 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "state", "remedy"),
     [
-        ({"catalogue": None}, "catalogue", Health.MISSING, "imagefactory site join ADDRESS|FILE"),
+        ({"catalog": None}, "catalog", Health.MISSING, "imagefactory site join ADDRESS|FILE"),
         (
-            {"catalogue": ProbeResult(name="catalogue", refusal="expired", remedy="ask for a new one")},
-            "catalogue", Health.DENIED, "ask for a new one",
+            {"catalog": ProbeResult(name="catalog", refusal="expired", remedy="ask for a new one")},
+            "catalog", Health.DENIED, "ask for a new one",
         ),
         ({"verified": 0}, "images", Health.WARNING, "imagefactory search"),
         ({"keys": ()}, "trust", Health.MISSING, "imagefactory site join ADDRESS|FILE"),

@@ -1,4 +1,4 @@
-"""From a catalogue to files in a folder: what is chosen, what is refused, what is written."""
+"""From a catalog to files in a folder: what is chosen, what is refused, what is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from imagefactory.trust.offers import find_offer
 from imagefactory.trust.policy import AcceptancePolicy, TrustRules
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import Hardware
-from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.catalog import SIF_SUBJECT, make_catalog, make_image, signed
 from tests.made.command import Call, Said, say
 from tests.made.errors import fails
 from tests.made.verdicts import (
@@ -47,11 +47,11 @@ NAME = "pytorch-2.3-cu121"
 
 
 def resolve(
-    catalogue: Catalog | None = None, trust: TrustRules = TRUST, now: datetime = NOW, **changes: Any
+    catalog: Catalog | None = None, trust: TrustRules = TRUST, now: datetime = NOW, **changes: Any
 ) -> JobSpec:
     fields = {"target": NAME, "site": find_site("generic"), "name": "train", "executable": "train.sh"}
     request = JobParameters(**{**fields, **changes})
-    offer = find_offer(catalogue or make_catalogue(), request.target, trust, now)
+    offer = find_offer(catalog or make_catalog(), request.target, trust, now)
     return resolve_job(offer, request, trust, now)
 
 
@@ -70,7 +70,7 @@ def test_the_image_that_is_proven_by_its_digest() -> None:
     assert "gpus_maximum_capability = 8.0" in lines(job)
     assert "gpus_minimum_runtime = 12.4" in lines(job)
     assert "WARNING" not in text_of(job)
-    ((_, envelope),) = make_catalogue().images[0].envelopes
+    ((_, envelope),) = make_catalog().images[0].envelopes
     verdict = digest_of(parse_envelope(envelope, "").payload)
     assert summary(job)["gpus"] == [
         {
@@ -89,8 +89,8 @@ def test_whether_several_gpus_work_together_is_a_verdicts_own_word(
 ) -> None:
     two = signed(together_report(nonce="7" * 32), "7")
     image = make_image()
-    catalogue = make_catalogue(replace(image, envelopes=(*image.envelopes, two)))
-    assert resolve(catalogue, gpus=gpus).multi_gpu == together
+    catalog = make_catalog(replace(image, envelopes=(*image.envelopes, two)))
+    assert resolve(catalog, gpus=gpus).multi_gpu == together
     assert resolve(gpus=gpus).multi_gpu == ()
 
 
@@ -115,7 +115,7 @@ def for_cpus(**changes: object) -> Catalog:
             **changes,
         }
     )
-    return make_catalogue(replace(image, sifs=()))
+    return make_catalog(replace(image, sifs=()))
 
 
 @pytest.mark.parametrize("site", ["generic", "chtc", "ospool"])
@@ -158,7 +158,7 @@ def test_what_asks_for_gpus_is_refused_on_cpus(changes: dict[str, object], optio
 
 def without_verdicts(**changes: object) -> Catalog:
     image = make_image(envelopes=(), **changes)
-    return make_catalogue(replace(image, sifs=()))
+    return make_catalog(replace(image, sifs=()))
 
 
 def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None:
@@ -180,7 +180,7 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
 def in_the_store_alone(sif: bool) -> Catalog:
     image = make_image(envelopes=(), reference="")
     sifs = tuple(replace(one, reference="", envelopes=()) for one in image.sifs) if sif else ()
-    return make_catalogue(replace(image, sifs=sifs))
+    return make_catalog(replace(image, sifs=sifs))
 
 
 @pytest.mark.parametrize("predicted", [True, False])
@@ -222,7 +222,7 @@ def test_verdicts_of_strangers_count_for_nothing() -> None:
         resolve(trust=TrustRules(keys=(), policy=AcceptancePolicy()), own=True)
     assert "imagefactory key trust FILE.pub" in caught.value.hint
     another = replace(TRUST.keys[0], name="another", keyid=STRANGER.keyid, public=STRANGER.public)
-    with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
+    with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalog, and no more
         resolve(trust=TrustRules(keys=(another,)))
     assert "a verdict is wrong-key" in caught.value.message
     assert CENTER_HINT in caught.value.hint
@@ -237,16 +237,16 @@ def test_a_verdict_that_says_no_is_named() -> None:
     report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="conv2d is 0.3 off")
     image = make_image(envelopes=(signed(report, "1"),))
     with fails("not-verified", message=("not 8.0: wrong-numbers: ", "conv2d is 0.3 off")):
-        resolve(make_catalogue(replace(image, sifs=())))
+        resolve(make_catalog(replace(image, sifs=())))
 
 
 def test_a_verdict_on_the_sif_is_none_on_the_image() -> None:
     image = make_image(envelopes=())
     name = f"{NAME}-{'7' * 12}.sif"
-    job = resolve(make_catalogue(image))
+    job = resolve(make_catalog(image))
     assert f"container_image = {name}" in lines(job)
     with fails("not-verified", message="(docker)"):
-        resolve(make_catalogue(image), kind=ImageKind.DOCKER)
+        resolve(make_catalog(image), kind=ImageKind.DOCKER)
     assert SIF_SUBJECT.manifest in text_of(job)
 
 
@@ -260,7 +260,7 @@ def test_a_name_that_is_not_there() -> None:
     ("framework", "program"), [("torch", "torch.cuda.get_device_name()"), ("other", "sys.version")]
 )
 def test_without_a_program_of_ones_own_the_framework_is_tried(framework: str, program: str) -> None:
-    job = resolve(make_catalogue(make_image(framework=framework)), executable="")
+    job = resolve(make_catalog(make_image(framework=framework)), executable="")
     assert "executable = /opt/env/bin/python" in lines(job)
     assert "transfer_executable = false" in lines(job)
     assert any(line.startswith("arguments = ") and program in line for line in lines(job))
@@ -351,31 +351,31 @@ def test_inputs_must_be_here(here: Path) -> None:
 
 
 def sif_image(data: bytes) -> Catalog:
-    """A catalogue whose .sif is a file of these bytes."""
+    """A catalog whose .sif is a file of these bytes."""
     sha256 = f"sha256:{hashlib.sha256(data).hexdigest()}"
     subject = replace(SIF_SUBJECT, config=sha256)
     image = make_image(envelopes=())
     report = whole_report(subject=subject, nonce="b" * 32)
     sif = replace(image.sifs[0], sha256=sha256, subject=subject, envelopes=(signed(report, "2"),))
-    return make_catalogue(replace(image, sifs=(sif,)))
+    return make_catalog(replace(image, sifs=(sif,)))
 
 
 def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
-    catalogue = sif_image(b"the file")
-    job = resolve(catalogue)
+    catalog = sif_image(b"the file")
+    job = resolve(catalog)
     name = job.image.address
     with pytest.raises(UsageError) as caught:
         check_files(job, QuietProgress())
     assert caught.value.code == "sif-missing"
     assert name in caught.value.message
     assert caught.value.hint.endswith(name)
-    assert resolve(catalogue, own=True).fetch == f"imagefactory image export {NAME} --format sif"
+    assert resolve(catalog, own=True).fetch == f"imagefactory image export {NAME} --format sif"
     (here / name).write_bytes(b"another")
     with fails("sif-mismatch", message=name):
         check_files(job, QuietProgress())
     (here / name).write_bytes(b"the file")
     check_files(job, QuietProgress())
-    elsewhere = resolve(catalogue, sif_folder="/nowhere/on/this/machine")
+    elsewhere = resolve(catalog, sif_folder="/nowhere/on/this/machine")
     check_files(elsewhere, QuietProgress())  # machines of the pool may have it
 
 
@@ -386,7 +386,7 @@ def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
 def call(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
-    """The command as a researcher has it: no factory, a signed catalogue, one key that he trusts."""
+    """The command as a researcher has it: no factory, a signed catalog, one key that he trusts."""
     now = datetime.now(UTC).replace(microsecond=0)
     hour = timedelta(hours=1)
 
@@ -407,16 +407,16 @@ def call(
         envelopes=(envelope("8.0", "550.54.15", "12.4", "1"), envelope("7.0", "535.54.03", "12.2", "2")),
         sifs=(),
     )
-    catalogue = make_catalogue(
+    catalog = make_catalog(
         image, replace(image, target="pytorch-2.4-cu124", envelopes=(), predicted=image.predicted[:1]),
         made=now - hour, expires=now - hour + LIFE, suites=(SUITE,),
     )  # fmt: skip
-    path = tmp_path / "catalogue"
-    path.write_bytes(sign_catalog(catalogue, LAB))
+    path = tmp_path / "catalog"
+    path.write_bytes(sign_catalog(catalog, LAB))
     config = tmp_path / "config" / "imagefactory"
     config.mkdir(parents=True)
     (config / "imagefactory.toml").write_text(
-        f'catalogue = "{path}"\nsite = "chtc"\n\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
+        f'catalog = "{path}"\nsite = "chtc"\n\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
         f'public = "{base64.b64encode(LAB.public).decode()}"\n'
         f"from = {now - timedelta(days=9):%Y-%m-%d}\nuntil = {now + timedelta(days=99):%Y-%m-%d}\n"
     )
@@ -570,8 +570,8 @@ def test_what_cannot_be_done_is_said_and_nothing_written(
     assert [path.name for path in here.iterdir()] == ["train.sh"]
 
 
-def test_a_catalogue_that_somebody_changed(call: Call, tmp_path: Path) -> None:
-    path = tmp_path / "catalogue"
+def test_a_catalog_that_somebody_changed(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "catalog"
     path.write_bytes(path.read_bytes().replace(b"sig", b"gis", 1))
     call(NAME, code=9)
 

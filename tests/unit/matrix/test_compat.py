@@ -345,8 +345,8 @@ def test_columns_are_cards() -> None:
 
 def test_a_source_has_one_number() -> None:
     sources = Footnotes()
-    assert sources.mark(["a", "b", "a"]) == "[1][2]"
-    assert sources.mark(["b", ""]) == "[2]"
+    assert sources.mark(["a", "b", "a"]) == " [1][2]"
+    assert sources.mark(["b", ""]) == " [2]"
     assert sources.lines() == ["[1] a", "[2] b"]
 
 
@@ -361,7 +361,8 @@ def test_a_table_of_one_gpu() -> None:
     some = [candidate("fits", "2.3", "sm_70"), candidate("too-new", "2.4", "sm_80")]
     asked = gpu("7.0", "V100")
     table = rows(some, [asked])
-    text = format_gpu(asked, table)
+    text = format_gpu(asked, table, show_sources=True)
+    assert "[1]" not in format_gpu(asked, table)
     lines = text.splitlines()
     assert lines[0] == "V100, compute capability 7.0: 1 of 2 run on it"
     fits = next(line for line in lines if line.startswith("fits"))
@@ -388,7 +389,7 @@ def test_neighbours_that_are_alike_are_one_column_and_blank_versions_one_line() 
     blank = replace(releases("torch")[-1], question=replace(releases("torch")[-1].question, version="0.4"))
     table = rows([candidate("one", "2.3", "sm_70"), blank], gpus)
     text = format_rows(table, [one.capability for one in gpus])
-    assert text.splitlines()[0].split() == ["TARGET", "VERSION", "CUDA", "7.0-7.5", "8.0", "SOURCES"]
+    assert text.splitlines()[0].split() == ["TARGET", "VERSION", "CUDA", "7.0-7.5", "8.0"]
     assert f"unknown: {blank.title}" in text
     assert "(no recipe)" not in text
     one = format_gpu(gpu("7.0"), rows([blank], [gpu("7.0")]))
@@ -400,7 +401,7 @@ def test_neighbours_that_are_alike_are_one_column_and_blank_versions_one_line() 
 def test_reasons_are_folded_to_the_terminal(width: int) -> None:
     table = rows([candidate("too-new-by-far", "2.4", *(f"sm_{n}" for n in (80, 86, 90)))], [gpu("7.0")])
     whole, text = format_gpu(gpu("7.0"), table), format_gpu(gpu("7.0"), table, width)
-    assert max(map(len, whole.splitlines())) > 150
+    assert max(map(len, whole.splitlines())) > 140
     body = text.partition("\nSources")[0]
     assert max(map(len, body.splitlines())) <= width
     assert sorted(body.split()) == sorted(whole.partition("\nSources")[0].split())
@@ -437,7 +438,8 @@ def call(call: Call) -> Call:
 
 
 def test_what_runs_on_a_gpu(call: Call) -> None:
-    code, out, _ = call("--gpu", "RTX 5090", "pytorch-*")
+    assert "Sources" not in call("--gpu", "RTX 5090", "pytorch-*").out
+    code, out, _ = call("--gpu", "RTX 5090", "pytorch-*", "--sources")
     assert code == errors.EXIT_OK
     assert out.startswith("RTX 5090, compute capability 12.0: ")
     assert "pytorch-2.9-cu128" in out

@@ -36,7 +36,7 @@ from imagefactory.matrix.plan import (
     weigh_claims,
 )
 from imagefactory.matrix.rows import MAX_ROWS, RowRuling, RowsQuery, VersionSpaceRow, parse_rows, rule_rows
-from imagefactory.views.plan import format_kits, format_matrix, format_plan, format_rows
+from imagefactory.views.plan import format_kits, format_matrix, format_overview, format_plan, format_rows
 from tests.made.claims import BUILT, TARGET, claim
 from tests.made.command import Call
 from tests.made.errors import fails
@@ -222,7 +222,7 @@ def test_an_override_is_shown_and_one_that_changes_nothing_too() -> None:
     assert states(plan) == {"7.0": CellState.BUILD, "8.0": CellState.BUILD}
     assert plan.unused == ("driver-floor", "known-bad")
     text = format_plan(plan)
-    assert "  build     7.0: allowed, though no-code: because of no-code" in text
+    assert "  build     7.0: included, although no-code: because of no-code" in text
     assert "--ignore-rule driver-floor changed nothing" in text
     assert "--ignore-rule no-code changed nothing" not in text
 
@@ -231,10 +231,10 @@ def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
     part = claim("partly", Compatibility.PARTLY)
     plan = planned(TargetStatus(target=TARGET), judging({"8.0": [part], "8.9": [part]}), A100, L40)
     assert states(plan) == {"8.0": CellState.BUILD, "8.9": CellState.PRUNED}
-    text = format_plan(plan)
+    text = format_plan(plan, show_sources=True)
     assert "  build     A100 (8.0): predicted to run in part [1]\n" in text
     assert "            warning for A100 (8.0): because of partly [1]\n" in text
-    assert "  pruned    L40 (8.9): partly, predicted: because of partly" in text
+    assert "  skipped   L40 (8.9): partly, predicted: because of partly" in text
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,21 @@ def test_what_a_known_fault_prunes(rule: str, prunes: bool) -> None:
 
 
 def test_a_pruned_cell_says_rule_reason_source_and_how_to_override() -> None:
-    text = format_plan(planned(TargetStatus(target=TARGET), judging({"7.0": [NO]})))
-    assert "  pruned    7.0: no-code, predicted: because of no-code [1]" in text
-    assert "to plan what was pruned: --ignore-rule no-code" in text
-    assert "\n1 target: 1 to build; 2 cells: 1 to build, 1 pruned\n" in text
+    plan = planned(TargetStatus(target=TARGET), judging({"7.0": [NO]}))
+    text = format_plan(plan, show_sources=True)
+    assert "  skipped   7.0: no-code, predicted: because of no-code [1]" in text
+    assert "to include skipped cells: --ignore-rule no-code" in text
+    assert "\n1 target: 1 to build; 2 cells: 1 to build, 1 skipped\n" in text
     assert text.endswith("\nSources\n  [1] a test")
+    assert "[1]" not in format_plan(plan)
+
+
+def test_an_overview_has_one_line_for_each_target() -> None:
+    text = format_overview(planned(TargetStatus(target=TARGET), judging({"7.0": [NO]})))
+    heading, line, *_ = text.splitlines()
+    assert heading.startswith("to build: ")
+    assert line.split()[0] == TARGET.name
+    assert " 7.0; " in line
 
 
 def test_rules_that_do_not_exist_are_refused_with_the_nearest() -> None:
@@ -498,10 +508,12 @@ def test_recorded_outcomes_stand_for_a_solver_where_they_are_asked_to() -> None:
 
 def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
     found = rows(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,12.1,8.0,\n")
-    text = format_rows(rule_rows(RowsQuery(rows=found, answer=judging({"8.0": [NO]}))), ("partly",))
+    text = format_rows(
+        rule_rows(RowsQuery(rows=found, answer=judging({"8.0": [NO]}))), ("partly",), show_sources=True
+    )
     assert "OUTCOME" in text
     assert "no-code, predicted: because of no-code [1]" in text
-    assert "2 rows: 1 accepted (1 unknown), 1 pruned (1 no-code)\n  valid: 1 accepted" in text
+    assert "2 rows: 1 accepted (1 unknown), 1 skipped (1 no-code)\n  valid: 1 accepted" in text
     assert "--ignore-rule partly changed nothing" in text
 
 
@@ -640,13 +652,13 @@ def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:
     assert said.code == 0
     old, new = said.out.split("pytorch-2.9-cu128")
     assert "V100 (7.0, driver 535)" in old
-    assert "pruned    RTX 5090 (12.0, driver 575): no-code, predicted: " in old
-    (line,) = [line for line in new.splitlines() if line.startswith("to plan what was pruned: ")]
+    assert "skipped   RTX 5090 (12.0, driver 575): no-code, predicted: " in old
+    (line,) = [line for line in new.splitlines() if line.startswith("to include skipped cells: ")]
     overrides = line.partition(": ")[2].split()
     assert "no-code" in overrides
     again = call("plan", "pytorch-2.3-cu121", "--inventory", gpus, *overrides)
-    assert "pruned" not in again.out
-    assert "RTX 5090 (12.0, driver 575) beyond the recipe: allowed, though no-code: " in again.out
+    assert "skipped" not in again.out
+    assert "RTX 5090 (12.0, driver 575) beyond the recipe: included, although no-code: " in again.out
 
 
 def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:
@@ -663,7 +675,7 @@ def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: s
     assert said.out.count("\n") == 1
     jobs = json.loads(said.out.removeprefix("matrix="))["include"]
     assert {job["gpu"] for job in jobs} == {"V100", ""}
-    assert said.err.startswith("1 target: 1 to build; 3 cells: 2 to build, 1 pruned")
+    assert said.err.startswith("1 target: 1 to build; 3 cells: 2 to build, 1 skipped")
 
 
 def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:

@@ -78,7 +78,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: check_not_amd(replace(target, cuda="rocm7")),
         f"{NAME} is for AMD GPUs: imagefactory has no compiler for them",
-        "compile it where ROCm is installed, and name the wheel in the recipe: ./wheels/NAME.whl",
+        "compile it on a machine with ROCm, and write ./wheels/NAME.whl in the recipe",
     ),
     (
         unlocked,

@@ -22,7 +22,7 @@ from imagefactory.model import FilesSpec, SourceLocation
 from imagefactory.project import recipes_directory, require_own_project
 from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.load import load_settings
-from tests.made.catalogue import make_image
+from tests.made.catalog import make_image
 from tests.made.values import make_target
 
 
@@ -96,8 +96,8 @@ def own_files(path: Path) -> None:
         (
             lambda path: write_report(path, {"index.html": ""}),
             "output-foreign-files",
-            "PATH has files that imagefactory did not write",
-            "choose another directory, or pass --force",
+            "PATH contains files of other programs",
+            "choose another directory with --output, or overwrite them with --force",
         ),
         (
             lambda path: read_rows(path / "space.csv"),

@@ -19,7 +19,7 @@ from imagefactory.trust.verdict import sign
 from imagefactory.verify.kits import read_nonce, read_returned_kit
 from imagefactory.verify.nonces import LIFETIME, NonceStore, NonceSubject, check_open, check_run
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.verdicts import LAB, NOW, TRUST, whole_report
 
 NONCE = "0" * 32
@@ -58,7 +58,7 @@ def nonce_of_a_pool(folder: Path) -> None:
 
 
 def expired_catalog(_: Path) -> None:
-    catalog = make_catalogue()
+    catalog = make_catalog()
     verify_catalog(sign_catalog(catalog, LAB), TRUST, catalog.expires)
 
 
@@ -80,7 +80,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "trust-invalid": (
         lambda folder: parse_trust("[policy]\nexpires-days = 0\n", f"{folder}/imagefactory.toml"),
-        "{folder}/imagefactory.toml: [policy] expires-days: not a number of days",
+        "{folder}/imagefactory.toml: [policy] expires-days: expected a number of days",
         "write 1 to 366",
     ),
     "key-not-trusted": (
@@ -101,12 +101,12 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "nonce-unknown": (
         lambda folder: NonceStore(folder).look(NONCE),
         f"the nonce {NONCE} was not issued by {{folder}}",
-        "collect it where its kit was created, or pass that ledger: --nonce-dir DIR",
+        "pass the nonce store that issued it: --nonce-dir DIR",
     ),
     "nonce-replayed": (
         spent_nonce,
         f"the nonce {NONCE} was already spent on 2026-11-22 03:00 UTC",
-        "a kit yields one verdict: create a new kit",
+        "create a new kit: each kit can produce only one verdict",
     ),
     "nonce-expired": (
         expired_nonce,
@@ -116,16 +116,16 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "nonce-other-pool": (
         nonce_of_a_pool,
         "the nonce was issued for slurm, but this result is from no pool",
-        "collect a kit as a kit, and a sweep as a sweep of its pool",
+        "pass the original directory of the kit or sweep: imagefactory sweep collect DIR",
     ),
     "report-not-signable": (
         lambda _: sign(whole_report(hardware=None), LAB, now=NOW, days=90),
         "this report cannot be signed: the host saw no GPU",
-        "see the output of the run",
+        "correct the problem and verify the image again: imagefactory verify TARGET",
     ),
     "catalog-rejected": (
         expired_catalog,
-        f"the catalog is rejected: expired, it was valid until {make_catalogue().expires:%Y-%m-%dT%H:%M:%SZ}",
+        f"the catalog is rejected: expired, it was valid until {make_catalog().expires:%Y-%m-%dT%H:%M:%SZ}",
         "ask the maintainers of the project for a new one (they run imagefactory site publish)",
     ),
     "no-catalog-set": (

@@ -112,8 +112,8 @@ ENVIRONMENTS = (
         text="channels: [pytorch, defaults]\ndependencies:\n- python=3.11\n- pip:\n"
         "  - torch==2.2.1+cu118\n  - fvcore==0.1.5.post20221221\n",
         said=(
-            "env.yaml means torch 2.2.1 for CUDA 11.8, and PyPI has it for CUDA 12.1",
-            "take PyPI's: --cuda 12.1; or ",
+            "env.yaml requires torch 2.2.1 for CUDA 11.8, but PyPI has it only for CUDA 12.1",
+            "use the build on PyPI: --cuda 12.1; or ",
             "--source conda --framework pytorch=2.2.1 --cuda 11.8",
             'pytorch-cu118 = "',
         ),
@@ -149,49 +149,49 @@ ENVIRONMENTS = (
         shape="2986002971/Compass CosyVoice/requirements.txt",
         file="requirements.txt",
         text="--extra-index-url https://wheels.example.org/whl/cu118\ntorch==2.0.1\nonnxruntime-gpu==1.16.0\n",
-        said=("means torch 2.0.1 for CUDA 11.8, and PyPI has it for CUDA 11.7",),
+        said=("requires torch 2.0.1 for CUDA 11.8, but PyPI has it only for CUDA 11.7",),
         code=2,
     ),
     Case(
         shape="a target that has the build, in the shape of hevra01/readout_guidance env.yaml",
         file="requirements.txt",
         text="torch>=2.9,<3\n--extra-index-url https://wheels.example.org/whl/cu128\n",
-        said=("does not say which version of torch", "--framework torch=VERSION --cuda 12.8"),
+        said=("does not set the version of torch", "--framework torch=VERSION --cuda 12.8"),
         code=2,
     ),
     Case(
         shape="Tobi2K/Moral-LLMs requirements.txt",
         file="requirements.txt",
         text="torch\ntransformers\n",
-        said=("which version and which CUDA of torch",),
+        said=("the version and the CUDA version of torch",),
         code=2,
     ),
     Case(
         shape="iamvigneshwars/NoStripesNet environment.yml",
         file="environment.yml",
         text="channels: [pytorch, conda-forge]\ndependencies: [python=3.12, 'pytorch>=2.5', pytorch-cuda=12.4]\n",
-        said=("which version of pytorch", "--framework pytorch=VERSION --cuda 12.4"),
+        said=("the version of pytorch", "--framework pytorch=VERSION --cuda 12.4"),
         code=2,
     ),
     Case(
         shape="whl/cpu, as CCRI-POPROX/poprox-recommender has an index for it",
         file="requirements.txt",
         text="--index-url https://wheels.example.org/whl/cpu\ntorch==2.3.1+cpu\n",
-        said=("means a build of torch 2.3.1 without CUDA", "--cuda 12.1"),
+        said=("requires torch 2.3.1 without CUDA", "--cuda 12.1"),
         code=2,
     ),
     Case(
         shape="an index of PyTorch's builds for ROCm",
         file="requirements.txt",
         text="--extra-index-url https://wheels.example.org/whl/rocm6.4\ntorch==2.9.1\n",
-        said=("means a build of torch for ROCm 6.4", "docs/platforms.md"),
+        said=("requires torch for ROCm 6.4", "docs/platforms.md"),
         code=2,
     ),
     Case(
         shape="JAX with its plugin for ROCm",
         file="requirements.txt",
         text="jax[rocm7-local]==0.10.2\nflax\n",
-        said=("means a build of jax for ROCm 7", "--cuda VERSION"),
+        said=("requires jax for ROCm 7", "--cuda VERSION"),
         code=2,
     ),
     Case(
@@ -303,7 +303,7 @@ PROJECTS = (
         '[[tool.uv.index]]\nname = "pt"\nurl = "https://wheels.example.org/whl/cu128"\n',
         said=(
             "pyproject.toml:6:4: 'git+https://git.example.org/y' may be other code tomorrow",
-            "does not say which version of torch",
+            "does not set the version of torch",
         ),
         code=2,
     ),
@@ -396,7 +396,7 @@ LOCKS = (
         '[[package]]\nname = "pytest"\nversion = "8"\noptional = false\ngroups = ["dev"]\n'
         '[[package]]\nname = "pywin32"\nversion = "306"\noptional = false\ngroups = ["main"]\n'
         'markers = "sys_platform == \'win32\'"\n[metadata]\npython-versions = ">=3.11,<4.0"\n',
-        said=("means torch 2.5.1 for CUDA 11.8",),
+        said=("requires torch 2.5.1 for CUDA 11.8",),
         code=2,
     ),
     Case(
@@ -432,7 +432,7 @@ LOCKS = (
         text="version: 1\nmetadata:\n  channels: [{url: conda-forge}]\npackage:\n"
         "- {name: pytorch, version: 2.3.1, manager: conda, platform: linux-64, url: 'https://conda.anaconda.org/"
         "conda-forge/linux-64/pytorch-2.3.1-cpu_generic_py311h1_0.conda'}\n",
-        said=("means a build of pytorch 2.3.1 without CUDA",),
+        said=("requires pytorch 2.3.1 without CUDA",),
         code=2,
     ),
     Case(
@@ -516,14 +516,14 @@ CONTAINERS = (
         shape="a framework without CUDA, from its own index",
         file="Dockerfile",
         text="FROM python:3.11\nRUN pip install torch==2.3.1 --index-url https://wheels.example.org/whl/cpu\n",
-        said=("Dockerfile means a build of torch 2.3.1 without CUDA",),
+        said=("Dockerfile requires torch 2.3.1 without CUDA",),
         code=2,
     ),
     Case(
         shape="an image whose tag names a month: the person says the rest",
         file="Dockerfile",
         text="FROM nvcr.io/nvidia/pytorch:24.05-py3\nRUN pip install einops\n",
-        said=("it holds NVIDIA's own build of the framework", "does not say which version"),
+        said=("it holds NVIDIA's own build of the framework", "does not set the version"),
         code=2,
     ),
     Case(
@@ -588,8 +588,9 @@ def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFix
                 str(tmp_path),
                 "recipe",
                 "import",
-                "lab",
                 str(source),
+                "--family",
+                "lab",
                 "--dry-run",
                 "--partial",
                 *case.asked,

@@ -94,9 +94,9 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("engine = 'podman'", "setting-invalid", "engine: 'podman'"),
         ("runner = 'chroot'", "setting-invalid", "runner: 'chroot'"),
         ("registry = 'https://registry.example'", "setting-invalid", "'https://registry.example'"),
-        ("catalogue = 'https://registry.example'", "setting-invalid", "catalogue"),
-        ("catalogue = 'registry.example/gpu:a b'", "setting-invalid", "catalogue"),
-        ("catalogue = 'ann:secret@registry.example/gpu'", "setting-invalid", "catalogue"),
+        ("catalog = 'https://registry.example'", "setting-invalid", "catalog"),
+        ("catalog = 'registry.example/gpu:a b'", "setting-invalid", "catalog"),
+        ("catalog = 'ann:secret@registry.example/gpu'", "setting-invalid", "catalog"),
         ("site = 'csc'", "setting-invalid", "site: 'csc'"),
         ("sif-folder = '/data/a b'", "setting-invalid", "sif-folder: '/data/a b'"),
         ("sif-folder = 'osdf:///x\\n+a=1'", "setting-invalid", "sif-folder"),
@@ -333,10 +333,10 @@ def test_the_nearest_file_decides_and_is_told(tmp_path: Path) -> None:
         tmp_path,
         root='registry = "root.example"\n',
         user='registry = "user.example"\nsite = "chtc"\n',
-        site='registry = "site.example"\nsite = "ospool"\ncatalogue = "site.example/gpu"\n',
-        site2='catalogue = "other.example"\nworkers = 3\n',
+        site='registry = "site.example"\nsite = "ospool"\ncatalog = "site.example/gpu"\n',
+        site2='catalog = "other.example"\nworkers = 3\n',
     )
-    assert [(one.value, Path(one.origin).parts[-3]) for one in (loaded.site, loaded.catalogue)] == [
+    assert [(one.value, Path(one.origin).parts[-3]) for one in (loaded.site, loaded.catalog)] == [
         ("chtc", "user"),
         ("site.example/gpu", "site"),
     ]
@@ -361,11 +361,11 @@ def test_relative_paths_begin_where_they_are_written(tmp_path: Path) -> None:
         tmp_path,
         root='store = "images"\n',
         user='signing-key = "./a.pem"\ncache = "~/c"\n',
-        site='catalogue = "./catalogue.json"\nsif-folder = "sif"\n',
+        site='catalog = "./catalog.json"\nsif-folder = "sif"\n',
     )
     assert loaded.store_path == tmp_path / "root" / "images"
     assert loaded.signing_key.value == str(tmp_path / "user/imagefactory/a.pem")
-    assert loaded.catalogue.value == str(tmp_path / "site/imagefactory/catalogue.json")
+    assert loaded.catalog.value == str(tmp_path / "site/imagefactory/catalog.json")
     assert loaded.sif_folder.value == str(tmp_path / "site/imagefactory/sif")
 
 
@@ -379,7 +379,7 @@ def test_places_of_sif_files_are_taken_as_they_are(tmp_path: Path, text: str) ->
 def test_without_files_the_defaults_say_so(tmp_path: Path, site_folders: str) -> None:
     loaded = load_layered(tmp_path)
     assert (loaded.site.value, loaded.site.origin) == ("generic", "default")
-    assert (loaded.catalogue.value, loaded.sif_folder.value) == ("", "")
+    assert (loaded.catalog.value, loaded.sif_folder.value) == ("", "")
     bare = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     assert [str(path) for path in bare.files[1:]] == [
         "/home/someone/.config/imagefactory/imagefactory.toml",

@@ -1,4 +1,4 @@
-"""A catalogue is read as it was signed, or refused with the word that says why."""
+"""A catalog is read as it was signed, or refused with the word that says why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from imagefactory.trust.judgement import RevocationRequest, sign_revocation
 from imagefactory.trust.offers import build_artifact, find_offer
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import VerdictStatus
-from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.catalog import PREDICTED, SIF_SUBJECT, make_catalog, make_image, signed
 from tests.made.errors import fails
 from tests.made.trusted import write_settings
 from tests.made.verdicts import (
@@ -64,12 +64,12 @@ TARGET = SUBJECT.target
 
 @pytest.fixture(scope="module")
 def envelope() -> bytes:
-    return sign_catalog(make_catalogue(), LAB)
+    return sign_catalog(make_catalog(), LAB)
 
 
 def test_an_image_for_cpus_is_read_as_one() -> None:
     image = make_image(cuda="none", required=(), predicted=(), runtime="", driver="", envelopes=())
-    data = sign_catalog(make_catalogue(image), LAB)
+    data = sign_catalog(make_catalog(image), LAB)
     (read,) = verify_catalog(data, TRUST, NOW).images
     assert (read, read.gpu) == (image, False)
 
@@ -79,13 +79,13 @@ def test_an_image_for_amd_is_read_as_one() -> None:
     image = make_image(
         cuda="rocm7", required=("gfx90a",), predicted=predicted, runtime="", driver="", envelopes=()
     )
-    (read,) = verify_catalog(sign_catalog(make_catalogue(image), LAB), TRUST, NOW).images
+    (read,) = verify_catalog(sign_catalog(make_catalog(image), LAB), TRUST, NOW).images
     assert (read, read.gpu) == (image, True)
 
 
 def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
-    assert verify_catalog(envelope, TRUST, NOW) == make_catalogue()
-    assert sign_catalog(make_catalogue(), LAB) == envelope
+    assert verify_catalog(envelope, TRUST, NOW) == make_catalog()
+    assert sign_catalog(make_catalog(), LAB) == envelope
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: 
 
 
 def test_a_forged_one_is_refused(envelope: bytes) -> None:
-    other = format_catalog(make_catalogue(make_image(size=1)))
+    other = format_catalog(make_catalog(make_image(size=1)))
     for forged, word in (
         (with_payload(envelope, other), "edited"),
         (format_json({**json.loads(envelope), "signatures": []}), "unsigned"),
@@ -124,14 +124,14 @@ def test_a_forged_one_is_refused(envelope: bytes) -> None:
         assert f" {word}, " in caught.value.message
 
 
-def test_a_catalogue_is_no_verdict(envelope: bytes) -> None:
+def test_a_catalog_is_no_verdict(envelope: bytes) -> None:
     with fails("document-invalid") as caught:
         parse_envelope(envelope, "x")
     assert "payloadType" in caught.value.message
 
 
 def _changed(change: Any) -> bytes:
-    value = json.loads(format_catalog(make_catalogue()))
+    value = json.loads(format_catalog(make_catalog()))
     change(value)
     return format_json(value)
 
@@ -186,18 +186,18 @@ def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
             read = verify_catalog(unpack_artifact(bytes(data), "x"), TRUST, NOW)
         except StatementError:
             continue
-        assert read == make_catalogue()  # a change that gzip's header does not mind
+        assert read == make_catalog()  # a change that gzip's header does not mind
 
 
 def test_nothing_is_signed_that_nobody_would_read() -> None:
     with pytest.raises(StatementError):
-        sign_catalog(make_catalogue(make_image(version="a b")), LAB)
+        sign_catalog(make_catalog(make_image(version="a b")), LAB)
     with pytest.raises(StatementError):
-        sign_catalog(make_catalogue(make_image(), make_image()), LAB)
+        sign_catalog(make_catalog(make_image(), make_image()), LAB)
 
 
 def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
-    offer = find_offer(make_catalogue(), TARGET, TRUST, NOW)
+    offer = find_offer(make_catalog(), TARGET, TRUST, NOW)
     (judged,) = offer.judged
     assert judged.proves
     assert judged.digest == digest("1")
@@ -205,7 +205,7 @@ def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
     assert [one.judged[0].standing for one in offer.sifs] == [VerdictStatus.GOOD]
 
 
-def test_a_catalogue_makes_no_verdict_good() -> None:
+def test_a_catalog_makes_no_verdict_good() -> None:
     """Its signature stands for what it lists; each verdict stands on its own."""
     cases = (
         (replace(TRUST, keys=()), NOW, VerdictStatus.WRONG_KEY),
@@ -213,15 +213,15 @@ def test_a_catalogue_makes_no_verdict_good() -> None:
         (replace(TRUST, policy=replace(TRUST.policy, evidence=())), NOW, VerdictStatus.EVIDENCE_REFUSED),
     )
     for trust, now, standing in cases:
-        (judged,) = find_offer(make_catalogue(), TARGET, trust, now).judged
+        (judged,) = find_offer(make_catalog(), TARGET, trust, now).judged
         assert judged.standing is standing
     other = make_image(subject=replace(SUBJECT, manifest=digest("e"), config=digest("f")))
-    (judged,) = find_offer(make_catalogue(other), TARGET, TRUST, NOW).judged
+    (judged,) = find_offer(make_catalog(other), TARGET, TRUST, NOW).judged
     assert judged.standing is VerdictStatus.OTHER_SUBJECT
 
 
-def test_the_suites_of_the_catalogue_count() -> None:
-    (judged,) = find_offer(make_catalogue(suites=()), TARGET, TRUST, NOW).judged
+def test_the_suites_of_the_catalog_count() -> None:
+    (judged,) = find_offer(make_catalog(suites=()), TARGET, TRUST, NOW).judged
     assert judged.standing is VerdictStatus.OTHER_SUITE
 
 
@@ -229,7 +229,7 @@ def test_a_verdict_on_an_image_says_nothing_of_its_sif() -> None:
     image = make_image()
     (sif,) = image.sifs
     swapped = replace(image, envelopes=sif.envelopes, sifs=(replace(sif, envelopes=image.envelopes),))
-    offer = find_offer(make_catalogue(swapped), TARGET, TRUST, NOW)
+    offer = find_offer(make_catalog(swapped), TARGET, TRUST, NOW)
     assert [one.standing for one in (*offer.judged, *offer.sifs[0].judged)] == [
         VerdictStatus.OTHER_SUBJECT
     ] * 2
@@ -239,17 +239,17 @@ def test_what_was_taken_back_is_not_offered() -> None:
     withdrawal = RevocationRequest(subject=SUBJECT, why="it was a bad night")
     back = sign_revocation(withdrawal, LAB, NOW + timedelta(minutes=1))
     image = make_image(revocations=((digest("3"), back),))
-    offer = find_offer(make_catalogue(image), TARGET, TRUST, NOW + timedelta(minutes=2))
+    offer = find_offer(make_catalog(image), TARGET, TRUST, NOW + timedelta(minutes=2))
     assert [one.standing for one in offer.judged] == [VerdictStatus.REVOKED]
     assert [one.standing for one in offer.sifs[0].judged] == [VerdictStatus.GOOD]
     forged = make_image(revocations=((digest("3"), sign_revocation(withdrawal, STRANGER, NOW)),))
-    assert [one.proves for one in find_offer(make_catalogue(forged), TARGET, TRUST, NOW).judged] == [True]
+    assert [one.proves for one in find_offer(make_catalog(forged), TARGET, TRUST, NOW).judged] == [True]
 
 
 def test_a_nonce_counts_once() -> None:
     report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="a number is off")
     image = make_image(envelopes=(signed(whole_report(), "1"), signed(report, "2")))
-    standings = [one.standing for one in find_offer(make_catalogue(image), TARGET, TRUST, NOW).judged]
+    standings = [one.standing for one in find_offer(make_catalog(image), TARGET, TRUST, NOW).judged]
     assert sorted(standings) == [VerdictStatus.GOOD, VerdictStatus.REPLAYED]
 
 
@@ -264,19 +264,19 @@ def test_a_nonce_counts_once() -> None:
 )
 def test_the_nearest_name_is_told(name: str, hint: str) -> None:
     with pytest.raises(NothingSelectedError) as caught:
-        find_offer(make_catalogue(), name, TRUST, NOW)
+        find_offer(make_catalog(), name, TRUST, NOW)
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["pytorch", "pytorch-2.3", "pytorch-2", "pytorch-*"])
 def test_a_family_or_a_beginning_is_enough(name: str) -> None:
-    assert find_offer(make_catalogue(), name, TRUST, NOW).image.target == TARGET
+    assert find_offer(make_catalog(), name, TRUST, NOW).image.target == TARGET
 
 
-def test_an_empty_catalogue_says_so() -> None:
+def test_an_empty_catalog_says_so() -> None:
     with fails("catalog-empty"):
-        find_offer(make_catalogue(images=()), TARGET, TRUST, NOW)
+        find_offer(make_catalog(images=()), TARGET, TRUST, NOW)
 
 
 def test_an_image_that_is_a_sif_says_so() -> None:
@@ -285,9 +285,9 @@ def test_an_image_that_is_a_sif_says_so() -> None:
     assert replace(image, subject=SIF_SUBJECT).only_sif
 
 
-def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalog:
+def _read(folder: Path, place: str = "./catalog.json", more: str = "") -> Catalog:
     text = (
-        f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
+        f'catalog = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
         f'public = "{payload_key()}"\nfrom = 2026-10-01\nuntil = 2027-10-01\n{more}'
     )
     environ = {"HOME": str(folder / "home"), "XDG_CONFIG_DIRS": str(folder / "site")}
@@ -302,15 +302,15 @@ def payload_key() -> str:
 
 def test_a_file_is_read_packed_or_not(tmp_path: Path, envelope: bytes) -> None:
     for data in (envelope, pack_artifact(envelope)):
-        (tmp_path / "catalogue.json").write_bytes(data)
-        assert _read(tmp_path) == make_catalogue()
+        (tmp_path / "catalog.json").write_bytes(data)
+        assert _read(tmp_path) == make_catalog()
     assert pack_artifact(envelope) == pack_artifact(envelope)
 
 
 def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
     """It may be without a revocation that the newer one has; who never saw that cannot know."""
-    path, cache = tmp_path / "catalogue.json", tmp_path / "home/.cache/imagefactory"
-    old = make_catalogue()
+    path, cache = tmp_path / "catalog.json", tmp_path / "home/.cache/imagefactory"
+    old = make_catalog()
     new = replace(old, made=old.made + timedelta(seconds=1))
     for one in (old, new, new):
         path.write_bytes(sign_catalog(one, LAB))
@@ -318,7 +318,7 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
     path.write_bytes(sign_catalog(old, LAB))
     with pytest.raises(StatementError) as caught:
         _read(tmp_path)
-    (seen,) = (cache / "catalogues-seen").iterdir()
+    (seen,) = (cache / "catalogs-seen").iterdir()
     assert str(seen) in caught.value.hint
     other = tmp_path / "other.json"
     other.write_bytes(path.read_bytes())
@@ -345,7 +345,7 @@ def test_a_wrong_file_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr("imagefactory.actions.read_catalog.LARGEST", 100_000)
     monkeypatch.setattr("imagefactory.trust.catalog_package.LARGEST", 100_000)
-    path = tmp_path / "catalogue.json"
+    path = tmp_path / "catalog.json"
     with pytest.raises(UsageError) as missing:
         _read(tmp_path)
     assert str(path) in missing.value.message
@@ -368,14 +368,14 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reference"),
     [
-        ("registry.example.org", "registry.example.org/catalogue:current"),
-        ("registry.example.org:5000", "registry.example.org:5000/catalogue:current"),
-        ("registry.example.org/gpu", "registry.example.org/gpu/catalogue:current"),
-        ("localhost:5000/gpu:20261122-0123", "localhost:5000/gpu/catalogue:20261122-0123"),
-        ("registry.example.org/gpu/catalogue:old", "registry.example.org/gpu/catalogue:old"),
+        ("registry.example.org", "registry.example.org/catalog:current"),
+        ("registry.example.org:5000", "registry.example.org:5000/catalog:current"),
+        ("registry.example.org/gpu", "registry.example.org/gpu/catalog:current"),
+        ("localhost:5000/gpu:20261122-0123", "localhost:5000/gpu/catalog:20261122-0123"),
+        ("registry.example.org/gpu/catalog:old", "registry.example.org/gpu/catalog:old"),
     ],
 )
-def test_a_place_names_the_catalogue_in_it(text: str, reference: str) -> None:
+def test_a_place_names_the_catalog_in_it(text: str, reference: str) -> None:
     assert str(catalog_repository(text)) == reference
 
 
@@ -392,9 +392,7 @@ def test_a_place_names_the_catalogue_in_it(text: str, reference: str) -> None:
         ("mediaType", "text/plain"),
     ],
 )
-def test_a_manifest_that_is_none_of_a_catalogue_is_refused(
-    envelope: bytes, field: str, value: object
-) -> None:
+def test_a_manifest_that_is_none_of_a_catalog_is_refused(envelope: bytes, field: str, value: object) -> None:
     """A layer's digest names a file of the cache, and its size what is fetched."""
     manifest = json.loads(build_artifact(envelope, NOW).manifest.data)
     assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack_artifact(envelope))
@@ -411,7 +409,7 @@ def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
 
 def test_a_light_install_reads_it(tmp_path: Path, envelope: bytes) -> None:
     """Without a compiled library, and from a file without anything that asks a network."""
-    (tmp_path / "catalogue.json").write_bytes(pack_artifact(envelope))
+    (tmp_path / "catalog.json").write_bytes(pack_artifact(envelope))
     _read(tmp_path)  # writes the settings
     program = f"""
 import sys
@@ -488,11 +486,11 @@ def _nested(size: int) -> bytes:
         ),
     ],
 )
-def test_a_large_catalogue_takes_little_memory(
+def test_a_large_catalog_takes_little_memory(
     tmp_path: Path, make: Callable[[], bytes], word: str, bound: int
 ) -> None:
     """MiB in a process of its own; the first took 2,300, what is signed 1,800."""
-    path = tmp_path / "catalogue"
+    path = tmp_path / "catalog"
     path.write_bytes(make())
     run = [sys.executable, "-c", _CHILD, str(path)]
     said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
@@ -500,10 +498,10 @@ def test_a_large_catalogue_takes_little_memory(
     assert int(said[1]) < bound
 
 
-def test_the_largest_catalogue_has_few_values_for_what_may_be() -> None:
+def test_the_largest_catalog_has_few_values_for_what_may_be() -> None:
     """5,000 images with two verdicts each, where 12 claims are predicted of each."""
     image = make_image(sifs=(), predicted=(("7.0", PREDICTED),) * 12, envelopes=make_image().envelopes * 2)
-    payload = format_catalog(make_catalogue(*(image for _ in range(10))))
+    payload = format_catalog(make_catalog(*(image for _ in range(10))))
     values = sum(payload.count(mark) for mark in (b",", b":", b"[", b"{"))
     assert values * 500 < MOST_VALUES / 2
 

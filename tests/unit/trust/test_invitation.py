@@ -33,7 +33,7 @@ OTHER_KEY = TrustGrant(
     key=PublicKey(name="lab", raw=STRANGER.public), since=date(2026, 1, 1), until=date(2027, 1, 1)
 )
 INVITATION = Invitation(
-    catalogue="registry.example.org/gpu", site="chtc", sif_folder="/shared/gpu", keys=(LAB_KEY,)
+    catalog="registry.example.org/gpu", site="chtc", sif_folder="/shared/gpu", keys=(LAB_KEY,)
 )
 TEXT = format_invitation(INVITATION)
 
@@ -45,7 +45,7 @@ def joined(text: str, invitation: Invitation = INVITATION, *others: dict[str, An
 def test_what_is_written_is_read() -> None:
     assert parse_invitation(TEXT.encode(), "x") == INVITATION
     late = replace(LAB_KEY, until=datetime(2026, 12, 1, 12, tzinfo=UTC), evidence=("local", "kit"))
-    bare = Invitation(catalogue="/shared/catalogue.json", site="generic", sif_folder="", keys=(late,))
+    bare = Invitation(catalog="/shared/catalog.json", site="generic", sif_folder="", keys=(late,))
     assert parse_invitation(format_invitation(bare).encode(), "x") == bare
     assert "sif-folder" not in format_invitation(bare)
 
@@ -125,7 +125,7 @@ def test_noise_is_refused_by_that_word(data: bytes) -> None:
 
 def test_a_new_file_is_what_a_person_would_write() -> None:
     made = joined("")
-    settings = 'catalogue = "registry.example.org/gpu"\nsite = "chtc"\nsif-folder = "/shared/gpu"\n'
+    settings = 'catalog = "registry.example.org/gpu"\nsite = "chtc"\nsif-folder = "/shared/gpu"\n'
     assert made.text == f"{settings}\n{format_row(LAB_KEY)}"
     assert (made.fresh, made.before, made.changed) == ((LAB_KEY,), (), False)
     assert parse_trust(made.text, "x").key(LAB.keyid)
@@ -165,7 +165,7 @@ def test_what_a_person_wrote_stays() -> None:
     ]
     assert 'site = "chtc" # for now' in made.text
     assert made.changes == (
-        "catalogue = registry.example.org/gpu",
+        "catalog = registry.example.org/gpu",
         "site = chtc  (was generic)",
         "sif-folder = /shared/gpu",
         "key lab, from 2026-01-01 until 2027-01-01",
@@ -189,9 +189,9 @@ def test_another_key_under_the_same_name_is_told_and_takes_its_place() -> None:
     assert [(key.name, key.keyid) for key in parse_trust(made.text, "x").keys] == [("lab", LAB.keyid)]
     renamed = replace(LAB_KEY, key=PublicKey(name="lab-2027", raw=LAB.public))
     first = joined("", replace(INVITATION, keys=(OTHER_KEY,))).text
-    made = joined(first, replace(INVITATION, keys=(renamed,)))  # of a catalogue that was joined before
+    made = joined(first, replace(INVITATION, keys=(renamed,)))  # of a catalog that was joined before
     assert made.changed
-    assert joined(first, replace(INVITATION, catalogue="other.example.org", keys=(renamed,))).changed is False
+    assert joined(first, replace(INVITATION, catalog="other.example.org", keys=(renamed,))).changed is False
 
 
 def test_what_the_site_says_for_everybody_is_not_written_again() -> None:
@@ -215,13 +215,11 @@ def test_what_the_site_says_for_everybody_is_not_written_again() -> None:
 def test_what_cannot_be_changed_is_said_with_what_to_write(text: str) -> None:
     with fails("settings-not-editable") as caught:
         joined(text)
-    for line in ('catalogue = "registry.example.org/gpu"', "[[trust]]", f'keyid = "{LAB.keyid}"'):
+    for line in ('catalog = "registry.example.org/gpu"', "[[trust]]", f'keyid = "{LAB.keyid}"'):
         assert line in caught.value.hint
 
 
 def test_places_and_fingerprints() -> None:
-    assert (
-        str(invitation_place("registry.example.org/gpu")) == "registry.example.org/gpu/catalogue:invitation"
-    )
+    assert str(invitation_place("registry.example.org/gpu")) == "registry.example.org/gpu/catalog:invitation"
     assert fingerprint(LAB.keyid).replace(" ", "") == LAB.keyid
     assert len(fingerprint(LAB.keyid)) < 76

@@ -272,7 +272,7 @@ def test_a_row_is_a_key_with_a_period() -> None:
     ("text", "code", "value"),
     [
         ("trust = 1", "trust-invalid", "'trust'"),
-        ("trust = [1]", "trust-invalid", "[[trust]] 1: "),
+        ("trust = [1]", "trust-invalid", "[[trust]] 1 is not"),
         ("[trust]\n", "trust-invalid", "'trust'"),
         ("[[trust]]\n", "trust-invalid", "'name'"),
         (TOML + 'owner = "me"\n', "trust-invalid", "'owner'"),
@@ -291,7 +291,7 @@ def test_a_row_is_a_key_with_a_period() -> None:
         (TOML + 'evidence = "local"\n', "trust-invalid", "evidence"),
         (TOML + TOML, "trust-duplicate", "name 'lab'"),
         (TOML + TOML.replace('"lab"', '"two"'), "trust-duplicate", "keyid"),
-        ("policy = 1", "trust-invalid", "[policy]: "),
+        ("policy = 1", "trust-invalid", "[policy] is not"),
         ("[policy]\nexpires = 3\n", "trust-invalid", "'expires'"),
         ("[policy]\nexpires-days = 0\n", "trust-invalid", "expires-days"),
         ("[policy]\nexpires-days = true\n", "trust-invalid", "expires-days"),

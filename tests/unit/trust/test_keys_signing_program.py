@@ -296,8 +296,8 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     trust = read_trust(bench.factory.settings.files)
     current = read_current(current_place(bench.factory, ""), trust, datetime.now(UTC))
     assert current
-    assert current.catalogue
-    assert current.catalogue.images
+    assert current.catalog
+    assert current.catalog.images
     assert current.keyid == STRANGER.keyid
     assert (keys_directory(bench.factory.environ) / "other.command").exists()
     bench.call("verdict", "revoke", "one-12.1-cu121", "--reason", "a test")

@@ -1,4 +1,4 @@
-"""Offers of a catalogue: how old it is what can be relied on."""
+"""Offers of a catalog: how old it is what can be relied on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from datetime import timedelta
 
 from imagefactory.trust.offers import verdict_ages_of, verify_offer
 from imagefactory.trust.policy import AcceptancePolicy, TrustRules
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.verdicts import LAB_TRUSTED, NOW, TRUST
 
 
 def test_the_oldest_proof_of_any_form_and_how_many_lapse_soon() -> None:
-    """The made catalogue has an image and a .sif of it, each verified now and for 30 days."""
-    catalogue = make_catalogue()
+    """The made catalog has an image and a .sif of it, each verified now and for 30 days."""
+    catalog = make_catalog()
     later = NOW + timedelta(days=20)
     for now, lapsing in ((NOW, 0), (later, 2), (NOW + timedelta(days=31), 0)):
-        offer = verify_offer(replace(catalogue, expires=now), make_image(), TRUST, now)
+        offer = verify_offer(replace(catalog, expires=now), make_image(), TRUST, now)
         ages = verdict_ages_of([offer], now)
         assert ages.lapsing == lapsing
         assert ages.oldest == (NOW if now <= later else None)
@@ -25,5 +25,5 @@ def test_the_oldest_proof_of_any_form_and_how_many_lapse_soon() -> None:
 def test_what_nobody_trusts_has_no_age() -> None:
     nobody = TrustRules(keys=(), policy=AcceptancePolicy())
     assert LAB_TRUSTED not in nobody.keys
-    offer = verify_offer(make_catalogue(), make_image(), nobody, NOW)
+    offer = verify_offer(make_catalog(), make_image(), nobody, NOW)
     assert verdict_ages_of([offer], NOW).oldest is None

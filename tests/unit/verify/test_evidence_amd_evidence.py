@@ -50,7 +50,7 @@ def test_ways_that_do_not_agree_are_no_gpu(places: AmdPlaces) -> None:
     (places.sys / f"class/drm/renderD{MINOR}/device/unique_id").write_text("00000000deadbeef\n")
     with fails("gpu-not-visible") as caught:
         read_amd(places)
-    assert f" id of renderD{MINOR}" in caught.value.message
+    assert f" ids of renderD{MINOR}" in caught.value.message
     make_amd_machine(places.sys.parent, 0, 90010)
     (places.dev / f"dri/renderD{MINOR}").unlink()
     (places.dev / f"dri/renderD{MINOR}").write_text("")

@@ -287,7 +287,7 @@ def test_a_report_that_is_no_plain_file(tmp_path: Path, kind: str) -> None:
 
     report = verify(gpu_trial(), ScriptedRunner(write=write))
     assert report.outcome is Outcome.LOAD_FAILED
-    assert "its report" in report.reason
+    assert "the report" in report.reason
 
 
 def test_an_image_that_leaves_deep_folders_is_judged_like_any(

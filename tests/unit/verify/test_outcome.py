@@ -57,21 +57,21 @@ def test_all_well_is_verified() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda report: report.update(nonce="old"), "does not bring back the nonce"),
+        (lambda report: report.update(nonce="old"), "does not contain the nonce"),
         (lambda report: report.pop("nonce"), "'nonce'"),
         (lambda report: report.update(suite=SUITE), "'suite'"),
-        (lambda report: report.update(format=2), "its report: format:"),
-        (lambda report: report.update(format=True), "its report: format:"),
+        (lambda report: report.update(format=2), "the report: format:"),
+        (lambda report: report.update(format=True), "the report: format:"),
         (lambda report: report.update(target="pytorch-2.4-cu121"), "another target"),
         (lambda report: report.update(level="full"), "another level"),
         (lambda report: report.update(rehearsal=True), "another rehearsal"),
         (lambda report: report.update(rehearsal=0), "another rehearsal"),
-        (lambda report: report.update(cuda="twelve"), "its report: cuda:"),
-        (lambda report: report.update(cuda=12.4), "its report: cuda:"),
-        (lambda report: report.update(checks={}), "its report: checks:"),
-        (lambda report: report.update(running="portability"), "its report: running:"),
-        (lambda report: report.update(device="GPU 0"), "its report: device:"),
-        (lambda report: report["device"].pop("memory"), "its report: device: 'memory'"),
+        (lambda report: report.update(cuda="twelve"), "the report: cuda:"),
+        (lambda report: report.update(cuda=12.4), "the report: cuda:"),
+        (lambda report: report.update(checks={}), "the report: checks:"),
+        (lambda report: report.update(running="portability"), "the report: running:"),
+        (lambda report: report.update(device="GPU 0"), "the report: device:"),
+        (lambda report: report["device"].pop("memory"), "the report: device: 'memory'"),
         (lambda report: report["device"].update(uuid="GPU-0"), "device.uuid:"),
         (lambda report: report["device"].update(capability="sm_80"), "device.capability:"),
         (lambda report: report["device"].update(memory=True), "device.memory:"),
@@ -108,7 +108,9 @@ def test_junk_instead_of_a_report(data: bytes) -> None:
 
 def test_no_report_at_all_after_a_time_out() -> None:
     completed = replace(GOOD, timed_out=True, returncode=137)
-    report = outcome_of(make_run(), RawResult(report=b"", fault="it wrote no report", completed=completed))
+    report = outcome_of(
+        make_run(), RawResult(report=b"", fault="the process wrote no report", completed=completed)
+    )
     assert report.outcome is Outcome.TIMEOUT
     assert set(states(report).values()) == {CheckState.FAILED}
 
@@ -202,7 +204,7 @@ def test_a_failure_without_a_word_is_load_failed() -> None:
     ("completed", "outcome", "words"),
     [
         ({"returncode": 139}, Outcome.LOAD_FAILED, "it ended by signal 11"),
-        ({"returncode": 137, "timed_out": True}, Outcome.TIMEOUT, "stopped: it took too long"),
+        ({"returncode": 137, "timed_out": True}, Outcome.TIMEOUT, "stopped after too long"),
     ],
 )
 def test_the_check_that_was_running_when_all_went_down(
@@ -222,7 +224,7 @@ def test_the_check_that_was_running_when_all_went_down(
 def test_a_report_that_leaves_checks_out_is_not_verified() -> None:
     report = judge(lambda document: document["checks"].pop())
     assert report.outcome is Outcome.NOT_TESTED
-    assert "its report leaves it out" in report.reason
+    assert "the report has no result of this check" in report.reason
 
 
 def test_a_gpu_that_is_none_of_the_hosts() -> None:

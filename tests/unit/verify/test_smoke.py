@@ -240,16 +240,16 @@ def first(report: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda report: report.update(nonce="old"), "does not bring back the nonce"),
-        (lambda report: report.update(format=2), "its report: format:"),
+        (lambda report: report.update(nonce="old"), "does not contain the nonce"),
+        (lambda report: report.update(format=2), "the report: format:"),
         (lambda report: report.update(extra=1), "'extra'"),
         (lambda report: report.pop("python"), "'python'"),
-        (lambda report: report["checks"].pop(), "its report leaves it out"),
-        (lambda report: report.update(checks=[]), "its report leaves it out"),
-        (lambda report: report.update(checks="all"), "its report: checks:"),
-        (lambda report: report["checks"].append(first(report)), "'packages' without need"),
+        (lambda report: report["checks"].pop(), "the report has no result of this check"),
+        (lambda report: report.update(checks=[]), "the report has no result of this check"),
+        (lambda report: report.update(checks="all"), "the report: checks:"),
+        (lambda report: report["checks"].append(first(report)), "unexpected check 'packages'"),
         (lambda report: first(report).update(name="sing"), "checks[0].name:"),
-        (lambda report: first(report).update(name="unprivileged"), "'unprivileged' without need"),
+        (lambda report: first(report).update(name="unprivileged"), "unexpected check 'unprivileged'"),
         (lambda report: first(report).update(state="good"), "checks[0].state:"),
         (lambda report: first(report).update(state="not-applicable"), "claims not to apply, but it does"),
         (lambda report: first(report).update(outcome="verified"), "checks[0].outcome:"),
@@ -310,7 +310,7 @@ def test_a_report_that_is_a_link_or_a_pipe_is_not_followed(tmp_path: Path) -> No
     for write in (link, lambda path, asked: os.mkfifo(path), lambda path, asked: path.mkdir()):
         report = run(make_trial(), ScriptedRunner(write=write), tmp_path / "records")
         assert report.failure is Outcome.LOAD_FAILED
-        assert "its report" in details(report)
+        assert "the report" in details(report)
 
 
 def test_a_pass_with_a_bad_exit_code_is_none(tmp_path: Path) -> None:

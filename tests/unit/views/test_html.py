@@ -34,8 +34,8 @@ from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.audit import AuditEntry, append_audit, read_audit
 from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.views.charts import ChartMeasure, column_chart, format_number, row_chart
-from tests.made.catalogue import make_image
-from tests.made.report import catalogue_report, many_images, with_contents
+from tests.made.catalog import make_image
+from tests.made.report import catalog_report, many_images, with_contents
 from tests.made.verdicts import LAB
 
 COUNT = 12
@@ -46,7 +46,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
-    return with_contents(catalogue_report(tmp_path_factory.mktemp("report"), many_images(COUNT)), packages=5)
+    return with_contents(catalog_report(tmp_path_factory.mktemp("report"), many_images(COUNT)), packages=5)
 
 
 @pytest.fixture(scope="module")
@@ -305,8 +305,8 @@ def test_the_log_is_a_page_and_lines_without_users_machines_and_paths(
         tmp_path,
         [
             AuditEntry(action="trust", what="lab", where="/home/ann/lab/imagefactory.toml", key="0" * 64),
-            AuditEntry(action="publish", what="catalogue", where="out/catalogue.json", key=LAB.keyid),
-            AuditEntry(action="publish", what="catalogue", where="example.org/gpu/catalogue:current"),
+            AuditEntry(action="publish", what="catalog", where="out/catalog.json", key=LAB.keyid),
+            AuditEntry(action="publish", what="catalog", where="example.org/gpu/catalog:current"),
             AuditEntry(action="promote", what="2.3 -> removed", where="example.org/gpu/one", why=HOSTILE),
         ],
         report.made,
@@ -314,7 +314,7 @@ def test_the_log_is_a_page_and_lines_without_users_machines_and_paths(
     acts = read_acts(tmp_path, report.keys)
     assert [act.where for act in acts] == [
         *("", ""),
-        *("example.org/gpu/catalogue:current", "example.org/gpu/one"),
+        *("example.org/gpu/catalog:current", "example.org/gpu/one"),
     ]
     assert [act.key for act in acts] == ["0" * 16, LAB.name, "", ""]
     made = dict(make_site(replace(report, acts=acts)))
@@ -424,7 +424,7 @@ def test_the_picture_has_a_symbol_for_each_cell(report: ReportContents) -> None:
 def test_an_image_for_cpus_stands_in_the_matrix_and_on_no_gpus_page(tmp_path: Path) -> None:
     cpu = make_image(target="jax-0.10.2-cpu", family="jax", framework="jax", cuda="none", required=())
     cpu = replace(cpu, predicted=(), envelopes=(), sifs=())
-    report = catalogue_report(tmp_path, (*many_images(2), cpu))
+    report = catalog_report(tmp_path, (*many_images(2), cpu))
     site = dict(make_site(report))
     page = Page(site["images/jax-0.10.2-cpu.html"])
     assert "It is for CPUs alone: no GPU is asked for" in page.text
@@ -444,7 +444,7 @@ def test_an_image_for_amd_is_predicted_on_processors(tmp_path: Path) -> None:
     )
     amd = make_image(target="jax-0.10.2-rocm7", family="jax", framework="jax", cuda="rocm7", runtime="")
     amd = replace(amd, predicted=(("gfx90a", claim),), required=("gfx90a",), envelopes=(), sifs=(), driver="")
-    report = catalogue_report(tmp_path, (*many_images(2), amd))
+    report = catalog_report(tmp_path, (*many_images(2), amd))
     assert str(report.capabilities[-1]) == "gfx90a"
     site = dict(make_site(report))
     page = Page(site["images/jax-0.10.2-rocm7.html"])

@@ -39,7 +39,7 @@ MIXED = pool((gpu(), gpu(free=False), OLD), (gpu(), gpu(mig=True, memory=0)), no
 def test_each_machine_with_its_kinds_of_gpu() -> None:
     rows = [line.split(None, 3) for line in format_machines(MIXED).splitlines()[:3]]
     assert rows == [
-        ["MACHINE", "FREE", "GPUS", "KINDS"],
+        ["MACHINE", "FREE", "TOTAL", "GPUS"],
         ["gpu0", "1", "3", "2 x NVIDIA A100 (8.0), 1 x Tesla V100 (7.0)"],
         ["gpu1", "2", "2", "1 x NVIDIA A100 (8.0), 1 x NVIDIA A100 (MIG slice) (8.0)"],
     ]

@@ -41,6 +41,7 @@ def test_columns_go_in_the_order_that_is_named_and_only_as_many_as_must() -> Non
         format_table(HEADER, ROWS, width, ("BASE", "CUDA")).splitlines()[0].split() for width in (66, 65, 54)
     ]
     assert heads == [["NAME", "CUDA", "BASE", "WHY"], ["NAME", "CUDA", "WHY"], ["NAME", "WHY"]]
+    assert "columns omitted: BASE, CUDA (" in format_table(HEADER, ROWS, 54, ("BASE", "CUDA"))
 
 
 def test_what_is_dropped_to_the_last_is_folded_beside_or_below() -> None:

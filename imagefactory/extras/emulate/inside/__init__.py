@@ -1,4 +1,4 @@
-"""Emulate a GPU inside an image, so that torch sees one.
+"""Emulate a GPU inside an image, so that torch detects one.
 
     sitecustomize.py  every Python of the run imports it; waits for `import torch`, then installs the rest
     start.py          installs the other modules, in order
@@ -13,9 +13,9 @@
 
 Inside the image this package is named `imagefactory_emulate`. It uses only the standard library and the
 image's torch, and no other package of imagefactory. A tensor of an emulated device is a `meta` tensor of
-torch, which has a shape but no data. Its device is reported as `cuda`, and the bytes that it would have are
-counted.
+torch, which has a shape but no data. Its device is reported as `cuda`, and the bytes that real data would use
+are counted.
 
-Times come from a profile that was *recorded* on a GPU, or are *estimated*. An estimate is a roofline from a
-data sheet: a lower bound, which no GPU was measured to reach.
+Times come from a profile *recorded* on a GPU, or are *estimated* by a roofline from a data sheet. An estimate
+is a lower bound that no GPU was measured to reach.
 """

@@ -1,8 +1,8 @@
-"""Replace torch.cuda, other ways to query torch for an accelerator, and mixed precision.
+"""Replace torch.cuda, other functions that query torch for an accelerator, and mixed precision.
 
-torch casts only for tensors of a GPU, so `install_autocast` casts for tensors of an emulated device.
-Which operations run in lower precision and which in fp32: PyTorch's documentation, Automatic Mixed Precision
-package, "CUDA Ops that can autocast".
+torch casts only tensors of a real GPU, so `install_autocast` casts tensors of an emulated device. Source for
+the precision of each operation: PyTorch documentation, Automatic Mixed Precision package, "CUDA Ops that can
+autocast".
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def _index(machine: Machine, device: Any = None) -> int:
         number = machine.torch.device(device).index if not hasattr(device, "idx") else device.idx
         index = machine.current if number is None else number
     if index >= machine.count:
-        raise RuntimeError(f"CUDA error: invalid device ordinal: {index}, of {machine.count}")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal {index}: this program has {machine.count} GPUs"
+        )
     return int(index)
 
 
@@ -273,7 +275,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
                 self._clock.wait_until(self.at)
 
         def elapsed_time(self, other: Any) -> float:
-            """Return milliseconds."""
+            """Return the milliseconds between this event and another one."""
             if self.at is None or other.at is None:
                 raise RuntimeError("Both events must be recorded before calculating elapsed time.")
             return float(other.at - self.at) * 1000

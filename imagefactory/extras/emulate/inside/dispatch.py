@@ -1,22 +1,22 @@
 """Emulate torch operations on tensors of an emulated device: compute shapes, charge time.
 
-torch calls `Dispatch` for each operation, below autograd: forward, backward and optimizer alike. An operation
+torch calls `Dispatch` for each operation below autograd: forward, backward and optimizer. An operation
 without such a tensor runs unchanged.
 
-Arithmetic (`flops_of`): from the shapes of inputs and outputs, pure. A multiplication and an addition are two
-operations. An operation without a rule counts only the bytes that it moves.
+`flops_of` computes the arithmetic from the shapes of inputs and outputs. It is pure. A multiplication and an
+addition are two operations. For an operation without a rule, only the bytes that it moves count.
 
-IntegerValues numbers and conditions (`IntegerValues`) are computed: labels, masks, lengths, on the host next
-to the device. A program reads them: how long the longest sentence is, whether each label is a class, which
-rows are masked. They are small, and their cost is hidden like every cost of emulating. Results of
-floating-point numbers have no value.
+`IntegerValues` computes integers and conditions (labels, masks, lengths) on the host, because programs read
+them: the length of the longest sentence, whether each label is a class, which rows are masked. They are
+small, and their cost is hidden like all costs of emulation. Results of floating-point operations have no
+value.
 
-Operations whose result depends on values that `IntegerValues` does not know (`handlers`): a number is 1 and a
-condition is false. So a loss can be divided by and has a logarithm, and a gradient is finite. A shape that
-depends on values is the largest possible.
+`handlers` replace operations whose result depends on unknown values: a number is 1 and a condition is false.
+So a program can divide by a loss or take its logarithm, and a gradient is finite. A shape that depends on
+values is the largest possible one.
 
-Attention (`install_attention`): which kernel a GPU would take, because their memory differs by the square of
-the length.
+`install_attention` chooses the kernel that a GPU would use, because the memory of these kernels differs by
+the square of the length.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def flops_of(name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, transpos
 
 
 def what_of(name: str) -> str:
-    """Return the profile's name for such an operation."""
+    """Return the name of an operation in profiles."""
     if name.startswith("_scaled_dot_product"):
         return "attention_backward" if "backward" in name else "attention"
     return "backward" if name in BACKWARDS else "convolution" if name in CONVOLUTIONS else "product"
@@ -76,7 +76,9 @@ def _convolution(image: Shape, weight: Shape, out: Shape, *, transposed: bool) -
 
 
 def _attention(name: str, ins: Sequence[Shape]) -> float:
-    """Return the operations: two products of query length x key length x width; 2.5 times that backward."""
+    """Return the operations: two products of query length x key length x width; 2.5 times as many
+    backward.
+    """
     if "backward" in name:
         _, query, key, value = ins[0], ins[1], ins[2], ins[3]
         return 2.5 * _forward(query, key, value)
@@ -89,7 +91,7 @@ def _forward(query: Shape, key: Shape, value: Shape) -> float:
 
 
 LARGEST = 1 << 20
-"""Elements of a tensor above which it has no value."""
+"""The limit of elements of a tensor with a value."""
 _NAME = "_emulated_value"
 # Operations whose result is random or not initialized.
 _UNSURE = (
@@ -106,7 +108,7 @@ _UNSURE = (
 
 
 class _Unknown(Exception):
-    """A tensor without a value."""
+    """A tensor has no value."""
 
 
 class IntegerValues:
@@ -127,7 +129,7 @@ class IntegerValues:
             tensor.__dict__.pop(_NAME, None)
 
     def follow(self, func: Any, short: str, args: Any, kwargs: Any, out: Any, *, mutable: bool) -> None:
-        """Apply an operation to the values too, if all of them are known."""
+        """Apply an operation to the values too, if the values of all arguments are known."""
         if not isinstance(out, self._tensor) or out.dtype.is_floating_point or out.dtype.is_complex:
             return
         value = None
@@ -296,7 +298,7 @@ def _on_meta(torch: Any, tensor: Any) -> Any:
 
 
 FLASH = (8, 0)
-"""The capability from which torch uses the flash kernel, for half precision and without a mask."""
+"""The first capability for which torch uses the flash kernel, for half precision and without a mask."""
 WIDEST = 256
 ROWS = 32
 """The efficient kernel stores its sums in blocks of this number of rows."""
@@ -382,7 +384,7 @@ MIXED = frozenset(
 
 
 class OperationInfo:
-    """The properties of an operation, looked up once."""
+    """The properties of an operation, computed once."""
 
     __slots__ = ("composite", "empty", "handler", "mutable", "name", "short", "waits")
 
@@ -401,7 +403,7 @@ class OperationInfo:
 
 
 class Dispatch:
-    """The target of torch's dispatch mode."""
+    """The handler of all operations in torch's dispatch mode."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.torch = machine, machine.torch
@@ -451,7 +453,7 @@ class Dispatch:
         return known
 
     def _own(self, args: tuple[Any, ...]) -> bool:
-        """Whether torch itself creates a device-like tensor in the middle of an operation.
+        """Return whether torch creates a tensor of the device `meta` inside an operation.
 
         A program creates `meta` tensors inside `torch.device("meta")`, or copies tensors there.
         """
@@ -527,8 +529,8 @@ class Dispatch:
             if known.mutable:  # it changes only values
                 return args[0] if func._schema.returns else None
             raise NotImplementedError(
-                f"{known.name}: torch {self.torch.__version__} cannot say its shapes without its values, so "
-                "it cannot be emulated"
+                f"cannot emulate {known.name}: torch {self.torch.__version__} cannot compute its output "
+                "shapes without values; use an operation whose output shape does not depend on values"
             ) from error
 
     def _refuse_mixed(self, known: OperationInfo, args: tuple[Any, ...]) -> None:
@@ -660,7 +662,7 @@ HOST_ARGUMENTS = frozenset({"_pack_padded_sequence", "_cudnn_rnn", "_ctc_loss", 
 
 
 def make_mode(machine: Machine) -> Any:
-    """Return torch's dispatch mode for this process, not entered yet."""
+    """Return torch's dispatch mode for this process. The caller enters it."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
     dispatch = Dispatch(machine)
 

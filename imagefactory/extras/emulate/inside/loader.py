@@ -1,11 +1,11 @@
 """Measure how long the program waits in `next()` of a DataLoader, and how long workers take for a batch.
 
-The loader is torch's own, with its processes and files. A worker computes only on the host, so it sees no
+The loader is that of torch, with its processes and files. A worker computes only on the host, so it sees no
 device.
 
-Emulation takes extra time, in which the workers would not have run. So the wait is not the measured one, but
-follows from when each batch would have arrived (`Pipeline`, pure). A worker loads one batch after the other,
-starts none before it is requested, and the workers share the cores.
+Emulation takes extra time, in which real workers would not have run. So `Pipeline` (pure) computes when each
+batch would have arrived, and the wait follows from that. A worker loads one batch after the other, starts
+none before it is requested, and the workers share the cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from .machine import Machine, core_wait_seconds
 
 
 class Pipeline:
-    """One pass over a loader. `ahead` batches are requested at the start, another one after each batch."""
+    """One pass over a loader.
+
+    `ahead` batches are requested at the start, and another one after each batch.
+    """
 
     def __init__(self, workers: int, ahead: int, cores: int, began: float) -> None:
         self._ahead, self._cores = ahead, cores
@@ -34,7 +37,7 @@ class Pipeline:
 
     @property
     def worker(self) -> int:
-        """The worker of the next batch."""
+        """Return the index of the worker that loads the next batch."""
         return self._position % len(self._free)
 
     def arrival(self, seconds: float, processor: float) -> float:
@@ -52,7 +55,7 @@ class Pipeline:
 
 
 ENTRIES = 4096
-"""Batches of one worker that are stored: more than a loader requests at once."""
+"""The number of batches stored for one worker, more than a loader requests at once."""
 _ENTRY = struct.Struct("dd")  # seconds, seconds of a processor
 
 
@@ -66,7 +69,7 @@ class FetchTimes:
         self._read = [0] * workers
 
     def add(self, worker: int, seconds: float, processor: float) -> None:
-        """Add a batch. The worker's process calls it."""
+        """Add the times of a batch. The worker process calls this."""
         _ENTRY.pack_into(self._shared, self._place(worker, self._written[worker]), seconds, processor)
         self._written[worker] += 1
 
@@ -114,7 +117,7 @@ class Seen:
 
 
 MOST = 100_000
-"""The most intervals that are stored for one loader."""
+"""The limit of intervals stored for one loader."""
 
 
 def install(machine: Machine) -> Seen:
@@ -200,7 +203,7 @@ def _watch_batches(machine: Machine, data: Any, seen: Seen) -> None:
 def _arrive(iterator: Any, machine: Machine, loader: Loader, request_time: float) -> None:
     """Set the program's time to when the batch would have arrived without emulation.
 
-    `request_time` is when the program requested it. Workers without shared memory report nothing.
+    `request_time` is when the program requested the batch. Workers without shared memory report no times.
     """
     fetches: FetchTimes = iterator._emulated_fetches
     pipeline: Pipeline | None = getattr(iterator, "_emulated_pipeline", None)

@@ -1,11 +1,11 @@
 """The emulated devices of this process: their tensors, their memory, and the time of host and device.
 
-Time (`Clock`, pure but for `sleep`): the program's time excludes the cost of emulating. The device's time
-runs ahead of it, as kernels are queued; a program that asks for a result waits until the device is there. So
-the real loader and the emulated device overlap as on a GPU.
+`Clock` is pure except for `sleep`. The program's time excludes the cost of emulation. The device's time is
+ahead of it, because kernels are queued. A program that needs a result waits until the device has computed it.
+So the real loader and the emulated device overlap, as on a GPU.
 
-Memory (`Memory`, pure): the bytes in use, their maximum, and when a device is full. Page-locked memory
-(`Pinned`) is real: the loader pays for it, and the machine's limit applies.
+`Memory` is pure: the bytes in use, their maximum, and whether the device is full. Page-locked memory
+(`Pinned`) is real: the loader takes time for it, and the machine limits it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from .roofline import Profile, copying, seconds
 
 QUEUE = 1024
-"""Kernels that may be queued on a device before the program waits (CUDA's launch queue)."""
+"""The limit of queued kernels on a device. A program that queues more waits (CUDA's launch queue)."""
 
 
 class Clock:
@@ -49,11 +49,11 @@ class Clock:
         self.stalled = 0.0
 
     def host(self) -> float:
-        """Return the program's time."""
+        """Return the time of the program."""
         return self._now() - self._began - self._hidden
 
     def wall(self) -> float:
-        """Return the machine's time."""
+        """Return the time of the machine."""
         return self._now() - self._began
 
     def hide(self, seconds: float) -> None:
@@ -61,16 +61,16 @@ class Clock:
         self._hidden += seconds
 
     def settle(self) -> None:
-        """Subtract the time without a core: on its own machine, the program would have one.
+        """Subtract the time without a core, because the program would have a core without emulation.
 
-        Call it before the program waits, because the awaited work continues in that time.
+        Call this before the program waits, because the awaited work continues in that time.
         """
         core_wait = self._core_wait()
         self._hidden += core_wait - self._settled
         self._settled = core_wait
 
     def charge(self, stream: int, seconds: float) -> None:
-        """Queue a kernel of this duration on a stream. Waits if the queue is full."""
+        """Queue a kernel of this duration on a stream. Wait if the queue is full."""
         self._queue.append(self.through)
         if len(self._queue) > QUEUE:
             self.wait_until(self._queue.popleft())
@@ -84,7 +84,7 @@ class Clock:
         self.through = max(self.through, ends)
 
     def hold(self, stream: int, until: float) -> None:
-        """Let the next operation on a stream begin no earlier than this time."""
+        """Delay the next operation on a stream until this time."""
         self.streams[stream] = max(self.streams.get(stream, 0.0), until)
 
     def wait_until(self, time: float) -> None:
@@ -101,7 +101,7 @@ class Clock:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Record the time inside as waiting for the loader."""
+        """Record the time inside the context as waiting for the loader."""
         if self._loading is not None:  # a loader within a loader
             yield
             return
@@ -113,16 +113,17 @@ class Clock:
             self._loading = None
 
     def _loaded(self, since: float, until: float) -> float:
-        """Return how much of an idle period of the device the program waited for its loader."""
+        """Return how long the program waited for its loader within an idle period of the device."""
         total = sum(max(0.0, min(until, end) - max(since, begin)) for begin, end in self._waits)
         self._waits.clear()
         return total
 
 
 def core_wait_seconds() -> float:
-    """Return the seconds in which the first thread was ready but had no core; 0 if the kernel has no count.
+    """Return the seconds in which the first thread was ready but had no core, 0 if the kernel does not count
+    them.
 
-    Other load on this machine must not count into the time of a batch. `Pipeline` accounts for the number of
+    Other programs on this machine must not affect the time of a batch. `Pipeline` accounts for the number of
     cores.
     """
     try:
@@ -142,9 +143,9 @@ class Full(Exception):
 
 
 class Memory:
-    """Memory of a device. `total` are its bytes, `context` those that CUDA uses before the first tensor.
+    """The memory of a device in bytes. `total` is its size, `context` what CUDA uses before the first tensor.
 
-    `peak` is the maximum of the whole run, `most` the maximum since the program reset it.
+    `peak` is the maximum of the run, `most` the maximum since the program reset it.
     """
 
     def __init__(self, index: int, total: int, context: int) -> None:
@@ -192,7 +193,7 @@ def _size_text(size: int) -> str:
 
 
 class Pinned:
-    """Page-locked blocks, which are reused as in torch's allocator. `refused` is why locking failed."""
+    """Page-locked blocks, reused like in torch's allocator. `refused` is why locking failed."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -250,7 +251,7 @@ FIRST_ADDRESS = 0x7F0000000000
 
 
 class DeviceStorage:
-    """A storage on a device. `address` is an invented unique address."""
+    """A storage on a device. `address` is a made-up unique address."""
 
     __slots__ = ("address", "index", "reference", "size")
 
@@ -305,11 +306,14 @@ class Machine:
             return None
 
     def seen(self, tensor: Any) -> DeviceStorage | None:
-        """Return the storage that a program sees. torch itself, computing a shape, sees the device `meta`."""
+        """Return the storage that a program sees.
+
+        In code of torch that computes a shape, a tensor is on `meta`.
+        """
         return None if self.place.inside else self.find(tensor)
 
     def adopt(self, tensor: Any, index: int) -> bool:
-        """Put a tensor on the device `index`. Return whether its storage is new there.
+        """Move a tensor to the device `index`. Return whether its storage is new there.
 
         Raises OutOfMemoryError of torch.
         """
@@ -342,7 +346,7 @@ class Machine:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Exclude the time inside from the program's time."""
+        """Exclude the time inside the context from the program's time."""
         began = self._own_time()
         try:
             yield
@@ -371,7 +375,7 @@ class Machine:
             self.mode.__exit__(None, None, None)
 
     def work(self, index: int, what: str, kind: str, flops: float, moved: float) -> None:
-        """Charge one kernel to the current stream of a device. `what` is as in `roofline.seconds`."""
+        """Charge a kernel to the current stream of a device. `what` is a value for `roofline.seconds`."""
         self.operations += 1
         self.hide(-self.profile.launch)
         self.clocks[index].charge(self.streams[index], seconds(self.profile, what, kind, flops, moved))
@@ -381,9 +385,9 @@ class Machine:
         self.work(index, "product", "fp32", 0.0, moved)
 
     def transfer(self, index: int, way: str, moved: int, *, wait: bool) -> None:
-        """Charge a copy between host and device, `way` as in `roofline.copying`.
+        """Charge a copy between host and device. `way` is a value for `roofline.copying`.
 
-        With `wait`, the program waits for its end.
+        With `wait`, the program waits for the end of the copy.
         """
         clock = self.clocks[index]
         self.copied += moved

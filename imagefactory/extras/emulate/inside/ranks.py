@@ -1,8 +1,7 @@
-"""Emulate several processes, each with its own GPU. Collectives take time, and wait for the slowest process.
+"""Emulate several processes, each with one GPU. Collectives take time, and wait for the slowest process.
 
 torch.distributed is real for host tensors, with the backend gloo. Collectives on emulated GPUs move no bytes:
-the processes exchange the times of their arrival. They continue at the latest one, plus the time of the
-transfer.
+the processes exchange their arrival times, and continue at the latest one plus the transfer time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ROUNDS = {"allreduce": 2.0, "allgather": 1.0, "reduce_scatter": 1.0, "broadcast"
 
 
 class Ranks:
-    """The processes of a run, after `meet`. Their clocks began at different times."""
+    """The processes of a run after `meet`. Their clocks started at different times."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -35,7 +34,7 @@ class Ranks:
         self._offset = self._latest(self._machine.clock.host()) - self._machine.clock.host()
 
     def collective(self, name: str, index: int, moved: float) -> None:
-        """Queue a collective on a device. It begins when the last process arrives."""
+        """Queue a collective on a device. It starts when the last process arrives."""
         machine, clock = self._machine, self._machine.clocks[index]
         if self._group is None:
             return

@@ -14,17 +14,18 @@ from math import exp, log
 from typing import Any
 
 Curve = tuple[tuple[float, float], ...]
-"""(operations or bytes of one call, its seconds), the smallest first. A data sheet gives one point."""
+"""Pairs of operations (or bytes) per call and its seconds, the smallest first. A data sheet has one pair."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A GPU. `memory` are the bytes that a program sees, `context` those that CUDA uses of them.
+    """A GPU. `memory` are the bytes that a program sees, `context` the part that CUDA uses.
 
-    `kernel` are the seconds of the smallest kernel, `launch` those of the program for launching one. `curves`
-    by operations are `product-KIND`, `convolution-KIND`, `backward-KIND` (fp64, fp32, tf32, fp16, bf16), and
-    `attention-KIND` and `attention_backward-KIND` if measured. Curves by bytes are `move` (device memory),
-    `up-pinned`, `up-pageable`, `down-pinned`, `down-pageable` (host transfers) and `peer` (to another GPU).
+    `kernel` are the seconds of the smallest kernel, `launch` those of the program to launch a kernel.
+    `curves` by operations are `product-KIND`, `convolution-KIND`, `backward-KIND` (fp64, fp32, tf32, fp16,
+    bf16), and `attention-KIND` and `attention_backward-KIND` if measured. Curves by bytes are `move` (device
+    memory), `up-pinned`, `up-pageable`, `down-pinned`, `down-pageable` (host transfers) and `peer` (to
+    another GPU).
     """
 
     name: str
@@ -39,7 +40,10 @@ class Profile:
     basis: str
 
     def curve(self, what: str, kind: str) -> Curve:
-        """Return the curve. Missing operations use the curve of products, missing types that of fp32."""
+        """Return a curve.
+
+        An unknown operation uses the curve of products, an unknown number type that of fp32.
+        """
         names = (f"{what}-{kind}", f"product-{kind}", f"{what}-fp32", "product-fp32")
         return next(self.curves[name] for name in names if name in self.curves)
 
@@ -65,9 +69,9 @@ def parse_profile(data: Mapping[str, Any]) -> Profile:
 
 
 def read(curve: Curve, work: float) -> float:
-    """Return the seconds of an amount of work.
+    """Return the seconds for an amount of work.
 
-    Between two points it interpolates logarithms. Outside it uses the rate of the nearest point.
+    Between two points, logarithms are interpolated. Outside, the rate of the nearest point is used.
     """
     if work <= 0:
         return 0.0

@@ -17,7 +17,7 @@ ASKED = "IMAGEFACTORY_EMULATE"
 
 
 class AfterTorch:
-    """Finds torch as Python does, and installs the emulation after its import."""
+    """An import hook that finds torch as Python does, and installs the emulation after its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":

@@ -16,11 +16,14 @@ from .machine import Machine, Pinned
 from .roofline import parse_profile
 
 EVERY = 2.0
-"""Seconds between two summaries, for a run that is killed."""
+"""Seconds between two summaries, so that a killed run has one."""
 
 
 def install(torch: Any, path: str) -> None:
-    """Install the emulation. The JSON file at `path` has profile, device count and output directory."""
+    """Install the emulation.
+
+    The JSON file at `path` has the profile, the number of devices and the output directory.
+    """
     data = json.loads(Path(path).read_text(encoding="utf-8"))
     machine = Machine(torch, parse_profile(data["profile"]), int(data["gpus"]))
     pinned, folder = Pinned(torch), Path(data["folder"])

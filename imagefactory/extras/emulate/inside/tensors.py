@@ -1,7 +1,7 @@
 """Tensors of emulated devices: their attributes, and how they are created, copied, saved and printed.
 
-Checkpoints are as large as real ones, and are read back to the device that `map_location` names. Their
-numbers were never computed, so they name this module: a program without it cannot read one by mistake.
+Checkpoints have the size of real ones, and are loaded to the device in `map_location`. Their numbers were
+never computed. So they refer to this module, and a program without the emulation cannot load them by mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STATE: dict[str, Any] = {}
 
 
 def load(tensor: Any, index: int, grad: bool) -> Any:
-    """Restore a device tensor from its host copy. Checkpoints call it."""
+    """Restore a device tensor from its host copy. Checkpoints refer to this function."""
     location = _STATE["location"]
     if isinstance(location, dict):
         location = location.get(f"cuda:{index}", f"cuda:{index}")
@@ -51,7 +51,7 @@ def install_saved(machine: Machine) -> None:
 
 
 def _moved(torch: Any, value: Any, device: Any) -> Any:
-    """Return a loaded value with all its tensors moved to a device, also those saved on the host."""
+    """Return a loaded value with all its tensors moved to a device, including those saved on the host."""
     if isinstance(value, torch.nn.Module):
         return value.to(device)
     if isinstance(value, torch.nn.Parameter):
@@ -120,7 +120,7 @@ def _methods(machine: Machine, pinned: Pinned) -> None:
     new_tensor = base.new_tensor
 
     def on(device: Any) -> Any:
-        """Return the device with its index, because torch would ask the driver for it."""
+        """Return the device with its index. Without an index, torch would query the driver."""
         if isinstance(device, str):
             device = torch.device(device)
         if isinstance(device, int):
@@ -306,7 +306,7 @@ def _storages(machine: Machine) -> None:
 
 
 def _compatible(machine: Machine, otherwise: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Keep a module's parameters the same objects when they move, as between host and GPU."""
+    """Keep the parameter objects of a module when it moves, as torch does between host and GPU."""
 
     def ask(input: Any, from_: Any) -> bool:  # torch's own names, which its compiler compares
         if machine.seen(input) is not None or machine.seen(from_) is not None:

@@ -119,7 +119,7 @@ def test_of_nothing_there_is_no_summary(tmp_path: Path) -> None:
     assert caught.value.code == "gpu-not-used"
 
 
-def test_what_a_catalogue_offers_counts_too(bench: Bench) -> None:
+def test_what_a_catalog_offers_counts_too(bench: Bench) -> None:
     bench.push(b"a", 22)
     factory = bench.factory
     made = factory.layout.image("one:12.1-cu121")

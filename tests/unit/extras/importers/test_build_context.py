@@ -94,8 +94,8 @@ def test_files_that_are_only_in_another_directory_stop_it(
     with pytest.raises(RecipeError) as raised:
         read(tmp_path / "docker/Dockerfile")
     assert raised.value.diagnostics[0].code == "file-not-in-context"
-    assert raised.value.hint.startswith("--context ")
-    named = raised.value.hint.removeprefix("--context ").partition(",")[0]
+    assert raised.value.hint.startswith("pass --context ")
+    named = raised.value.hint.removeprefix("pass --context ").partition(",")[0]
     assert Path(named).resolve() == tmp_path / context
     read(tmp_path / "docker/Dockerfile", context=Path(named))  # the hint can be obeyed
 
@@ -111,7 +111,7 @@ def test_a_directory_above_is_named_where_no_git_says_it(tmp_path: Path) -> None
     write(tmp_path, {"requirements.txt": "x\n", "docker/Dockerfile": INSTALLS})
     with pytest.raises(RecipeError) as raised:
         read(tmp_path / "docker/Dockerfile")
-    named = raised.value.hint.removeprefix("--context ").partition(",")[0]
+    named = raised.value.hint.removeprefix("pass --context ").partition(",")[0]
     assert read(tmp_path / "docker/Dockerfile", context=Path(named)).pip == ["x"]
 
 

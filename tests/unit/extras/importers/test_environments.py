@@ -700,15 +700,15 @@ def call(factory: Path, *arguments: str) -> int:
 def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "environment.yml").write_text(ENVIRONMENT)
     source = str(factory / "environment.yml")
-    assert call(factory, "recipe", "import", "lab", source) == 2
+    assert call(factory, "recipe", "import", source, "--family", "lab") == 2
     assert not (factory / "recipes" / "lab.yaml").exists()
-    assert call(factory, "recipe", "import", "lab", source, "--dry-run") == 2
+    assert call(factory, "recipe", "import", source, "--family", "lab", "--dry-run") == 2
     capsys.readouterr()
-    assert call(factory, "recipe", "import", "lab", source, "--json") == 2
+    assert call(factory, "recipe", "import", source, "--family", "lab", "--json") == 2
     expected = json.loads(capsys.readouterr().out)
     assert len(expected["lost"]) > 5
     assert expected["path"] == ""
-    assert call(factory, "recipe", "import", "lab", source, "--partial") == 0
+    assert call(factory, "recipe", "import", source, "--family", "lab", "--partial") == 0
     messages = capsys.readouterr()
     assert "environment.yml:6:5: " in messages.err
     assert "wrote " in messages.out
@@ -716,7 +716,7 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert recipe.framework == "pytorch"
     assert call(factory, "list", "lab-*") == 0
     assert "lab-2.3.1-cu121" in capsys.readouterr().out
-    assert call(factory, "recipe", "import", "lab", str(factory / "environment.yml")) == 2
+    assert call(factory, "recipe", "import", str(factory / "environment.yml"), "--family", "lab") == 2
     assert "lab.yaml" in capsys.readouterr().err
 
 
@@ -726,11 +726,11 @@ def test_new_writes_the_index_that_the_settings_have(
 ) -> None:
     (factory / "requirements.txt").write_text("torch==2.1.2+cu118\nnumpy<2\n")
     source = str(factory / "requirements.txt")
-    assert call(factory, "recipe", "import", "lab", source) == 2
+    assert call(factory, "recipe", "import", source, "--family", "lab") == 2
     address = "https://download.pytorch.org/whl/cu118"
     assert f'pytorch-cu118 = "{address}"' in capsys.readouterr().err
     monkeypatch.setenv("IMAGEFACTORY_INDEXES", f"pytorch-cu118={address}")
-    assert call(factory, "recipe", "import", "lab", source) == 0
+    assert call(factory, "recipe", "import", source, "--family", "lab") == 0
     recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
     assert [(row.origins, row.cuda) for row in recipe.matrix] == [((("torch", "pytorch-cu118"),), ("11.8",))]
 
@@ -740,12 +740,28 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     (factory / "requirements.txt").write_text("einops\n")
     source = str(factory / "requirements.txt")
     assert (
-        call(factory, "recipe", "import", "lab", "--extends", "pytorch-2.3-cu121", source, "--dry-run") == 0
+        call(
+            factory,
+            "recipe",
+            "import",
+            source,
+            "--family",
+            "lab",
+            "--extends",
+            "pytorch-2.3-cu121",
+            "--dry-run",
+        )
+        == 0
     )
     assert "on: pytorch-2.3-cu121" in capsys.readouterr().out
     assert not (factory / "recipes" / "lab.yaml").exists()
     assert call(factory, "recipe", "new", "lab", "--extends", "pytorch-2.3-cu121") == 0
-    assert call(factory, "recipe", "import", "lab2", "--extends", "lab-2.3-cu121", source) == 0
+    assert call(factory, "recipe", "import", source, "--family", "lab2", "--extends", "lab-2.3-cu121") == 0
+    (factory / "My Lab").mkdir()
+    (factory / "My Lab/requirements.txt").write_text("einops\n")
+    below = str(factory / "My Lab/requirements.txt")
+    assert call(factory, "recipe", "import", below, "--extends", "pytorch-2.3-cu121") == 0
+    assert (factory / "recipes/my-lab.yaml").exists()
     capsys.readouterr()
     assert call(factory, "list", "lab2-2.3-cu121") == 0
     assert call(factory, "recipe", "new", "x", "--extends", "pytorch-2.4-cu121") == 3
@@ -765,22 +781,31 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
             "it comes from pytorch-2.3-cu121",
         ),
         (["new", "x", "--extends", "pytorch-2.3-cu121", "--source", "conda"], "--source"),
-        (["import", "x", "requirements.txt", "--environment", "gpu"], "has no environments to choose from"),
-        (["import", "x", "environment.yml", "--environment", "gpu"], "has no environments to choose from"),
         (
-            ["import", "x", "requirements.txt", "--framework", "torch>=2"],
+            ["import", "requirements.txt", "--family", "x", "--environment", "gpu"],
+            "has no environments to choose from",
+        ),
+        (
+            ["import", "environment.yml", "--family", "x", "--environment", "gpu"],
+            "has no environments to choose from",
+        ),
+        (
+            ["import", "requirements.txt", "--family", "x", "--framework", "torch>=2"],
             "'torch>' is not a name for a framework",
         ),
         (
-            ["import", "x", "requirements.txt", "--framework", "torch=2.*"],
+            ["import", "requirements.txt", "--family", "x", "--framework", "torch=2.*"],
             "version cannot be '2.*'",
         ),
-        (["import", "x", "requirements.txt", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
-        (["import", "x", "requirements.txt", "--build-arg", "A=1"], "--build-arg"),
-        (["import", "x", "Dockerfile", "--build-arg", "A"], "'A' is not NAME=VALUE"),
-        (["import", "x", "Dockerfile", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
-        (["import", "x", "Dockerfile", "--build-arg", "B=1"], "'B'"),
-        (["import", "x", "/nonexistent/environment.yml"], "cannot read /nonexistent/environment.yml: "),
+        (["import", "requirements.txt", "--family", "x", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
+        (["import", "requirements.txt", "--family", "x", "--build-arg", "A=1"], "--build-arg"),
+        (["import", "Dockerfile", "--family", "x", "--build-arg", "A"], "'A' is not NAME=VALUE"),
+        (["import", "Dockerfile", "--family", "x", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
+        (["import", "Dockerfile", "--family", "x", "--build-arg", "B=1"], "'B'"),
+        (
+            ["import", "/nonexistent/environment.yml", "--family", "x"],
+            "cannot read /nonexistent/environment.yml: ",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(
@@ -802,7 +827,7 @@ def test_arguments_that_do_not_fit(
 @pytest.mark.usefixtures("offline")
 def test_print_shows_a_draft_with_faults(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "environment.yml").write_text("dependencies: [pytorch=2.5]\n")
-    request = ("recipe", "import", "lab", str(factory / "environment.yml"), "--cuda", "99.1")
+    request = ("recipe", "import", str(factory / "environment.yml"), "--family", "lab", "--cuda", "99.1")
     assert call(factory, *request) == 2
     assert "note: the channel conda-forge was written" in capsys.readouterr().err
     assert call(factory, *request, "--dry-run") == 2

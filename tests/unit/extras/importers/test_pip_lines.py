@@ -215,7 +215,7 @@ def test_a_file_may_say_its_encoding(tmp_path: Path, data: bytes, result: list[s
         ("# Gr\u00fc\u00dfe\n".encode("latin-1"), "is not UTF-8"),
         (b"# coding: utf-8\n# \xff\n", "is not UTF-8"),
         (b"# coding: latin-none\na\n", "is not LATIN-NONE"),
-        (b"a==1\n" * 99 + b"\0", "holds bytes"),
+        (b"a==1\n" * 99 + b"\0", "contains zero bytes"),
     ],
 )
 def test_an_encoding_that_cannot_be_read_is_named(tmp_path: Path, data: bytes, named: str) -> None:

@@ -32,7 +32,7 @@ from tests.made.offers import (
     NOW,
     REFERENCE,
     SIF,
-    catalogue_of,
+    catalog_of,
     failed,
     job_spec,
     offer,
@@ -75,7 +75,7 @@ def check(
     around = CheckContext(
         site=SLURM,
         inventory=inventory,
-        catalogue=catalogue_of(offered.image) if offered else None,
+        catalog=catalog_of(offered.image) if offered else None,
         offer=judge,
         digest=lambda _: digest,
     )
@@ -356,7 +356,7 @@ def test_starts_with_nothing_wrong(line: str) -> None:
     assert check(f"{GPU}{line} {image} python a.py\n").jobs[0].target == IMAGE.target
 
 
-def test_a_tag_of_no_catalogue_gets_the_digest_of_its_registry() -> None:
+def test_a_tag_of_no_catalog_gets_the_digest_of_its_registry() -> None:
     checked = check(GPU + START.replace(STORED, "docker://nvcr.io/x/y:1"), digest="sha256:" + "e" * 64)
     assert f"write docker://nvcr.io/x/y@sha256:{'e' * 64}" in told(checked, "tag")
 
@@ -385,9 +385,9 @@ def test_that_partitions_are_not_told_apart_is_said() -> None:
     assert "the script, in any partition: 1 job" in format_check(checked)
 
 
-def test_without_a_catalogue_all_else_is_judged() -> None:
+def test_without_a_catalog_all_else_is_judged() -> None:
     checked = check(GPU + START, offered=None)
-    assert rules(checked) == [("no-catalogue", 4, 46)]
+    assert rules(checked) == [("no-catalog", 4, 46)]
     assert [one.image for one in checked.jobs[0].reached] == [""]
 
 

@@ -42,7 +42,7 @@ from tests.made.offers import (
     IMAGE,
     REFERENCE,
     SIF,
-    catalogue_of,
+    catalog_of,
     digest,
     failed,
     job_spec,
@@ -85,7 +85,7 @@ def check(
         assert image == offered.image
         return offered
 
-    given = {"inventory": POOL, "catalogue": catalogue_of(offered.image) if offered else None, **more}
+    given = {"inventory": POOL, "catalog": catalog_of(offered.image) if offered else None, **more}
     return check_submit_file(
         parse_submit_file(text, "a.sub"), CheckContext(site=find_site(site), offer=judge, **given)
     )
@@ -561,15 +561,15 @@ def test_disk_for_a_file_that_is_sent() -> None:
     assert ("disk", 4) in found(check(text, offered=offer(of_sif=[verdict("8.0")])))
 
 
-def test_an_image_that_the_catalogue_does_not_have() -> None:
+def test_an_image_that_the_catalog_does_not_have() -> None:
     other = f"docker://registry.example.org/gpu/other@{digest('9')}"
     assert ("unknown-image", 3) in found(check(f"{RUNS}container_image = {other}\nqueue", offered=offer()))
     alone = check(f"{RUNS}container_image = {other}\nqueue")
     assert not alone.wrong
-    assert ("no-catalogue", 3) in found(alone, "advice")
+    assert ("no-catalog", 3) in found(alone, "advice")
 
 
-def test_a_tag_of_a_catalogued_repository_is_told_its_digest() -> None:
+def test_a_tag_of_a_cataloged_repository_is_told_its_digest() -> None:
     tag = "docker://registry.example.org/gpu/pytorch:2.3.1-cu121"
     checked = check(f"{RUNS}container_image = {tag}\nqueue", offered=offer())
     (one,) = (one for one in checked.all_findings if one.rule == "tag")
@@ -708,7 +708,7 @@ def test_no_prediction_outweighs_a_revocation() -> None:
     assert [len(before.classes), len(now.classes)] == [1, 0]
 
 
-def test_an_image_that_the_catalogue_has_no_more_was_revoked() -> None:
+def test_an_image_that_the_catalog_has_no_more_was_revoked() -> None:
     other, file = digest("8"), digest("7")
     rows = (taken_back(digest("6"), "8.0", index=other, config=file),)
     offered = offer(verdict("8.0"), revoked=rows)

@@ -22,7 +22,7 @@ def check(text: str, site: str = "generic", digest: str = "") -> SubmitCheckResu
     around = CheckContext(
         site=find_site(site),
         inventory=None,
-        catalogue=None,
+        catalog=None,
         offer=lambda image: pytest.fail(f"{image} was judged"),
         digest=lambda reference: digest if reference == "docker.io/pytorch/pytorch:2.1.0" else "",
     )

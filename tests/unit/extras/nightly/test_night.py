@@ -53,7 +53,7 @@ from imagefactory.schedulers.sweep_file import read_sweep
 from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.verify.report import Hardware
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.command import run
 from tests.made.factory import NAME
 from tests.made.sweep import PoolMadeHere, inventory, pool_gpu, suite_report
@@ -187,7 +187,7 @@ def test_a_night_approves_by_its_one_key_and_says_what_waits(nights: Nights) -> 
             (1, False)
         }
         assert sorted(note.split()[1] for note in report.notes if NAME in note) == sorted(waiting)
-        assert [row.what for row in report.broken] == ["catalogue"]  # there is nothing yet that may be in it
+        assert [row.what for row in report.broken] == ["catalog"]  # there is nothing yet that may be in it
         assert NAME in report.broken[0].why
 
 
@@ -198,7 +198,7 @@ def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights
 
     def night(left: timedelta) -> tuple[NightlyReport, list[str]]:
         made = now + left - LIFE
-        catalog = make_catalogue(made=made, expires=made + LIFE)
+        catalog = make_catalog(made=made, expires=made + LIFE)
         cache_published(settings, nights.site.registry.host, sign_catalog(catalog, LAB), made)
         done = nights.run()
         return done, [row.why for row in done.broken if row.what == EXPIRY]
@@ -402,7 +402,7 @@ def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     told = {row.what: row.why for row in done.broken}
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory verdict sync` ended with exit code -9"
-    assert "catalogue" in told  # nothing is there to be signed
+    assert "catalog" in told  # nothing is there to be signed
 
 
 def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +454,7 @@ def test_a_night_without_room_for_its_folder_takes_a_temporary_one(
 
 
 def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Nights) -> None:
-    """And its family stays in the catalogue as it was: people use it."""
+    """And its family stays in the catalog as it was: people use it."""
     play = nights.pause
     nights.run(wait=timedelta(0))
     play(0)
@@ -489,7 +489,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     assert told["images"][0]["verified"] == ["7.0", "8.0"]
 
 
-def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
+def test_a_pool_that_does_not_answer_is_told_and_the_catalog_signed(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nights.run()
@@ -504,7 +504,7 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
     assert (done.built, done.proven) == ((), ())
 
 
-def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
+def test_without_the_registry_one_cause_is_told_and_the_catalog_tried(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object, hurried: bool = False) -> None:
@@ -513,7 +513,7 @@ def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
     for module in ("actions.plan", "extras.nightly.night"):
         monkeypatch.setattr(f"imagefactory.{module}.open_answering", away)
     done = nights.run()
-    assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalogue", 3)]
+    assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalog", 3)]
     assert nights.commands == ["site publish", "image prune"]
     assert len(done.notes) == 1
 

@@ -25,7 +25,7 @@ from imagefactory.project import Project
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.trust.claims import VerdictAges
-from tests.made.catalogue import make_catalogue
+from tests.made.catalog import make_catalog
 from tests.made.command import Call
 from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, LAB_ROW
@@ -165,6 +165,6 @@ def test_the_expiry_is_that_of_the_newest_signed_catalog(tmp_path: Path) -> None
     write_settings(tmp_path, f'registry = "reg.example.org/gpu"\n{LAB_ROW}', environ)
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert cached_expiry(settings) is None
-    catalog = make_catalogue()
+    catalog = make_catalog()
     cache_published(settings, "reg.example.org/gpu", sign_catalog(catalog, LAB), catalog.made)
     assert cached_expiry(settings) == catalog.expires  # long ago or not

@@ -11,7 +11,7 @@ from imagefactory.extras.site.pages import make_site
 from imagefactory.trust.claims import VerdictAges
 from imagefactory.views.verdicts import format_ages
 from tests.made.night import NIGHT, night_report
-from tests.made.report import catalogue_report, many_images
+from tests.made.report import catalog_report, many_images
 
 HOSTILE = "</li><script>alert(1)</script> @somebody #1 `x` ``y`` [a](http://b)"
 
@@ -71,7 +71,7 @@ def test_words_of_an_error_are_no_markup_of_an_issue() -> None:
 
 
 def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: Path) -> None:
-    report = catalogue_report(tmp_path, many_images(2))
+    report = catalog_report(tmp_path, many_images(2))
     assert "oldest verdict of 20" in dict(make_site(report))["index.html"]
     assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
     row = NightlyRow(what="a", why=HOSTILE, code=7)

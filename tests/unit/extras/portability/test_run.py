@@ -98,7 +98,7 @@ def hole(folder: Path) -> None:
             "models-unreadable",
             "models.py:2: [31mno",
         ),
-        ({**EXPORT, "running": "net"}, model_files, "model-run-failed", "models.py: net: "),
+        ({**EXPORT, "running": "net"}, model_files, "model-run-failed", "models.py: net did not finish: "),
         (None, model_files, "model-report-missing", "models.py: "),
         ("{", model_files, "model-report-invalid", "JSON"),
         ({**EXPORT, "nonce": "other"}, model_files, "model-report-invalid", "models.py: "),
@@ -143,7 +143,7 @@ def test_a_run_that_never_ends_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckFailedError) as caught:
         export(tmp_path, Inside("export.json", {**EXPORT, "running": "net"}, completed=ended))
     assert caught.value.code == "model-run-failed"
-    assert "net: " in caught.value.message
+    assert "net did not finish: " in caught.value.message
     assert "3600 s" in caught.value.message
 
 

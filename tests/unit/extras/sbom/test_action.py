@@ -134,7 +134,7 @@ def test_a_file_is_written_and_what_is_not_known_counted(call: Call, tmp_path: P
     value: dict[str, Any] = call("image", "sbom", TARGET, "-o", str(path), "--json").json()
     assert value["format"] == "imagefactory.sbom/1"
     assert (value["path"], value["kind"]) == (str(path), "cyclonedx")
-    assert len(value["without_licence"]) == value["packages"]
+    assert len(value["without_license"]) == value["packages"]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_names_nothing_says_what_to_name(
 # --- checks ----------------------------------------------------------------------------------------
 
 
-def test_licences_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_licenses_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path)
     check = ("image", "audit", IMAGE, "--check", "licenses")
     held = call(*check, "--allow", "bsd-*", "--allow", "Zlib")
@@ -166,11 +166,11 @@ def test_licences_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: py
     assert refused.code == errors.EXIT_BILL
     assert "zlib1g   1:1.2.13.dfsg-1  not allowed: Zlib" in refused.out
     assert refused.out.splitlines()[-1] == "packages: 1 not allowed, 0 unknown"
-    monkeypatch.setenv("IMAGEFACTORY_LICENCES", "Zlib, BSD-3-Clause")
+    monkeypatch.setenv("IMAGEFACTORY_LICENSES", "Zlib, BSD-3-Clause")
     assert call(*check).code == 0
     value: dict[str, Any] = call(*check, "--allow", "MIT", "--json").json()
-    assert (value["format"], value["licences"]["holds"]) == ("imagefactory.sbom/1", False)
-    assert len(value["licences"]["refused"]) == 2
+    assert (value["format"], value["licenses"]["holds"]) == ("imagefactory.sbom/1", False)
+    assert len(value["licenses"]["refused"]) == 2
 
 
 def test_vulnerabilities_are_found_by_records(call: Call, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which licences a list allows, and which packages are named for it."""
+"""Which licenses a list allows, and which packages are named for it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_each_package_that_is_not_allowed_or_says_none_is_named() -> None:
             kind=PackageType.PYPI,
             name=name,
             version="1",
-            licences=licences,
-            why="" if licences else "no record",
+            licenses=licenses,
+            why="" if licenses else "no record",
         )
-        for name, licences in (("a", (MIT,)), ("b", (MIT, GNU, BSD)), ("c", ()))
+        for name, licenses in (("a", (MIT,)), ("b", (MIT, GNU, BSD)), ("c", ()))
     ]
     check = check_licenses(
         BillOfMaterials(name="x", digest="", created=None, components=tuple(parts)), ["MIT"]

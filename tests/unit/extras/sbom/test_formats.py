@@ -86,7 +86,7 @@ def test_a_bill_has_every_package_of_the_locks(bill: BillOfMaterials) -> None:
             NOT_AVAILABLE,
         ),
     }  # fmt: skip
-    seen = replace(bill.components[1], licences=NAMED[:1], why="", source=("gcc", "12"))
+    seen = replace(bill.components[1], licenses=NAMED[:1], why="", source=("gcc", "12"))
     after = with_image_licenses(bill, [seen, BillComponent(kind=PackageType.DEB, name="other", version="1")])
     assert len(after.components) == len(bill.components)
     assert components_without_license(after)
@@ -113,7 +113,7 @@ def test_cyclonedx_is_valid_and_says_what_is_not_known(bill: BillOfMaterials) ->
     assert {"license": {"id": "MIT"}} in parts["idna"]["licenses"]
     assert {"license": {"name": "BSD License"}} in parts["idna"]["licenses"]
     assert parts["base-files"]["properties"] == [
-        {"name": "imagefactory:licence", "value": "NOASSERTION: the package is not at hand"}
+        {"name": "imagefactory:license", "value": "NOASSERTION: the package is not at hand"}
     ]
     assert parts["base-files"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
 

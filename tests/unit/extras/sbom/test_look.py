@@ -46,22 +46,22 @@ BASE = (
 )
 
 
-def metadata(name: str, version: str, licence: str = "MIT") -> bytes:
-    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nLicense: {licence}\n".encode()
+def metadata(name: str, version: str, license: str = "MIT") -> bytes:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nLicense: {license}\n".encode()
 
 
-def wheel(name: str, version: str, licence: str = "MIT") -> Entry:
-    return f"{SITE}/{name}-{version}.dist-info/METADATA", metadata(name, version, licence)
+def wheel(name: str, version: str, license: str = "MIT") -> Entry:
+    return f"{SITE}/{name}-{version}.dist-info/METADATA", metadata(name, version, license)
 
 
 def seen(*layers: tuple[Entry, ...]) -> dict[str, list[str]]:
     them = LayerStack()
     for layer in layers:
         them.add(iter([tar(*layer)]))
-    return {one.purl.to_string(): [licence.text for licence in one.licences] for one in them.components()}
+    return {one.purl.to_string(): [license.text for license in one.licenses] for one in them.components()}
 
 
-def test_debians_packages_are_dpkgs_with_the_licences_beside_them() -> None:
+def test_debians_packages_are_dpkgs_with_the_licenses_beside_them() -> None:
     assert seen(BASE) == {
         "pkg:deb/debian/libz1@1:1.2%2Bb1?arch=amd64&distro=debian-12": ["ISC"],
         "pkg:deb/debian/doc@2?arch=all&distro=debian-12": ["ISC"],
@@ -70,7 +70,7 @@ def test_debians_packages_are_dpkgs_with_the_licences_beside_them() -> None:
     them.add(iter([tar(*BASE[:2], ("usr/share/doc/libz1", b"->doc"), ("usr/share/doc/doc", b"->libz1"))]))
     doc, libz = them.components()
     assert (libz.source, doc.source) == (("zlib", "1:1.2"), ("doc", "2"))
-    assert (libz.licences, libz.why) == ((), "the image has no copyright file of it")  # a circle of links
+    assert (libz.licenses, libz.why) == ((), "the image has no copyright file for it")  # a circle of links
 
 
 def test_another_distribution_is_named_as_it_names_itself() -> None:
@@ -151,17 +151,17 @@ def test_names_that_a_terminal_would_act_on_are_told_without_that() -> None:
 
 def test_packages_of_the_cache_tell_theirs(tmp_path: Path) -> None:
     path = make_wheel(tmp_path, "pkg", {})
-    assert package_licenses(locked(path), path) == ((), "its record names no licence")
+    assert package_licenses(locked(path), path) == ((), "its record names no license")
     archive = tmp_path / "x-1-0.conda"
     inside = tar(("info/files", b"a"), ("info/index.json", b'{"license": "bsd-3-clause"}'))
     with zipfile.ZipFile(archive, "w") as zipped:
         zipped.writestr("info-x-1-0.tar.zst", zstandard.compress(inside))
         zipped.writestr("pkg-x-1-0.tar.zst", zstandard.compress(tar()))
-    licences, why = package_licenses(make_conda("x 1 0"), archive)
-    assert ([one.text for one in licences], why) == (["BSD-3-Clause"], "")
+    licenses, why = package_licenses(make_conda("x 1 0"), archive)
+    assert ([one.text for one in licenses], why) == (["BSD-3-Clause"], "")
     older = tmp_path / "x-1-0.tar.bz2"
     older.write_bytes(bz2.compress(inside))
-    assert package_licenses(make_conda("x 1 0"), older) == (licences, "")
+    assert package_licenses(make_conda("x 1 0"), older) == (licenses, "")
     older.write_bytes(bz2.compress(tar(("info/files", b"a"))))
     with pytest.raises(UsageError, match=r"it has no info/index\.json"):
         package_licenses(make_conda("x 1 0"), older)

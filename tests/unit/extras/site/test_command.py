@@ -105,7 +105,7 @@ def test_files_of_others_are_left_alone_and_pages_that_are_no_more_go(bench: Ben
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     said = bench.call("report", "-o", str(out), code=2)
-    assert "did not write" in said.err
+    assert "files of other programs" in said.err
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
     bench.call("report", "-o", str(out), "--capability", "9.0", "--force")
     assert (out / "gpus" / "9.0.html").exists()
@@ -146,7 +146,7 @@ def test_the_front_pages_picture_is_what_the_recipes_and_locks_say(call: Call, t
     assert made.stat().st_size < 300_000
 
 
-def test_outside_of_a_factory_the_catalogue_says_which_images(
+def test_outside_of_a_factory_the_catalog_says_which_images(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 from imagefactory.actions.verdicts import attach_signed, local_place
 from imagefactory.errors import NothingSelectedError
-from imagefactory.extras.site.tables import HEADER, TableData, TableRequest, read_catalogued, survey
+from imagefactory.extras.site.tables import HEADER, TableData, TableRequest, read_cataloged, survey
 from imagefactory.matrix.combos import ComboState
 from imagefactory.model import Outcome
 from imagefactory.schedulers.inventory import write_inventory
@@ -37,7 +37,7 @@ from imagefactory.trust.attached import read_subject
 from imagefactory.trust.catalog import CatalogImage, sign_catalog
 from imagefactory.trust.policy import TrustedKey
 from imagefactory.verify.report import VerifiedImage
-from tests.made.catalogue import make_catalogue, make_image, signed
+from tests.made.catalog import make_catalog, make_image, signed
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.sweep_site import Site
@@ -218,17 +218,17 @@ def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:
 # --- outside of a factory ------------------------------------------------------------------------
 
 
-def catalogued(tmp_path: Path, *names: str, image: CatalogImage) -> TableData:
-    """The tables of a signed catalogue in a file, by a person who trusts its key and has no factory."""
+def cataloged(tmp_path: Path, *names: str, image: CatalogImage) -> TableData:
+    """The tables of a signed catalog in a file, by a person who trusts its key and has no factory."""
     config = tmp_path / "config" / "imagefactory"
     config.mkdir(parents=True)
-    path = tmp_path / "catalogue.json"
-    path.write_bytes(sign_catalog(make_catalogue(image), LAB))
+    path = tmp_path / "catalog.json"
+    path.write_bytes(sign_catalog(make_catalog(image), LAB))
     row = format_key_row(LAB_TRUSTED)
-    (config / "imagefactory.toml").write_text(f'catalogue = "{path}"\n{row}')
+    (config / "imagefactory.toml").write_text(f'catalog = "{path}"\n{row}')
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path), "XDG_CONFIG_DIRS": "/none"}
     settings = load_settings(directory=None, start=tmp_path, environ=environ)
-    return read_catalogued(settings, environ, names, TableRequest(now=NOW))
+    return read_cataloged(settings, environ, names, TableRequest(now=NOW))
 
 
 def format_key_row(key: TrustedKey) -> str:
@@ -240,9 +240,9 @@ def format_key_row(key: TrustedKey) -> str:
     )
 
 
-def test_a_catalogue_is_enough(tmp_path: Path) -> None:
+def test_a_catalog_is_enough(tmp_path: Path) -> None:
     image = make_image(envelopes=(signed(whole_report(), "8"),), required=("8.0", "9.0"))
-    made = catalogued(tmp_path, "pytorch-2.*", image=image)
+    made = cataloged(tmp_path, "pytorch-2.*", image=image)
     rows = {str(one.capability): one for one in made.combos}
     assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (
         ComboState.VALID,
@@ -252,6 +252,6 @@ def test_a_catalogue_is_enough(tmp_path: Path) -> None:
     assert rows["9.0"].state is not ComboState.VALID
 
 
-def test_a_catalogue_lacks_a_name(tmp_path: Path) -> None:
+def test_a_catalog_lacks_a_name(tmp_path: Path) -> None:
     with pytest.raises(NothingSelectedError, match="pytorch-9"):
-        catalogued(tmp_path, "pytorch-9", image=make_image())
+        cataloged(tmp_path, "pytorch-9", image=make_image())

@@ -90,5 +90,5 @@ def test_an_older_release_below_takes_a_recipe_of_its_own() -> None:
     )
     error = explain_on(UnsolvableError("no-solution", "numpy", tree="all"), under, target)
     assert (error.code, error.message, error.tree) == ("no-solution", "numpy", "all")
-    assert "imagefactory recipe import NAME FILE --framework torch=2.3 --cuda 12.1" in error.hint
+    assert "imagefactory recipe import FILE --framework torch=2.3 --cuda 12.1" in error.hint
     assert "imagefactory lock pytorch-2.3-cu121 --upgrade-package PACKAGE" in error.hint

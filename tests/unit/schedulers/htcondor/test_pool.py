@@ -191,19 +191,19 @@ FOUR = (
     slot("gpu04", [gpu("GPU-55555555", V100, DriverVersion=11.4)], OfflineGPUs="GPU-66666666"),
 )
 TABLE = """\
-CAPABILITY  GPU                                MEMORY  DRIVER     CUDA  MACHINES  FREE  GPUS
-9.0         NVIDIA H100 80GB HBM3              79 GiB  550.54.15  12.4         1     1     1
-8.0         NVIDIA A100-SXM4-40GB MIG 3g.20gb  20 GiB  -          -            1     1     1
-7.0         Tesla V100-PCIE-16GB               16 GiB  -          11.4         1     1     1
-7.0         Tesla V100-PCIE-16GB               16 GiB  -          12.4         1     1     2
+CAPABILITY  GPU                                MEMORY  DRIVER     CUDA  MACHINES  FREE  TOTAL
+9.0         NVIDIA H100 80GB HBM3              79 GiB  550.54.15  12.4         1     1      1
+8.0         NVIDIA A100-SXM4-40GB MIG 3g.20gb  20 GiB  -          -            1     1      1
+7.0         Tesla V100-PCIE-16GB               16 GiB  -          11.4         1     1      1
+7.0         Tesla V100-PCIE-16GB               16 GiB  -          12.4         1     1      2
 
 4 machines with 5 GPUs (1 of them MIG slices), 4 free; of cm.example.org, """
 MACHINES = """\
-MACHINE  FREE  GPUS  KINDS
-gpu01       1     2  2 x Tesla V100-PCIE-16GB (7.0)
-gpu02       1     1  1 x NVIDIA H100 80GB HBM3 (9.0)
-gpu03       1     1  1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb (8.0)
-gpu04       1     1  1 x Tesla V100-PCIE-16GB (7.0)
+MACHINE  FREE  TOTAL  GPUS
+gpu01       1      2  2 x Tesla V100-PCIE-16GB (7.0)
+gpu02       1      1  1 x NVIDIA H100 80GB HBM3 (9.0)
+gpu03       1      1  1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb (8.0)
+gpu04       1      1  1 x Tesla V100-PCIE-16GB (7.0)
 
 4 machines with 5 GPUs (1 of them MIG slices), 4 free; of cm.example.org, """
 

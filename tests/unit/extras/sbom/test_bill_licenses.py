@@ -1,4 +1,4 @@
-"""Which licences a package says it has: as SPDX writes them or in its own words, and never more."""
+"""Which licenses a package says it has: as SPDX writes them or in its own words, and never more."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_an_expression_is_read_and_any_other_name_is_kept(text: str, read: Compo
             ["MIT License"],
             "",
         ),
-        (("License: " + "All rights reserved. " * 9,), [], "its METADATA has a licence's text, not its name"),
-        ((), [], "its record names no licence"),
+        (("License: " + "All rights reserved. " * 9,), [], "its METADATA has a license's text, not its name"),
+        ((), [], "its record names no license"),
     ],
 )  # fmt: skip
 def test_of_metadata_the_most_exact_field_counts(fields: tuple[str, ...], texts: list[str], why: str) -> None:
     metadata = "\n".join(["Metadata-Version: 2.4", "Name: x", "Version: 1", *fields, "", "Text"])
-    licences, reason = metadata_licenses(metadata.encode())
-    assert ([one.text for one in licences], reason) == (texts, why)
+    licenses, reason = metadata_licenses(metadata.encode())
+    assert ([one.text for one in licenses], reason) == (texts, why)
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_of_metadata_the_most_exact_field_counts(fields: tuple[str, ...], texts:
     ],
 )
 def test_debians_short_names_become_spdx_where_they_are_defined_alike(short: str, text: str) -> None:
-    licences, why = copyright_licenses(
+    licenses, why = copyright_licenses(
         f"{DEP5}\nFiles: *\nCopyright: x\nLicense: {short}\n the text\n .\n more\n"
     )
-    assert ([one.text for one in licences], why) == ([text], "")
+    assert ([one.text for one in licenses], why) == ([text], "")
 
 
-def test_every_licence_of_a_copyright_file_is_told_once() -> None:
+def test_every_license_of_a_copyright_file_is_told_once() -> None:
     files = "Files: *\nLicense: ISC\n\nFiles: b\nLicense: GPL-2+\n"
     text = f"{DEP5}\n{files}\nLicense: GPL-2+\n On Debian systems...\n"
     assert [one.text for one in copyright_licenses(text)[0]] == ["GPL-2.0-or-later", "ISC"]
-    assert copyright_licenses(DEP5) == ((), "its copyright file names no licence")
+    assert copyright_licenses(DEP5) == ((), "its copyright file names no license")
     for prose in ("", "This package was debianized by ...\nLicense: MIT\n"):
         assert copyright_licenses(prose) == ((), "its copyright file is prose")

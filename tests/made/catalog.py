@@ -1,4 +1,4 @@
-"""A catalogue for tests, with verdicts of throwaway keys. No GPU is behind them."""
+"""A catalog for tests, with verdicts of throwaway keys. No GPU is behind them."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def make_image(**changes: Any) -> CatalogImage:
     return replace(image, **changes)
 
 
-def make_catalogue(*images: CatalogImage, **changes: Any) -> Catalog:
+def make_catalog(*images: CatalogImage, **changes: Any) -> Catalog:
     made = NOW - timedelta(hours=1)
-    catalogue = Catalog(
+    catalog = Catalog(
         made=made, expires=made + LIFE, images=images or (make_image(),), suites=(SUITE,), keyid=LAB.keyid
     )
-    return replace(catalogue, **changes)
+    return replace(catalog, **changes)

@@ -1,4 +1,4 @@
-"""A signed catalogue in docker-registry, read by somebody who has nothing but two settings."""
+"""A signed catalog in docker-registry, read by somebody who has nothing but two settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.offers import publish_catalog, publish_invitation
 from imagefactory.trust.policy import TrustGrant
-from tests.made.catalogue import make_catalogue, make_image
+from tests.made.catalog import make_catalog, make_image
 from tests.made.errors import fails
 from tests.made.verdicts import LAB, NOW, STRANGER
 from tests.services.registry import RegistryOptions, registry_server
@@ -35,7 +35,7 @@ def read(folder: Path, place: str) -> Catalog:
     site.mkdir(parents=True, exist_ok=True)
     public = base64.b64encode(LAB.public).decode("ascii")
     (site / "imagefactory.toml").write_text(
-        f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\npublic = "{public}"\n'
+        f'catalog = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\npublic = "{public}"\n'
         "from = 2026-01-01\nuntil = 2028-01-01\n"
     )
     home = folder / "home"
@@ -45,11 +45,11 @@ def read(folder: Path, place: str) -> Catalog:
 
 
 def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tmp_path: Path) -> None:
-    place = StoreRepository(store=RegistryClient(registry), repository="cat/gpu/catalogue")
+    place = StoreRepository(store=RegistryClient(registry), repository="cat/gpu/catalog")
     with fails("catalog-not-found"):
         read(tmp_path, f"{registry}/cat/gpu")
-    old = make_catalogue(make_image(size=1))
-    new = replace(make_catalogue(), made=NOW, expires=NOW + timedelta(days=9))
+    old = make_catalog(make_image(size=1))
+    new = replace(make_catalog(), made=NOW, expires=NOW + timedelta(days=9))
     for one in (old, new):
         own, current = publish_catalog(place, sign_catalog(one, LAB), one.made)
         assert (current.tag, current.digest) == (CURRENT, own.digest)
@@ -63,37 +63,37 @@ def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tm
 
 
 def test_the_invitation_lies_beside_it_and_the_newest_counts(registry: str, tmp_path: Path) -> None:
-    place = StoreRepository(store=RegistryClient(registry), repository="cat/site/catalogue")
+    place = StoreRepository(store=RegistryClient(registry), repository="cat/site/catalog")
     environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
     settings = load_settings(directory=None, start=tmp_path, environ=environ)
     with fails("invitation-not-found"):
         read_invitation(settings, environ, f"{registry}/cat/site")
-    publish_catalog(place, sign_catalog(make_catalogue(), LAB), NOW)
+    publish_catalog(place, sign_catalog(make_catalog(), LAB), NOW)
     for key in (LAB, STRANGER):
         grant = TrustGrant(
             key=PublicKey(name="lab", raw=key.public), since=NOW.date(), until=date(2027, 1, 1)
         )
-        made = Invitation(catalogue=f"{registry}/cat/site", site="generic", sif_folder="", keys=(grant,))
+        made = Invitation(catalog=f"{registry}/cat/site", site="generic", sif_folder="", keys=(grant,))
         put = publish_invitation(place, format_invitation(made), NOW)
         assert put.tag == "invitation"
         assert read_invitation(settings, environ, f"{registry}/cat/site") == made
-        assert read_invitation(settings, environ, f"{registry}/cat/site/catalogue") == made
+        assert read_invitation(settings, environ, f"{registry}/cat/site/catalog") == made
     assert place.store.tags(place.repository)[-2:] == (CURRENT, "invitation")
     own = place.store.manifest(place.repository, CURRENT)
     assert own is not None
     place.store.put_manifest(place.repository, own[1], own[0].media_type, "invitation")
     with pytest.raises(
         RegistryError, check=lambda error: error.code == "artifact-malformed"
-    ):  # but the catalogue, called so
+    ):  # but the catalog, called so
         read_invitation(settings, environ, f"{registry}/cat/site")
 
 
 def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> None:
-    place = StoreRepository(store=RegistryClient(registry), repository="cat/other/catalogue")
-    publish_catalog(place, sign_catalog(make_catalogue(), STRANGER), NOW)
+    place = StoreRepository(store=RegistryClient(registry), repository="cat/other/catalog")
+    publish_catalog(place, sign_catalog(make_catalog(), STRANGER), NOW)
     with pytest.raises(StatementError, match="wrong-key"):
         read(tmp_path, f"{registry}/cat/other")
-    signed = json.loads(sign_catalog(make_catalogue(), LAB))
+    signed = json.loads(sign_catalog(make_catalog(), LAB))
     assert signed["payloadType"] == CATALOG_TYPE
     forged = json.dumps({**signed, "payload": "e30="}, sort_keys=True, separators=(",", ":")).encode()
     publish_catalog(place, forged, NOW)
@@ -104,11 +104,11 @@ def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> Non
 def test_a_registry_that_is_down_or_lost_leaves_the_kept_one_and_no_older_one_comes_back(
     tmp_path: Path,
 ) -> None:
-    def publish(host: str, catalogue: Catalog) -> None:
-        place = StoreRepository(store=RegistryClient(host), repository="gpu/catalogue")
-        publish_catalog(place, sign_catalog(catalogue, LAB), catalogue.made)
+    def publish(host: str, catalog: Catalog) -> None:
+        place = StoreRepository(store=RegistryClient(host), repository="gpu/catalog")
+        publish_catalog(place, sign_catalog(catalog, LAB), catalog.made)
 
-    old, storage = make_catalogue(), tmp_path / "storage"
+    old, storage = make_catalog(), tmp_path / "storage"
     new = replace(old, made=NOW, expires=NOW + timedelta(days=9))
     with registry_server(tmp_path / "first", RegistryOptions(storage=storage)) as server:
         host, port = server.host, server.port
