@@ -27,12 +27,8 @@ EXIT_TOOL = 6
 EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
-<<<<<<< HEAD
-EXIT_BILL = 10
-EXIT_UNKNOWN = 11
-=======
 EXIT_AUDIT = 10
->>>>>>> t
+EXIT_UNKNOWN = 11
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -46,12 +42,8 @@ EXIT_CODES = {
     EXIT_BUILD: "a build failed",
     EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
-<<<<<<< HEAD
-    EXIT_BILL: "a license or vulnerability was found (image audit)",
-    EXIT_UNKNOWN: "the answer is not known",
-=======
     EXIT_AUDIT: "a license or vulnerability was found (image audit)",
->>>>>>> t
+    EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "the command reached a limit of `run`",
 }

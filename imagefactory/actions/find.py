@@ -152,14 +152,8 @@ class FindRequest:
 class FindResult:
     """The matches, the best first. `open` are the centers with images, none if nothing is verified.
 
-    <<<<<<< HEAD
-        `own_project`: the recipes here answer. `place` is the path of the project, empty for the bundled
-        recipes, or the place of the only catalog. `ages`
-        are those of the verdicts.
-    =======
-        `own_project` is true if the project itself was searched. `place` is its path, or the place of the only
-        catalog. `ages` are the ages of the verdicts.
-    >>>>>>> t
+    `own_project` is true if no catalog was searched. `place` is the path of the project, or of the only
+    catalog, and empty for the bundled recipes. `ages` are the ages of the verdicts.
     """
 
     matches: tuple[FindMatch, ...]

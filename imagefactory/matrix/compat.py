@@ -265,11 +265,7 @@ class CoverChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnservedGpu:
-<<<<<<< HEAD
-    """A GPU that no image serves: the best candidate, its answer there, and why it does not serve."""
-=======
-    """A GPU that no image serves: the best candidate, and the reason why it does not serve."""
->>>>>>> t
+    """A GPU that no image serves: the best candidate, its answer there, and the reason."""
 
     gpu: CompatGpu
     candidate: CoverCandidate | None

@@ -208,7 +208,7 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
 
 
 def check_registry_has_targets(registry: str) -> None:
-    """Raise UsageError for --registry outside a project: only a signed catalog has targets by name there."""
+    """Raise UsageError for --registry outside a project, where only a signed catalog lists targets."""
     reject_conflict(
         registry,
         "--registry requires a project: elsewhere the images are those of the signed catalog",
