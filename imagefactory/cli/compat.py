@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.gpu.values import CellClaim, Compatibility
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
+    from imagefactory.schedulers.pool import Inventory
     from imagefactory.views.inspect import GpuQuery
 
 
@@ -86,7 +88,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     "--cover",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="GPUS.YAML",
+    metavar="FILE",
     help=(
         "Show the fewest images of each family for these GPUs: a list of {name: V100, driver: "
         '"535.129.03", count: 24}, or capability: "7.0".'
@@ -233,20 +235,11 @@ def _parse_single_gpu(
 
 def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
     from imagefactory.gpu.values import Compatibility
-    from imagefactory.matrix.compat import CompatGpu, by_group, check_known, cover, rows
-    from imagefactory.matrix.gpus import read_gpus
+    from imagefactory.matrix.compat import by_group, check_known, cover, rows
+    from imagefactory.schedulers.inventory import read_inventory
     from imagefactory.views.compat import cover_json, format_covers
 
-    gpus = [
-        CompatGpu(
-            name=row.own_name or str(row.capability),
-            capability=row.capability,
-            driver=row.driver,
-            count=row.count,
-            host=row.host,
-        )
-        for row in read_gpus(file)
-    ]
+    gpus = _pool_gpus(read_inventory(file))
     candidates = _candidates(call, names)
     check_known(rows(candidates, gpus))
     covers = [cover(group, some, gpus) for group, some in by_group(candidates)]
@@ -262,6 +255,31 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources:
     if lacking:
         unknown = all(any(row.answer is Compatibility.UNKNOWN for row in rows) for rows in lacking)
         raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
+
+
+def _pool_gpus(inventory: Inventory) -> list[CompatGpu]:
+    """Return each type of GPU of an inventory, with its count. Raises NothingSelectedError."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.gpu.knowledge import native_driver
+    from imagefactory.matrix.compat import CompatGpu
+
+    counts = Counter((gpu.name, gpu.capability, gpu.driver, gpu.cuda, gpu.host) for gpu in inventory.known)
+    if not counts:
+        raise NothingSelectedError(
+            "inventory-no-gpu",
+            "the inventory has no GPU with a known capability",
+            hint="add one: - name: V100",
+        )
+    return [
+        CompatGpu(
+            name=name or capability,
+            capability=parse_capability(capability),
+            driver=driver or (native_driver(cuda) if cuda else ""),
+            count=count,
+            host=host,
+        )
+        for (name, capability, driver, cuda, host), count in counts.items()
+    ]
 
 
 def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
