@@ -253,7 +253,7 @@ def _format_picture(
         raise UsageError(
             "option-conflict",
             f"--format badge requires exactly one image, found {count}",
-            hint="imagefactory report TARGET --format badge",
+            hint="select one target: imagefactory report TARGET --format badge",
         )
     return text.rstrip("\n"), count, _summary(reported)
 
@@ -261,7 +261,7 @@ def _format_picture(
 def _summary(reported: ReportContents) -> str:
     count = len(reported.images)
     text = f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
-    return text if reported.trusted else f"{text}\nNo key is trusted here, so nothing can be called verified."
+    return text if reported.trusted else f"{text}\nno key is trusted here, so no image is verified"
 
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
