@@ -28,6 +28,7 @@ EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
 EXIT_AUDIT = 10
+EXIT_UNKNOWN = 11
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -42,6 +43,7 @@ EXIT_CODES = {
     EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
     EXIT_AUDIT: "a license or vulnerability was found (image audit)",
+    EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "the command reached a limit of `run`",
 }
@@ -119,8 +121,13 @@ def os_problem(verb: str, path: object, error: OSError) -> tuple[str, str]:
     `verb` is the failed action (read, write, create, delete): `StoreError(*os_problem("read", path,
     error))`.
     """
+    return f"cannot-{verb}-file", f"cannot {verb} {path}: {os_reason(error)}"
+
+
+def os_reason(error: OSError) -> str:
+    """Return the reason of an error of the operating system, which begins with a small letter."""
     reason = error.strerror or str(error) or type(error).__name__
-    return f"cannot-{verb}-file", f"cannot {verb} {path}: {reason[0].lower()}{reason[1:]}"
+    return f"{reason[0].lower()}{reason[1:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +305,12 @@ class CheckFailedError(ImagefactoryError):
     """A check that ran and failed."""
 
     exit_code = EXIT_CHECK
+
+
+class UnknownAnswerError(ImagefactoryError):
+    """A question whose answer is not known: neither yes nor no."""
+
+    exit_code = EXIT_UNKNOWN
 
 
 class NoGpuError(CheckFailedError):

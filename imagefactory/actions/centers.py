@@ -18,7 +18,7 @@ from typing import Any
 
 from imagefactory.actions.read_catalog import age_of, read_catalog
 from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
-from imagefactory.project import is_project
+from imagefactory.project import uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import KUBERNETES, SITES, SLURM
 from imagefactory.settings.load import CENTER, Settings, center_settings
@@ -56,10 +56,6 @@ class JoinedCenter:
         """Return the source of an answer from a catalog of this `time`."""
         of = f"of {self.name}: " if self.several else "of "
         return f"images {of}the catalog {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
-
-    def json_of(self, target: str) -> dict[str, str]:
-        """Return further JSON keys of an image, if there are several centers."""
-        return {"center": self.name, "name": f"{self.prefix}{target}"} if self.several else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +117,7 @@ def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
 
     Raises UsageError for an invalid file of a center, and for two centers with one name.
     """
-    main, own = settings.catalog.value or settings.registry.value, is_project(settings)
+    main, own = settings.catalog.value or settings.registry.value, not uses_catalog(settings)
     files = () if own else settings.centers
     rows = []
     if own or main or not files:

@@ -326,7 +326,7 @@ def lock(
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
             print_result(
-                f"built on what moved, so next: imagefactory lock {' '.join(t.name for t in above)}",
+                f"also lock what extends these: imagefactory lock {' '.join(t.name for t in above)}",
                 unless=as_json,
             )
         if as_json:
@@ -450,7 +450,7 @@ def _check(
         for target in [target for target in deep if target.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
-                print_result(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
+                print_result(f"{target.name}: all layers were rebuilt and match the lock", unless=as_json)
         if as_json:
             print_json(
                 {
@@ -461,8 +461,9 @@ def _check(
                 }
             )
         elif not failures.errors:
-            known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
-            print_result(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
+            known = f"; known to have no solution: {', '.join(unsolvable)}" if unsolvable else ""
+            count = len(states) - len(unsolvable)
+            print_result(f"{count} lock{' is' if count == 1 else 's are'} current{known}")
 
 
 def check_no_orphans(factory: Project) -> None:
@@ -522,7 +523,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
         chosen = tuple(target for target in chosen if target.name not in passed)
         if passed:
-            call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
+            call.progress.note(f"skipped, because they have no solution: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
     with exit_with_first_failure(factory, names) as failures:
@@ -548,9 +549,8 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:
-            print_result(
-                f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them"
-            )
+            count = len(chosen) - len(failures.errors)
+            print_result(f"{count} definition{' is' if count == 1 else 's are'} current")
         elif not check:
             print_result(
                 f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current"

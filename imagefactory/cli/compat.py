@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +22,9 @@ from imagefactory.cli.output import (
     print_result,
     reject_conflict,
     terminal_width,
+    write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, NothingSelectedError, RecipeError, UsageError
+from imagefactory.errors import EXIT_CHECK, EXIT_UNKNOWN, NothingSelectedError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from imagefactory.gpu.values import CellClaim, Compatibility
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
-    from imagefactory.views.inspect import GpuQuery
+    from imagefactory.schedulers.pool import Inventory
+    from imagefactory.views.inspect import GpuQuery, ScannedGpuRow
 
 
 def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -85,7 +88,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     "--cover",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="GPUS.YAML",
+    metavar="FILE",
     help=(
         "Show the fewest images of each family for these GPUs: a list of {name: V100, driver: "
         '"535.129.03", count: 24}, or capability: "7.0".'
@@ -136,7 +139,7 @@ def compat(
     a target. Without a scan, the answer comes from tables of known releases, and nothing is downloaded.
 
     Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if a part of the scan does
-    not run.
+    not run. Exit code 11 if that is not known.
     """
     place = names[0] if len(names) == 1 and (scan or _is_place(names[0])) else None
     reject_conflict(
@@ -189,10 +192,12 @@ def _is_place(name: str) -> bool:
 def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
-    from imagefactory.matrix.compat import columns, rows
+    from imagefactory.matrix.compat import check_known, columns, rows
     from imagefactory.views.compat import format_rows
 
     amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
+    if not any(candidate.name for candidate in candidates):
+        check_known([row for maker in sorted(set(amd)) for row in rows(candidates, columns(amd=maker))])
     if as_json:
         gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
         return _print_rows(rows(candidates, gpus), gpus)
@@ -208,10 +213,13 @@ def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) ->
 def _parse_single_gpu(
     gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
 ) -> None:
-    from imagefactory.matrix.compat import rows, serves
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import check_known, rows, serves
     from imagefactory.views.compat import format_gpu
 
     table = rows(candidates, (gpu,))
+    check_known(table)
+    unknown = [row.candidate for row in table if row.cells[0].answer is Compatibility.UNKNOWN]
     if as_json:
         _print_rows(table, (gpu,))
     else:
@@ -219,35 +227,59 @@ def _parse_single_gpu(
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
             print_next_command("show", named[0])
+        elif unknown and unknown[0].name:  # the suite on such a GPU answers it
+            print_next_command("verify" if unknown[0].lock == "ok" else "lock", unknown[0].name)
     if not any(serves(row.cells[0]) for row in table):
-        raise click.exceptions.Exit(EXIT_CHECK)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
 def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
-    from imagefactory.matrix.compat import CompatGpu, by_group, cover
-    from imagefactory.matrix.gpus import read_gpus
-    from imagefactory.views.compat import cover_json, format_covers
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import by_group, check_known, cover, rows
+    from imagefactory.schedulers.inventory import read_inventory
+    from imagefactory.views.compat import covers_json, format_covers
 
-    gpus = [
-        CompatGpu(
-            name=row.own_name or str(row.capability),
-            capability=row.capability,
-            driver=row.driver,
-            count=row.count,
-            host=row.host,
-        )
-        for row in read_gpus(file)
-    ]
-    covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
+    gpus = _pool_gpus(read_inventory(file))
+    candidates = _candidates(call, names)
+    check_known(rows(candidates, gpus))
+    covers = [cover(group, some, gpus) for group, some in by_group(candidates)]
     if as_json:
-        print_json({"format": "imagefactory.cover/1", "covers": [cover_json(row) for row in covers]})
+        print_json(covers_json(covers))
     else:
         print_result(format_covers(covers, terminal_width(), show_sources=sources))
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             print_next_command("build", *named)
-    if any(all(gpu in [row.gpu for row in cover.unserved] for cover in covers) for gpu in gpus):
-        raise click.exceptions.Exit(EXIT_CHECK)
+    lacking = [[row for cover in covers for row in cover.unserved if row.gpu == gpu] for gpu in gpus]
+    lacking = [rows for rows in lacking if len(rows) == len(covers)]
+    if lacking:
+        unknown = all(any(row.answer is Compatibility.UNKNOWN for row in rows) for rows in lacking)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
+
+
+def _pool_gpus(inventory: Inventory) -> list[CompatGpu]:
+    """Return each type of GPU of an inventory, with its count. Raises NothingSelectedError."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.gpu.knowledge import native_driver
+    from imagefactory.matrix.compat import CompatGpu
+
+    counts = Counter((gpu.name, gpu.capability, gpu.driver, gpu.cuda, gpu.host) for gpu in inventory.known)
+    if not counts:
+        raise NothingSelectedError(
+            "inventory-no-gpu",
+            "the inventory has no GPU with a known capability",
+            hint="add one: - name: V100",
+        )
+    return [
+        CompatGpu(
+            name=name or capability,
+            capability=parse_capability(capability),
+            driver=driver or (native_driver(cuda) if cuda else ""),
+            count=count,
+            host=host,
+        )
+        for (name, capability, driver, cuda, host), count in counts.items()
+    ]
 
 
 def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
@@ -348,33 +380,22 @@ def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] 
 
 
 def _print_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
-    from imagefactory.views.compat import gpu_json, row_json
+    from imagefactory.views.compat import compat_json
 
-    print_json(
-        {
-            "format": "imagefactory.compat/1",
-            "gpus": [gpu_json(gpu) for gpu in gpus],
-            "rows": [row_json(row) for row in rows],
-        }
-    )
+    print_json(compat_json(rows, gpus))
 
 
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.gpu.contradictions import find_differences
     from imagefactory.gpu.knowledge import families
-    from imagefactory.views.compat import difference_json, format_differences
+    from imagefactory.views.compat import differences_json, format_differences
 
     frameworks = {families().get(name, name) for name in names}
     for name in sorted(frameworks - {*families().values()}):
         raise _unknown_name_error(name, "framework", "")
     differences = [row for row in find_differences() if not names or row.framework in frameworks]
     if as_json:
-        return print_json(
-            {
-                "format": "imagefactory.differences/1",
-                "differences": [difference_json(row) for row in differences],
-            }
-        )
+        return print_json(differences_json(differences))
     return print_result(format_differences(differences, terminal_width()))
 
 
@@ -396,8 +417,16 @@ def _scan(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
+    from imagefactory.gpu.values import Compatibility
     from imagefactory.trust.claims import verified_claims
-    from imagefactory.views.inspect import RUNS, GpuQuery, Inspection, format_inspection, inspection_json
+    from imagefactory.views.inspect import (
+        RUNS,
+        CompatScanGpusDocument,
+        GpuQuery,
+        Inspection,
+        format_inspection,
+        inspection_json,
+    )
 
     driver = driver_of(driver)
     queries = [_gpu_option(gpu, driver) for gpu in gpus]
@@ -413,13 +442,22 @@ def _scan(
         answers = [_answer(name, query, inspected, verified) for query in queries]
         if not as_json:
             print_result("\n".join(line for _, line, _ in answers))
-        elif len(answers) == 1:
-            print_json({"format": "imagefactory.inspect-answer/1", **answers[0][2]})
         else:
             print_json(
-                {"format": "imagefactory.inspect-answers/1", "answers": [value for _, _, value in answers]}
+                CompatScanGpusDocument(
+                    format="imagefactory.compat-scan-gpus/1",
+                    name=name,
+                    source=inspected.how,
+                    digest=inspected.digest,
+                    gpus=[row for _, _, row in answers],
+                )
             )
-        raise click.exceptions.Exit(0 if all(answer in RUNS for answer, _, _ in answers) else EXIT_CHECK)
+        wrong = [answer for answer, _, _ in answers if answer not in RUNS]
+        unknown = all(answer is Compatibility.UNKNOWN for answer in wrong)
+        if wrong and unknown and not as_json:
+            image = name if inspected.digest else "TARGET, after building an image with it"
+            write_terminal(2, f"hint: run the suite on such a GPU to know: imagefactory verify {image}")
+        raise click.exceptions.Exit(0 if not wrong else EXIT_UNKNOWN if unknown else EXIT_CHECK)
     inspection = Inspection(
         name=name,
         how=inspected.how,
@@ -432,17 +470,17 @@ def _scan(
         verified=verified,
     )
     if as_json:
-        return print_json({"format": "imagefactory.inspect/1", **inspection_json(inspection)})
+        return print_json(inspection_json(inspection))
     return print_result(format_inspection(inspection, terminal_width(), every=every))
 
 
 def _answer(
     name: str, query: GpuQuery, inspected: InspectResult, verified: Mapping[Capability, CellClaim]
-) -> tuple[Compatibility, str, dict[str, object]]:
+) -> tuple[Compatibility, str, ScannedGpuRow]:
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import predict_other_processor
     from imagefactory.gpu.predict import predict
-    from imagefactory.views.inspect import format_answer, prediction_json
+    from imagefactory.views.inspect import ScannedGpuRow, format_answer, prediction_json
 
     scanned = (
         predict_amd(inspected.contents, query.target)
@@ -451,11 +489,12 @@ def _answer(
     )
     prediction = predict_other_processor(scanned, inspected.platform, query.host)
     proof = verified.get(query.capability) if prediction is scanned else None
-    value = {"name": name, "gpu": query.title, "driver_asked": query.driver, **prediction_json(prediction)}
-    value["verified"] = proof
+    row = ScannedGpuRow(
+        gpu=query.title, requested_driver=query.driver, **prediction_json(prediction), verified=proof
+    )
     line = format_answer(name, query, prediction, proof)
     answer = (proof or prediction).answer
-    return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
+    return answer, line, row
 
 
 def _gpu_option(gpu: str, driver: str) -> GpuQuery:

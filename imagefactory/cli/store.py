@@ -15,7 +15,6 @@ from imagefactory.cli.output import (
     CommandContext,
     ErrorRow,
     TargetFailures,
-    artifact_json,
     exit_with_first_failure,
     image_json,
     json_option,
@@ -23,6 +22,7 @@ from imagefactory.cli.output import (
     print_next_command,
     print_result,
     reject_conflict,
+    sif_json,
     targets_argument,
     terminal_width,
 )
@@ -130,7 +130,7 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     if as_json:
         value = {
             "images": [image_json(image) for image in images],
-            "sifs": [{**artifact_json(sif), "name": name} for name, sif in sifs],
+            "sifs": [{**sif_json(sif), "name": name} for name, sif in sifs],
             "errors": contents.errors,
         }
         return print_json({"format": "imagefactory.store/1", "store": place, **value})
@@ -228,7 +228,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
         mended = [fault.place for fault in scan.faults if fault.mended]
         for fault in scan.faults:
             if fault.mended:
-                print_result(f"mended: {fault.error.message}", unless=as_json)
+                print_result(f"repaired: {fault.error.message}", unless=as_json)
             else:
                 failures.of(fault.place).add(fault.error)
         counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
@@ -243,7 +243,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
             )
         print_result(
             f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
-            f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
+            f"{f'{len(failures.errors)} damaged' if failures.errors else 'no damage'}"
         )
         if failures.errors and not fix:
             print_next_command("image", "check", "--fix")

@@ -131,7 +131,7 @@ def _not_verified(
     predicted = ", ".join(str(gpu_class.capability) for gpu_class in expected.classes)
     denied = ", ".join(str(row[0]) for row in expected.refused if row not in form.grounds.refused)
     reasons.append(f"predicted to run on {predicted}" if predicted else "no GPU is predicted to run it")
-    reasons += [f"predicted or documented not to run on {denied}"] if denied else []
+    reasons += [f"not predicted to run on {denied}"] if denied else []
     untrusted = not trust.keys or any(row.standing is VerdictStatus.WRONG_KEY for row in poor)
     if request.own and untrusted:
         hint = "compare the fingerprint of the key with its owner, then run imagefactory key trust FILE.pub"
@@ -153,30 +153,6 @@ def write_job(spec: JobSpec) -> dict[str, str]:
     if spec.site.batch == SLURM:
         return write_slurm(spec)
     return write_kubernetes(spec) if spec.site.batch == KUBERNETES else write_htcondor(spec)
-
-
-def summary(spec: JobSpec) -> Mapping[str, object]:
-    """Return the decisions of a job for `--json`."""
-    return {
-        "target": spec.target,
-        "image": {
-            "kind": spec.image.kind.value,
-            "address": spec.image.address,
-            "manifest": spec.image.subject.manifest,
-            "config": spec.image.subject.config,
-        },
-        "gpus": [
-            {
-                "capability": str(gpu_class.capability),
-                "cuda": gpu_class.cuda,
-                "basis": gpu_class.claim.basis.value,
-                "reason": gpu_class.claim.reason,
-                "source": gpu_class.claim.source,
-            }
-            for gpu_class in spec.classes
-        ],
-        "not": [{"capability": str(capability), "reason": why} for capability, why in spec.excluded],
-    }
 
 
 # --- files

@@ -69,7 +69,7 @@ def check(
     from imagefactory.extras.lint.reader import parse_submit_file, read_neighbor_lists, read_text
     from imagefactory.schedulers.sites import find_site
     from imagefactory.trust.offers import verify_offer
-    from imagefactory.views.catalog import centers_json, source_json
+    from imagefactory.views.catalog import catalog_json
 
     now, settings = datetime.now(UTC), call.settings
     text = read_text(path)
@@ -102,9 +102,8 @@ def check(
     if fixed != text:
         _write_fixed(path, fixed)
     if as_json:
-        more = {"site": rules.name, "mended": diff, **source_json(catalog)}
-        more |= centers_json(opened.open if opened else ())
-        print_json({"format": "imagefactory.job-check/1", **check_json(checked), **more})
+        catalogs = [catalog_json(row.center, row.catalog) for row in opened.open] if opened else []
+        print_json(check_json(checked, rules.name, diff, catalogs))
     else:
         print_result("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:
@@ -151,7 +150,7 @@ def _digests(call: CommandContext) -> Callable[[str], str]:
 
 
 def _open_to_compare(call: CommandContext, now: datetime) -> CenterCatalogs | None:
-    """Return the catalogs, None outside a project without any. Raises if a named one cannot be read."""
+    """Return the catalogs, None outside a project without any. Raises if a named catalog cannot be read."""
     from imagefactory.project import has_catalog, is_project
 
     settings = call.settings
@@ -168,7 +167,7 @@ def _open_to_compare(call: CommandContext, now: datetime) -> CenterCatalogs | No
 
 
 def _inventory_to_compare(path: Path | None, now: datetime, pool: str) -> Inventory | None:
-    """Return the pool, None without its command. Raises if it or the named file does not answer."""
+    """Return the pool, None without its commands. Raises if the pool or the named file cannot be read."""
     command = "scontrol" if pool == SLURM else "condor_status"
     if path is not None or shutil.which(command):
         return find_inventory(path, now, pool)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from imagefactory.schedulers.pool import Inventory
 from imagefactory.schedulers.sites import Site
 from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.views.catalog import CatalogRow
 from imagefactory.views.text import format_table, wrap
 
 # --- Findings. Pure
@@ -23,7 +24,7 @@ class Severity(StrEnum):
 
 
 class FileLocation(NamedTuple):
-    """A place in a file. Columns count from 1; 0 is the whole line."""
+    """A location in a file. Columns count from 1; 0 means the whole line."""
 
     line: int
     column: int = 0
@@ -42,8 +43,8 @@ class LineEdit:
 class SubmitFinding:
     """A problem in a file. `rule` is its short name for tables.
 
-    `edits` apply the hint. They are empty if the intended meaning is not certain. `column` counts from 1; 0
-    is the whole line.
+    `edits` apply the hint. They are empty if the intended meaning is uncertain. `column` counts from 1; 0
+    means the whole line.
     """
 
     line: int
@@ -81,10 +82,10 @@ REVOKED = "revoked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """The pool, catalog and registry to check against. `inventory` and `catalog` are None if unavailable.
+    """The pool, catalog and registry for a check. `inventory` and `catalog` are None if unavailable.
 
     `offer` verifies the verdicts of a catalog image. `digest` queries the registry for the current digest of
-    a tag; empty if unknown.
+    a tag, empty if unknown.
     """
 
     site: Site
@@ -98,8 +99,8 @@ class CheckContext:
 class ReachableGpus:
     """GPUs of one capability that the jobs of a `queue` can get.
 
-    `image` is the image's status there: VERIFIED, PREDICTED, UNTESTED, UNUSABLE or REVOKED, empty if unknown.
-    `unsure` counts GPUs that may reject the job.
+    `image` is the status of the image on them: VERIFIED, PREDICTED, UNTESTED, UNUSABLE or REVOKED, empty if
+    unknown. `unsure` counts GPUs that may reject the job.
     """
 
     capability: str
@@ -114,8 +115,9 @@ class ReachableGpus:
 class QueueCheckResult:
     """The result for one `queue`. `target` is the catalog name of its image.
 
-    `title` is for display. `total` counts the GPUs of the inventory; `causes` are (reason, GPUs that the jobs
-    cannot get). `known` is false without an inventory, `gpu` is false if the jobs request no GPU.
+    `title` is for display. `total` counts the GPUs in the inventory. `causes` are pairs of a reason and the
+    number of GPUs that the jobs cannot get. `known` is false without an inventory, `gpu` is false if the jobs
+    request no GPU.
     """
 
     line: int
@@ -137,7 +139,7 @@ class QueueCheckResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitCheckResult:
-    """The result for a file. `findings` are those outside any `queue`."""
+    """The result for a file. `findings` are those that belong to no `queue`."""
 
     name: str
     jobs: tuple[QueueCheckResult, ...]
@@ -145,7 +147,7 @@ class SubmitCheckResult:
 
     @property
     def all_findings(self) -> tuple[SubmitFinding, ...]:
-        """Return the findings by line, WRONG first. One that several queues share appears once."""
+        """Return the findings by line, WRONG first. A finding of several queues appears once."""
         queues = {jobs.line for jobs in self.jobs}
         first: dict[SubmitFinding, SubmitFinding] = {}
         for finding in [*self.findings, *(finding for jobs in self.jobs for finding in jobs.findings)]:
@@ -174,19 +176,19 @@ WIDTH, MIN_WIDTH = 110, 60
 
 
 def format_check(checked: SubmitCheckResult, width: int | None = None) -> str:
-    """Return the report: findings by line, as compilers print them, reachable GPUs, then a summary."""
+    """Return the report: findings by line in the format of compilers, reachable GPUs, and a summary."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [list(_findings(checked, room)), *(list(_reach(jobs, room)) for jobs in checked.jobs)]
     return "\n\n".join("\n".join(block) for block in [*blocks, [summary(checked)]] if block)
 
 
 def summary(checked: SubmitCheckResult) -> str:
-    """Return a line such as `train.sub: 2 things are wrong, 1 can be had better`."""
+    """Return a summary line, such as `train.sub: 2 errors, 1 warning`."""
     findings = checked.all_findings
     bad = sum(finding.severity is Severity.WRONG for finding in findings)
     better = len(findings) - bad
-    parts = [f"{bad} thing{'s are' if bad != 1 else ' is'} wrong"] if bad else ["nothing is wrong"]
-    parts += [f"{better} can be had better"] if better else []
+    parts = [f"{bad} error{'s' if bad != 1 else ''}"] if bad else ["no errors"]
+    parts += [f"{better} warning{'s' if better != 1 else ''}"] if better else []
     return f"{checked.name}: {', '.join(parts)}"
 
 
@@ -206,60 +208,133 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
     count = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.gpu:
-        yield f"{jobs.title}: {count}{which}, asking for no GPU"
+        yield f"{jobs.title}: {count}{which}, without a GPU"
         return
     if not jobs.known:
-        yield f"{jobs.title}: {count}{which}; no inventory tells how many GPUs that reaches"
+        yield f"{jobs.title}: {count}{which}; the number of matching GPUs is unknown"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
-    yield f"{jobs.title}: {count}{which}, each can get {share} of this pool"
+    yield f"{jobs.title}: {count}{which}, each matches {share} of this cluster"
     if jobs.reached:
         header = ("CAPABILITY", "TOTAL", "FREE", "STATUS", "WHY")
         yield from format_table(header, [_row(row) for row in jobs.reached], width).splitlines()
     if jobs.causes:
-        rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""
-        yield from wrap(f"why not{rest}: {join_causes(jobs.causes)}", width)
+        rest = jobs.total - jobs.gpus
+        reason = f"the other {rest} do{'es' if rest == 1 else ''} not match" if jobs.gpus else "no match"
+        yield from wrap(f"{reason}: {join_causes(jobs.causes)}", width)
 
 
 def _row(row: ReachableGpus) -> tuple[str, ...]:
-    unsure = f"{row.unsure} of them may not take it (START or what changes)" if row.unsure else ""
+    unsure = f"{row.unsure} of them may reject the job" if row.unsure else ""
     why = "; ".join(part for part in (row.why, unsure) if part)
     return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
 
 
-def check_json(checked: SubmitCheckResult) -> Mapping[str, object]:
-    """Return `{file, wrong, findings: [...], queues: [...]}`. A job count from an external list is null."""
-    return {
-        "file": checked.name,
-        "wrong": checked.wrong,
-        "findings": [
-            {
-                "line": finding.line,
-                "column": finding.column or None,
-                "rule": finding.rule,
-                "severity": finding.severity.value,
-                "message": finding.message,
-                "hint": finding.hint,
-            }
+class JobFindingRow(TypedDict):
+    line: int
+    column: int | None
+    rule: str
+    severity: Severity
+    message: str
+    hint: str
+
+
+class QueueGpusRow(TypedDict):
+    """GPUs of one capability that the jobs can get."""
+
+    capability: str
+    total: int
+    free: int
+    uncertain: int
+    """How many of them may reject the jobs."""
+    status: str
+    """The image there: `verified`, `predicted`, `not-tested`, `refused` or `revoked`; empty if unknown."""
+    reason: str
+
+
+class ExcludedGpusRow(TypedDict):
+    total: int
+    reason: str
+
+
+class QueueRow(TypedDict):
+    """The jobs of one `queue` statement or batch script. Counts are null without an inventory."""
+
+    line: int
+    jobs: int | None
+    """Null if another program makes the list of jobs."""
+    image: str
+    target: str
+    matching: int | None
+    total: int | None
+    """The GPUs of the pool."""
+    gpus: list[QueueGpusRow]
+    excluded: list[ExcludedGpusRow]
+
+
+class JobCheckDocument(TypedDict):
+    """The check of a job file against a pool."""
+
+    format: Literal["imagefactory.job-check/1"]
+    file: str
+    site: str
+    failed: bool
+    """Whether a finding is an error."""
+    findings: list[JobFindingRow]
+    queues: list[QueueRow]
+    diff: str
+    """What --fix changed; empty for nothing."""
+    catalogs: list[CatalogRow]
+
+
+def check_json(
+    checked: SubmitCheckResult, site: str, diff: str, catalogs: list[CatalogRow]
+) -> JobCheckDocument:
+    return JobCheckDocument(
+        format="imagefactory.job-check/1",
+        file=checked.name,
+        site=site,
+        failed=checked.wrong,
+        findings=[
+            JobFindingRow(
+                line=finding.line,
+                column=finding.column or None,
+                rule=finding.rule,
+                severity=finding.severity,
+                message=finding.message,
+                hint=finding.hint,
+            )
             for finding in checked.all_findings
         ],
-        "queues": [
-            {
-                "line": jobs.line,
-                "jobs": jobs.count,
-                "image": jobs.image,
-                "target": jobs.target,
-                "gpus": jobs.gpus if jobs.known else None,
-                "of": jobs.total if jobs.known else None,
-                "reached": jobs.reached,
-                "missed": [{"gpus": count, "why": cause} for cause, count in jobs.causes],
-            }
+        queues=[
+            QueueRow(
+                line=jobs.line,
+                jobs=jobs.count,
+                image=jobs.image,
+                target=jobs.target,
+                matching=jobs.gpus if jobs.known else None,
+                total=jobs.total if jobs.known else None,
+                gpus=[
+                    QueueGpusRow(
+                        capability=row.capability,
+                        total=row.gpus,
+                        free=row.free,
+                        uncertain=row.unsure,
+                        status=row.image,
+                        reason=row.why,
+                    )
+                    for row in jobs.reached
+                ],
+                excluded=[ExcludedGpusRow(total=count, reason=cause) for cause, count in jobs.causes],
+            )
             for jobs in checked.jobs
         ],
-    }
+        diff=diff,
+        catalogs=catalogs,
+    )
 
 
 def join_causes(causes: Iterable[tuple[str, int]]) -> str:
-    """Return the causes in one line. Several causes have their GPU counts."""
+    """Return the causes in one line. If there are several, each has its number of GPUs."""
     every = tuple(causes)
     return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)
