@@ -28,6 +28,7 @@ EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
 EXIT_AUDIT = 10
+EXIT_UNKNOWN = 11
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -42,6 +43,7 @@ EXIT_CODES = {
     EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
     EXIT_AUDIT: "a license or vulnerability was found (image audit)",
+    EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "the command reached a limit of `run`",
 }
@@ -303,6 +305,12 @@ class CheckFailedError(ImagefactoryError):
     """A check that ran and failed."""
 
     exit_code = EXIT_CHECK
+
+
+class UnknownAnswerError(ImagefactoryError):
+    """A question whose answer is not known: neither yes nor no."""
+
+    exit_code = EXIT_UNKNOWN
 
 
 class NoGpuError(CheckFailedError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from imagefactory.actions.read_catalog import age_of, read_catalog
 from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
-from imagefactory.project import is_project
+from imagefactory.project import uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import KUBERNETES, SITES, SLURM
 from imagefactory.settings.load import CENTER, Settings, center_settings
@@ -116,7 +116,7 @@ def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
 
     Raises UsageError for an invalid file of a center, and for two centers with one name.
     """
-    main, own = settings.catalog.value or settings.registry.value, is_project(settings)
+    main, own = settings.catalog.value or settings.registry.value, not uses_catalog(settings)
     files = () if own else settings.centers
     rows = []
     if own or main or not files:

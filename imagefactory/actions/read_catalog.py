@@ -26,7 +26,7 @@ from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
 from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
-from imagefactory.project import Project, invalid_note, is_project, load_lenient
+from imagefactory.project import Project, invalid_note, load_lenient, uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import SettingValue, listed
 from imagefactory.settings.files import FILE_NAME
@@ -150,7 +150,7 @@ def read_catalog(
     reader = _CatalogReader(settings=settings, environ=environ, trust=trust, now=now)
     origin = settings.catalog.origin
     near = place and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
-    if not is_project(settings) or near:
+    if uses_catalog(settings) or near:
         return reader.read(place or settings.registry.value, HURRIED if hurried else None)
     project, registry = load_lenient(settings, environ), settings.registry.value
     targets = (project.select_single(name),) if name else project.targets

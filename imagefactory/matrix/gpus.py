@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from imagefactory.errors import UsageError, os_problem
+from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import read_driver
 from imagefactory.gpu.knowledge import find_gpu
@@ -58,20 +57,6 @@ def _unnamed(capability: Capability) -> str:
 
 
 _LIST = 'pass a YAML file with a list such as - {name: "V100", driver: "535", count: 2}'
-
-
-def read_gpus(path: Path) -> tuple[GpuGroup, ...]:
-    """Return the types of GPU in a file, in its order.
-
-    Raises UsageError for an unreadable file, RecipeError with the location of each problem.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(*os_problem("read", path, error), hint=_LIST) from error
-    except UnicodeDecodeError as error:
-        raise UsageError("gpu-list-not-text", f"{path} is not UTF-8 text", hint=_LIST) from error
-    return parse_gpus(text, str(path))
 
 
 def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
