@@ -89,9 +89,9 @@ def format_built(built: BuildResult, store: str) -> str:
 def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
     """Return each digest of an image with its purpose."""
     return (
-        ("digest", image.digest, "its name for pull, run, verify and submit files (the index)"),
-        ("manifest", image.manifest, "the subject of verdicts: the packed layers of this platform"),
-        ("config", image.config, "docker's image ID; the same if equal layers are packed again"),
+        ("digest", image.digest, "for pull, run, verify and job files (index)"),
+        ("manifest", image.manifest, "named by verdicts: the layers of this platform"),
+        ("config", image.config, "Docker's image ID, the same for any compression"),
     )
 
 
