@@ -343,12 +343,14 @@ def printed() -> str:
         for row in reached((called.__module__, called.__name__), functions):
             commands.setdefault(row, []).append(f"`{name}`")
     commands["imagefactory.error/1"] = ["each command that fails without a document of its own"]
+    commands["imagefactory.progress/1"] = ["each command with `--progress json`"]
     return table(
         ("format", "what it is", "printed by"),
         (
-            (schema_link(name), text(first_sentence(document_type(name))), ", ".join(commands[name]))
-            for name in sorted(document_types())
-            if name in commands
+            (schema_link(name), text(first_sentence(document_type(name))), ", ".join(printers))
+            if name in document_types()
+            else (f"`{name}`", "", ", ".join(printers))
+            for name, printers in sorted(commands.items())
         ),
     )
 

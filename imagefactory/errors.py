@@ -75,12 +75,12 @@ def printable(text: str) -> str:
     return STEERING.sub("?", text.replace("\r\n", "\n"))
 
 
-def own_pip_command(verb: str, what: str) -> str:
+def own_pip_command(verb: str, message: str) -> str:
     """Return the command that installs or removes packages for the current Python."""
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip"):
-        return f"{python} -m pip {verb} {what}"
-    return f"uv pip {verb} --python {python} {what}"  # environments of uv have no pip
+        return f"{python} -m pip {verb} {message}"
+    return f"uv pip {verb} --python {python} {message}"  # environments of uv have no pip
 
 
 def extra_hint(extra: str) -> str:
@@ -140,8 +140,8 @@ class Diagnostic:
     fix: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.location}: " if self.location else ""
-        return f"{place}{self.message}{f' ({self.fix})' if self.fix else ''}"
+        prefix = f"{self.location}: " if self.location else ""
+        return f"{prefix}{self.message}{f' ({self.fix})' if self.fix else ''}"
 
 
 class UsageError(ImagefactoryError):

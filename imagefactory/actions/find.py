@@ -253,16 +253,16 @@ def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) ->
 
 def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list[GpuMatch]:
     groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
-    for place in find_places(candidate.known, candidate.resources, machines):
-        key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
-        groups.setdefault(key, []).append(place)
+    for gpu_place in find_places(candidate.known, candidate.resources, machines):
+        key = (gpu_place.gpu.name, gpu_place.gpu.capability, gpu_place.gpu_class.claim.basis)
+        groups.setdefault(key, []).append(gpu_place)
     return [
         GpuMatch(
             capability=capability,
             name=name or capability,
             gpus=len(places),
-            free=sum(place.free for place in places),
-            unsure=sum(place.unsure for place in places),
+            free=sum(gpu_place.free for gpu_place in places),
+            unsure=sum(gpu_place.unsure for gpu_place in places),
             basis=basis,
             why=places[0].gpu_class.claim.reason,
         )
@@ -393,9 +393,9 @@ def read_candidates(project: Project | None, targets: Sequence[Target]) -> list[
     candidates = []
     for target in targets:
         state = lock_state(project, target)
-        why = read_unsolvable_reason(project, target) if state == Outcome.UNSOLVABLE else None
+        reason = read_unsolvable_reason(project, target) if state == Outcome.UNSOLVABLE else None
         lock = read_target_lock(project, target) if state == "ok" else None
-        known = TargetEvidence(lock=lock, state=state, unsolvable=why.reason if why else "")
+        known = TargetEvidence(lock=lock, state=state, unsolvable=reason.reason if reason else "")
         if lock and reference(target) in tags:
             known = _with_cached_scan(project.layout, target, known, judge)
         candidates.append(candidate_of(target, known))

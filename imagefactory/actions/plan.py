@@ -156,17 +156,17 @@ def _lookup_in_registry(project: Project, asking: PlanLookup, *, hurried: bool =
 
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
-        place = StoreRepository(store=registry, repository=repository_of(path, target.family))
-        candidate = find_candidate(project, target, place)
+        repo = StoreRepository(store=registry, repository=repository_of(path, target.family))
+        candidate = find_candidate(project, target, repo)
         if candidate is None:
-            return replace(stage, missing=explain_no_candidate(project, place))
-        where = ImageReference(registry=host, repository=place.repository, digest=candidate.digest)
+            return replace(stage, missing=explain_no_candidate(project, repo))
+        destination = ImageReference(registry=host, repository=repo.repository, digest=candidate.digest)
         return replace(
             stage,
             missing="",
             image=candidate.digest,
-            reference=str(where),
-            verdicts=asking.counted(judge.there(place, candidate.digest)),
+            reference=str(destination),
+            verdicts=asking.counted(judge.there(repo, candidate.digest)),
         )
 
     return look

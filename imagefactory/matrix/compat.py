@@ -76,9 +76,9 @@ class CompatGpu:
     def title(self) -> str:
         name = "" if self.name == str(self.capability) else f"{self.name}, "
         kind = "processor" if self.capability.processor else "compute capability"
-        beside = f", beside {self.host}" if self.host else ""
+        host = f", with {self.host}" if self.host else ""
         driver = f", driver {self.driver}" if self.driver else ""
-        return f"{name}{kind} {self.capability}{beside}{driver}"
+        return f"{name}{kind} {self.capability}{host}{driver}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,8 @@ def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
             return None
     name, capability = values.get("name"), values.get("capability")
     if not name and not capability:
-        what = "has neither name nor capability"
-        reader.fault(item.where, "missing-key", what, "write name: V100 or capability: 8.6")
+        message = "has neither name nor capability"
+        reader.fault(item.where, "missing-key", message, "write name: V100 or capability: 8.6")
         return None
     called = _text(name, "name", _NAME, reader) if name else ""
     gpu_capability = _capability(capability, reader) if capability else None
@@ -127,15 +127,15 @@ _WRITE = {
 }
 
 
-def _invalid(node: YamlNode, key: str, reader: NodeReader, why: str = "") -> None:
+def _invalid(node: YamlNode, key: str, reader: NodeReader, reason: str = "") -> None:
     value = show(node.text) if node.kind == "text" else node.called
-    reader.fault(node.where, "value-invalid", f"'{key}' cannot be {value}{why}", f"write {_WRITE[key]}")
+    reader.fault(node.where, "value-invalid", f"'{key}' cannot be {value}{reason}", f"write {_WRITE[key]}")
 
 
 def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
     if node.kind != "text":
-        what = f"'{key}' must be text, not {node.called}"
-        reader.fault(node.where, "not-text", what, f"write {_WRITE[key]}")
+        message = f"'{key}' must be text, not {node.called}"
+        reader.fault(node.where, "not-text", message, f"write {_WRITE[key]}")
     elif re.fullmatch(pattern, node.text, re.ASCII) and len(node.text) <= 100:
         return node.text
     else:
@@ -149,8 +149,8 @@ def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
     if not architecture:
         _invalid(node, "arch", reader)
     elif only and architecture != only:
-        what, write = f"that GPU comes only with {only}", f"write arch: {only}, or remove it"
-        reader.fault(node.where, "arch-mismatch", what, write)
+        message, write = f"that GPU comes only with {only}", f"write arch: {only}, or remove it"
+        reader.fault(node.where, "arch-mismatch", message, write)
     return architecture
 
 

@@ -56,8 +56,6 @@ WITHOUT_SCHEMA = frozenset(
         "sweep-collect",
         "sweep-plan",
         "sweep-start",
-        "sweep-",
-        "start",
         "sweeps",
         "tables",
         "trust",
