@@ -332,7 +332,7 @@ def lock(
         if as_json:
             print_json({"format": "imagefactory.locks/1", "results": results, "errors": failures.as_json()})
     if changed_names:
-        print_next_command("render", *sorted(changed_names)) if names else print_next_command("render")
+        print_next_command("build", *sorted(changed_names)) if names else print_next_command("render")
     elif len(chosen) == 1:
         print_next_command("build", chosen[0].name)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
@@ -186,7 +187,9 @@ def compat(
 
 def _is_place(name: str) -> bool:
     """Return whether a name is an image, a file or a directory, and not a target, family or release."""
-    return any(mark in name for mark in ":/@") or name.endswith((".whl", ".sif", ".so"))
+    return (
+        any(mark in name for mark in ":/@") or name.endswith((".whl", ".sif", ".so")) or name in (".", "..")
+    )
 
 
 def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
@@ -364,6 +367,8 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
     except NothingSelectedError as error:
         what = "target, family or framework"
         more = error.hint if targets else "for targets name a factory: -C DIR"
+        if Path(name).exists():
+            more = f"to scan the file or directory: imagefactory compat --scan {shlex.quote(name)}"
         raise _unknown_name_error(name, what, more, {target.family for target in targets}) from error
 
 

@@ -147,7 +147,8 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
     print_result(f"{total} in {len(unique)} different layers, in {place}")
-    return print_next_command("run", images[0].name, "--", "python") if images else None
+    runnable = [image.name for image in images if not image.name.startswith("base:")]
+    return print_next_command("run", runnable[0], "--", "python") if runnable else None
 
 
 def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
