@@ -539,7 +539,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         if as_json:
             print_json(
                 {
-                    "format": "imagefactory.definitions/1",
+                    "format": "imagefactory.render/1",
                     "written": written,
                     "stale": stale,
                     "errors": failures.as_json(),

@@ -151,7 +151,7 @@ def publish_catalog(
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
             return print_json(
-                {"format": "imagefactory.catalog/1", **_as_json(draft, proven, written), **more}
+                {"format": "imagefactory.site-publish/1", **_as_json(draft, proven, written), **more}
             )
         for image in draft.catalog.images:
             print_result(f"{image.target}  {image.reference or image.subject.index}")

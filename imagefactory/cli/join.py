@@ -85,7 +85,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
         keys = [{"name": grant.key.name, "keyid": grant.key.keyid} for grant in invitation.keys]
         return print_json(
             {
-                "format": "imagefactory.invite/1",
+                "format": "imagefactory.site-invite/1",
                 "file": str(path),
                 "pushed": place,
                 **invitation.settings,
@@ -166,7 +166,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             "keys": keys,
         }
         return print_json(
-            {"format": "imagefactory.join/1", **value, "catalog_works": not note.startswith("note")}
+            {"format": "imagefactory.site-join/1", **value, "catalog_works": not note.startswith("note")}
         )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
@@ -281,7 +281,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
         )
     rows = list_centers(call.settings, os.environ, datetime.now(UTC))
     if as_json:
-        return print_json({"format": "imagefactory.sites/1", "sites": rows})
+        return print_json({"format": "imagefactory.site-list/1", "sites": rows})
     if not rows:
         return print_result("no center is joined: imagefactory site join ADDRESS|FILE")
     table = [
@@ -334,6 +334,6 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
         return print_json(
-            {"format": "imagefactory.site-removed/1", "name": name, "file": str(path), "removed": gone}
+            {"format": "imagefactory.site-remove/1", "name": name, "file": str(path), "removed": gone}
         )
     return print_result(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

@@ -63,7 +63,7 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
         private = None if command else str(signer)
         value = {"name": name, "keyid": key.keyid, "private": private, "public": str(folder / f"{name}.pub")}
         return print_json(
-            {"format": "imagefactory.key/1", **value, "command": str(signer) if command else None}
+            {"format": "imagefactory.key-create/1", **value, "command": str(signer) if command else None}
         )
     print_result(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
     print_result(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
@@ -103,7 +103,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     own = own_keys(keys_directory(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
     if as_json:
-        return print_json({"format": "imagefactory.keys/1", "keys": rows})
+        return print_json({"format": "imagefactory.key-list/1", "keys": rows})
     if not rows:
         print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
@@ -341,7 +341,7 @@ def rotate(
         retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
         print_json(
             {
-                "format": "imagefactory.rotate/1",
+                "format": "imagefactory.key-rotate/1",
                 **value,
                 "retired": retired,
                 "files": [where, *files],
@@ -435,7 +435,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     rows = list(read_audit(store))
     if as_json:
         return print_json(
-            {"format": "imagefactory.log/1", "file": str(store / "journal" / NAME), "acts": rows}
+            {"format": "imagefactory.key-log/1", "file": str(store / "journal" / NAME), "acts": rows}
         )
     if not rows:
         return print_result("nothing was signed, revoked, approved, promoted or published from this store")

@@ -352,7 +352,7 @@ def add_version(
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
         document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.notes)}
-        print_json({"format": "imagefactory.added/1", **document, "targets": names})
+        print_json({"format": "imagefactory.recipe-add-version/1", **document, "targets": names})
     for name in names:
         print_next_command("build", name)
 

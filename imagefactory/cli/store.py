@@ -133,7 +133,7 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
             "sifs": [{**artifact_json(sif), "name": name} for name, sif in sifs],
             "errors": contents.errors,
         }
-        return print_json({"format": "imagefactory.store/1", "store": place, **value})
+        return print_json({"format": "imagefactory.image-list/1", "store": place, **value})
     if not images and not sifs and not contents.unusable:
         print_result(f"no image yet in {place}")
         return print_next_command("list")
@@ -189,7 +189,7 @@ def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
             layout.unrefer(subject, digest)
         print_result(f"removed {name}", unless=as_json)
     if as_json:
-        print_json({"format": "imagefactory.removed/1", "removed": list(names)})
+        print_json({"format": "imagefactory.image-remove/1", "removed": list(names)})
     print_next_command("image", "prune")
 
 
@@ -235,7 +235,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
         if as_json:
             return print_json(
                 {
-                    "format": "imagefactory.store-check/1",
+                    "format": "imagefactory.image-check/1",
                     **counts,
                     "mended": mended,
                     "errors": failures.as_json(),
@@ -310,7 +310,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
                 raise error
         if as_json:
             value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
-            return print_json({"format": "imagefactory.collected/1", **value, "errors": failures.as_json()})
+            return print_json({"format": "imagefactory.image-prune/1", **value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
         print_result(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
         print_result(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)

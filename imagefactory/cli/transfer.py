@@ -301,7 +301,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     if as_json:
         where = copied.destination
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
-        return print_json({"format": "imagefactory.copy/1", **value, **transfer_json(copied.sent)})
+        return print_json({"format": "imagefactory.image-copy/1", **value, **transfer_json(copied.sent)})
     print_result(format_copied(copied))
     return print_next_command("verdict", "list", str(copied.destination))
 
@@ -382,7 +382,7 @@ def export(
             export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
         value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
-        return print_json({"format": "imagefactory.export/1", **value, "digest": image.digest})
+        return print_json({"format": "imagefactory.image-export/1", **value, "digest": image.digest})
     load = {
         "oci-archive": f"skopeo inspect oci-archive:{path}",
         "docker-archive": f"docker load --input {path}",
@@ -398,7 +398,7 @@ def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bo
     write_module = load_extra("modules.action:write_module")
     module = write_module(factory, factory.select_single(name), folder, call.progress)
     if as_json:
-        return print_json({"format": "imagefactory.module/1", **module.as_json()})
+        return print_json({"format": "imagefactory.module-export/1", **module.as_json()})
     return print_result(module.text)
 
 
@@ -412,7 +412,7 @@ def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None
     if as_json:
         artifact = {**artifact_json(sif), "path": str(path)}
         return print_json(
-            {"format": "imagefactory.export/1", "target": target.name, "kind": "sif", **artifact}
+            {"format": "imagefactory.image-export/1", "target": target.name, "kind": "sif", **artifact}
         )
     source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
     print_result(

@@ -88,7 +88,7 @@ def list_(
     if as_json:
         print_json(
             {
-                "format": "imagefactory.verdicts/1",
+                "format": "imagefactory.verdict-list/1",
                 "images": [_verdict_set_json(image, keys) for image in images],
             }
         )
@@ -244,7 +244,7 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
         if as_json:
             print_json(
                 {
-                    "format": "imagefactory.promote/1",
+                    "format": "imagefactory.image-promote/1",
                     "dry_run": dry_run,
                     "results": results,
                     "errors": failures.as_json(),
@@ -424,7 +424,7 @@ def revoke(
         if as_json:
             print_json(
                 {
-                    "format": "imagefactory.revoke/1",
+                    "format": "imagefactory.verdict-revoke/1",
                     "place": result.place,
                     "manifest": result.subject.manifest,
                     "revocation": result.digest,
@@ -521,7 +521,7 @@ def sync(call: CommandContext, place: str, as_json: bool) -> None:
         if as_json:
             return print_json(
                 {
-                    "format": "imagefactory.reconcile/1",
+                    "format": "imagefactory.verdict-sync/1",
                     "repositories": repositories,
                     "errors": failures.as_json(),
                 }

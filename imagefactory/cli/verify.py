@@ -217,7 +217,7 @@ def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> No
     if as_json:
         return print_json(
             {
-                "format": "imagefactory.kit/1",
+                "format": "imagefactory.verify-kit/1",
                 "target": written.subject.target,
                 "kit": str(order.folder),
                 "nonce": written.nonce,

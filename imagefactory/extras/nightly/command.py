@@ -194,7 +194,7 @@ def nightly(
     if metrics:
         _write_metrics(call, metrics, report)
     if as_json:
-        print_json({"format": "imagefactory.night/1", **nightly_json(report, folder)})
+        print_json({"format": "imagefactory.nightly/1", **nightly_json(report, folder)})
     else:
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
@@ -311,7 +311,7 @@ def _install(
     replace_all({folder / name: text.encode() for name, text in files.items()})
     if as_json:
         return print_json(
-            {"format": "imagefactory.night-units/1", "files": [str(folder / name) for name in files]}
+            {"format": "imagefactory.nightly-install/1", "files": [str(folder / name) for name in files]}
         )
     for name in files:
         print_result(f"wrote {folder / name}")
@@ -352,7 +352,7 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
     folder = create_nightly(project.settings, format_id(now, os.urandom(2)))
     write_nightly(folder / NIGHTLY_FILE, report)
     if as_json:
-        print_json({"format": "imagefactory.night/1", **nightly_json(report, folder)})
+        print_json({"format": "imagefactory.nightly/1", **nightly_json(report, folder)})
     elif github:
         if text := format_issue(report).rstrip():
             write_terminal(1, text)

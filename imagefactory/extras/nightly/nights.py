@@ -61,7 +61,7 @@ MAX_RUNS = 60
 """The number of stored runs. Older ones are removed with their sweeps."""
 RESERVE = 4 << 20
 """Bytes of the disk that are reserved for the log, summary and mail of a run."""
-PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
+PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.nightly-plan/1", "imagefactory.nightly-run/1"
 BEFORE, LOG, NIGHTLY_FILE, SWEPT = "before.json", "log.txt", "night.json", "sweep"
 RESERVED = ".reserve"
 

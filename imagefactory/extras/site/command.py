@@ -139,7 +139,7 @@ def report(
     if kind == "markdown":
         text = format_markdown(result).rstrip("\n")
     else:
-        document = {"format": "imagefactory.tables/1", **tables_json(result)}
+        document = {"format": "imagefactory.report/1", **tables_json(result)}
         text = json.dumps(document, indent=2, default=plain)
     if output:
         replace_text(output, f"{text}\n")
@@ -153,7 +153,7 @@ def report(
 def _print_files(paths: Sequence[Path], summary: str, images: int, *, as_json: bool) -> None:
     if as_json:
         return print_json(
-            {"format": "imagefactory.report/1", "images": images, "files": [str(path) for path in paths]}
+            {"format": "imagefactory.report-files/1", "images": images, "files": [str(path) for path in paths]}
         )
     return print_result("\n".join([summary, *(f"  {path}" for path in paths)]))
 
@@ -237,7 +237,7 @@ def _write_report(
         pages = write_report(path, dict(make_site(reported)), force=force)
         path, files = path / "index.html", f"  ({pages} files)"
     if as_json:
-        return print_json({"format": "imagefactory.report/1", "images": count, "files": [str(path)]})
+        return print_json({"format": "imagefactory.report-files/1", "images": count, "files": [str(path)]})
     print_result(
         f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
     )

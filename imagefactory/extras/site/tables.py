@@ -57,7 +57,7 @@ from imagefactory.trust.judgement import VerdictSet
 from imagefactory.trust.offers import select_images, verify_offer
 from imagefactory.views.text import fold, format_table
 
-FORMAT = "imagefactory.tables/1"
+FORMAT = "imagefactory.report/1"
 MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 

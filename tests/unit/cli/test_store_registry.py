@@ -290,7 +290,7 @@ def test_an_image_without_a_config_gets_no_name_here(
     said = call("pull", f"{registry.host}/odd:1", store="fresh", code=errors.EXIT_REGISTRY)
     assert "config of sha256:" in said.err
     assert "is malformed" in said.err
-    assert json_of(call("image", "list", "--json", store="fresh"), "store")["images"] == []
+    assert json_of(call("image", "list", "--json", store="fresh"), "image-list")["images"] == []
 
 
 @pytest.mark.parametrize("form", ["{target}@{digest}", "{target}:{tag}", "{target}:{tag}@{digest}"])
@@ -400,7 +400,7 @@ def test_copy_within_a_registry_sends_nothing(
     push(call, registry, "one-12.1-cu121", path="")
     source = f"{registry.host}/one:{candidate_of(graph)}"
     said = call("image", "copy", "--json", source, f"{registry.host}/elsewhere/one:kept")
-    value = json_of(said, "copy")
+    value = json_of(said, "image-copy")
     assert value["digest"] == graph.root.descriptor.digest
     assert (value["bytes_sent"], value["blobs"]["mounted"]) == (0, 4)
     assert registry.find("elsewhere/one").tags == {"kept": graph.root.descriptor.digest}
@@ -543,7 +543,7 @@ def stored_sif(path: Path, subject: Descriptor, data: bytes, tag: str = "") -> S
 
 
 def listed(call: Call, code: int = 0) -> Any:
-    return json_of(call("image", "list", "--json", code=code), "store")
+    return json_of(call("image", "list", "--json", code=code), "image-list")
 
 
 def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(

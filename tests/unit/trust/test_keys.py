@@ -381,7 +381,7 @@ def test_new_trust_show_retire(tmp_path: Path) -> None:
     row = tomllib.loads(path.read_text())["trust"][0]
     assert (row["name"], row["keyid"], row["evidence"]) == ("lab", keyid, ["local"])
     shown = json.loads(_call(tmp_path, "list", "--json"))
-    assert shown["format"] == "imagefactory.keys/1"
+    assert shown["format"] == "imagefactory.key-list/1"
     assert [(one["state"], one["own"], one["evidence"]) for one in shown["keys"]] == [
         ("trusted", True, ["local"])
     ]

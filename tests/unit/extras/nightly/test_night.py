@@ -602,7 +602,7 @@ def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path:
         assert (caught.value.code, str(path) in caught.value.message) == (code, True)
     write_nightly(tmp_path / NIGHTLY_FILE, done)
     row = json.loads((tmp_path / NIGHTLY_FILE).read_text())
-    assert row["format"] == "imagefactory.night-kept/1"
+    assert row["format"] == "imagefactory.nightly-run/1"
     (folder / NIGHTLY_FILE).write_text("{}")
     assert last_nightly(nights.site.factory.settings) is None
 

@@ -51,7 +51,7 @@ TARGET = "one-12.1-cu121"
 def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """The rows of the target, by capability."""
     said = bench.call("report", TARGET, *arguments, "--format", "json", code=code)
-    return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
+    return {row["capability"]: row for row in json_of(said, "report")["combos"]}
 
 
 def collected(folder: Path, subject: VerifiedImage, outcome: Outcome) -> None:
@@ -98,7 +98,7 @@ def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> N
     assert {path.name for path in out.iterdir()} == FILES
     assert (out / "valid_combos.csv").read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1\n"
     assert str(out / "valid_combos.csv") in said.out
-    assert json.loads((out / "combos.json").read_text())["format"] == "imagefactory.tables/1"
+    assert json.loads((out / "combos.json").read_text())["format"] == "imagefactory.report/1"
     row = tables(bench)["8.0"]
     assert (row["state"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
     again = {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
@@ -171,7 +171,7 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
     assert "skipped a sweep of the store" in said.out
     assert str(broken / file) in said.out
     assert "skipped" in (bench.folder / "out" / "combos.md").read_text()
-    told = json_of(bench.call("report", "--format", "json"), "tables")
+    told = json_of(bench.call("report", "--format", "json"), "report")
     assert [str(broken / file) in note for note in told["notes"]] == [True]
     assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says
     assert str(broken) in bench.call("report", "--sweep", str(broken), "--format", "csv", code=2).err
