@@ -1,3 +1,3 @@
-"""imagefactory: GPU container images that are locked, reproducible and proven."""
+"""imagefactory: GPU container images that are locked, reproducible and verified."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m imagefactory`."""
+"""Run `python -m imagefactory`."""
 
 from imagefactory.cli import main
 

@@ -1,6 +1,6 @@
-"""How this machine reaches what it is not: package index, channels, Debian's archive, registries.
+"""Connections of this machine: package index, channels, Debian's archive, registries.
 
-Settings and environment name them; here they meet the rooms. Each is loaded when it is reached for.
+They are built from the settings and the environment. Each module is imported only when needed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The settings and environment of this call: enough for all that needs no recipes."""
+    """The settings and environment of this call, for everything that needs no recipes."""
 
     settings: Settings
     environ: Mapping[str, str]
     tell: Callable[[str], object] = QUIET.note
-    """Says one line to whoever watches."""
+    """A function that prints one line to the user."""
 
     @property
     def layout(self) -> Layout:
@@ -83,7 +83,7 @@ def debian_mirror(access: Access) -> DebianMirror:
 
 
 def registry_place(access: Access, address: str = "") -> tuple[str, str]:
-    """Return (host, path) of a registry: `address`, else the setting. Raises UsageError for none."""
+    """Return (host, path) of a registry: `address`, else the setting. Raises UsageError without either."""
     place = address or access.settings.registry.value
     if not place:
         raise UsageError(
@@ -99,7 +99,7 @@ def repository_of(path: str, family: str) -> str:
 
 
 def open_answering(access: Access, host: str, *, hurried: bool = False) -> RegistryClient:
-    """Return a registry that answers now. Raises RegistryError; with `hurried` after seconds."""
+    """Return a registry that answers. Raises RegistryError, with `hurried` within seconds."""
     from imagefactory.http import HURRIED
 
     registry = open_registry(access, host)
@@ -110,10 +110,10 @@ def open_answering(access: Access, host: str, *, hurried: bool = False) -> Regis
 def open_registry(
     access: Access, host: str, brake: CancelToken | None = None, *, retry_policy: RetryPolicy | None = None
 ) -> RegistryClient:
-    """A registry with this machine's certificates and what `docker login` left for it.
+    """Return a registry with this machine's certificates and the credentials of `docker login`.
 
-    `brake` cuts its waits between attempts short when the transfer it serves has failed; without
-    `retry_policy` it has that of a transfer.
+    `brake` ends its waits between attempts when its transfer has failed. Without `retry_policy` it uses that
+    of a transfer.
     """
     from imagefactory.oci.credentials import find_credentials
     from imagefactory.oci.registry.client import RegistryClient

@@ -1,7 +1,7 @@
 """All expected errors, each with its exit code and a hint with a fix.
 
-The library raises; only `cli.main` prints and exits. An exception that is not an `ImagefactoryError`
-is a bug and keeps its traceback (exit code 1).
+The library raises them; only `cli.main` prints and exits. An exception that is not an `ImagefactoryError` is
+a bug and keeps its traceback (exit code 1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 DISTRIBUTION = "gpu-imagefactory"
-"""This program's name in the package index; there, `imagefactory` is another project."""
+"""This program's name in the package index, where `imagefactory` is another project."""
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -27,7 +27,7 @@ EXIT_TOOL = 6
 EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
-EXIT_BILL = 10
+EXIT_AUDIT = 10
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -41,7 +41,7 @@ EXIT_CODES = {
     EXIT_BUILD: "a build failed",
     EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
-    EXIT_BILL: "a license or vulnerability was found (image audit)",
+    EXIT_AUDIT: "a license or vulnerability was found (image audit)",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "the command reached a limit of `run`",
 }
@@ -55,7 +55,7 @@ _LOGIN = re.compile(
 
 
 def without_logins(text: str) -> str:
-    """Return `text` without the users and passwords of its addresses."""
+    """Return `text` without the users and passwords in its addresses."""
     return _LOGIN.sub("", text)
 
 
@@ -63,18 +63,18 @@ HIDDEN = (
     "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb"
 )
-"""Characters that control a terminal or hide in a text: controls, bidirectional marks, halves of pairs."""
+"""Characters that control a terminal or are invisible: controls, bidirectional marks, surrogates."""
 STEERING = re.compile(f"(?![\\n\\t])[{HIDDEN}\U000e0000-\U000e007f]")
-"""Any of these except line ends and tabs, and the tags of Unicode."""
+"""Hidden characters except line ends and tabs, and Unicode tags."""
 
 
 def printable(text: str) -> str:
-    """Return `text` with a `?` for each control or invisible character. Lines and tabs stay."""
+    """Return `text` with a `?` for each control or invisible character except line ends and tabs."""
     return STEERING.sub("?", text.replace("\r\n", "\n"))
 
 
 def own_pip_command(verb: str, what: str) -> str:
-    """Return the command that installs or removes packages for the Python that runs this."""
+    """Return the command that installs or removes packages for the current Python."""
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip"):
         return f"{python} -m pip {verb} {what}"
@@ -82,15 +82,15 @@ def own_pip_command(verb: str, what: str) -> str:
 
 
 def extra_hint(extra: str) -> str:
-    """Return the command that installs one of this program's extras (`build`, `conda`, ...)."""
+    """Return the command that installs an extra of this program (`build`, `conda`, ...)."""
     return own_pip_command("install", f"'{DISTRIBUTION}[{extra}]'")
 
 
 class ImagefactoryError(Exception):
     """The base of all expected errors.
 
-    `code` names the problem in kebab-case and never changes: scripts and tests rely on it. `message` states
-    the problem, `hint` one fix: a command, or what to write instead. Passwords in addresses are removed.
+    `code` is a name in kebab-case that never changes, because scripts and tests rely on it. `message` states
+    the problem, `hint` one fix: a command, or the correct text. Passwords in addresses are removed.
     """
 
     exit_code: int = EXIT_BUG
@@ -114,9 +114,10 @@ def _rebuild(
 
 
 def os_problem(verb: str, path: object, error: OSError) -> tuple[str, str]:
-    """Return the code and the message of an error of the operating system.
+    """Return the code and the message for an error of the operating system.
 
-    `verb` is the failed action (read, write, create, delete): `StoreError(*os_problem("read", path, error))`.
+    `verb` is the failed action (read, write, create, delete): `StoreError(*os_problem("read", path,
+    error))`.
     """
     reason = error.strerror or str(error) or type(error).__name__
     return f"cannot-{verb}-file", f"cannot {verb} {path}: {reason[0].lower()}{reason[1:]}"
@@ -164,21 +165,21 @@ class NothingSelectedError(ImagefactoryError):
 
 
 class StaleError(ImagefactoryError):
-    """A `--check` found a committed file that differs from what the recipes produce."""
+    """A file differs from what the recipes produce, found by `--check`."""
 
     exit_code = EXIT_STALE
 
 
 class LockError(ImagefactoryError):
-    """A lock that cannot be solved, read or trusted."""
+    """A lock that cannot be solved or read, or that is invalid."""
 
     exit_code = EXIT_LOCK
 
 
 class UnsolvableError(LockError):
-    """No environment fulfills the recipe's requirements. `tree` is the solver's explanation, many lines.
+    """No environment fulfills the recipe's requirements.
 
-    `conflict` are contradicting requirements, if known.
+    `tree` is the solver's output, many lines. `conflict` are the contradicting requirements, if known.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class UnsolvableError(LockError):
 
 
 class UnreachableError(LockError):
-    """An index or channel that does not answer, so it is unknown whether a solution exists."""
+    """An index or channel that does not answer, so the existence of a solution is unknown."""
 
 
 class OutdatedPackageRow(TypedDict):
@@ -235,7 +236,7 @@ class UnbuiltPackageRow(TypedDict):
 
 
 class UnbuiltError(LockError):
-    """Packages that have no wheel yet and must be built from source first.
+    """Packages without a wheel, which must be built from source first.
 
     `pins` (`name==version`) are the other packages of the solution.
     """
@@ -254,25 +255,25 @@ class UnbuiltError(LockError):
 
 
 class ToolError(ImagefactoryError):
-    """An engine or tool that this machine lacks or denies. The hint is the command that fixes it."""
+    """An engine or tool that is missing, or that this machine does not allow. The hint has the fix."""
 
     exit_code = EXIT_TOOL
 
 
 class LimitError(ImagefactoryError):
-    """A command that was ended because it reached a limit, as by signal 9."""
+    """A command that was ended at a limit, as by signal 9."""
 
     exit_code = EXIT_LIMIT
 
 
 class BuildError(ImagefactoryError):
-    """An image, layer or base that could not be built. The store has no partial result."""
+    """A failed build of an image, layer or base. The store has no partial result."""
 
     exit_code = EXIT_BUILD
 
 
 class DownloadError(BuildError):
-    """A package that could not be fetched completely and with the locked hash."""
+    """A package that could not be downloaded completely and with the locked hash."""
 
 
 class StoreError(BuildError):
@@ -280,17 +281,17 @@ class StoreError(BuildError):
 
 
 class NoPlatformError(StoreError):
-    """A complete index in the store without an image for the requested platform."""
+    """An index in the store that has no image for the requested platform."""
 
 
 class RegistryError(ImagefactoryError):
-    """A registry that rejected a request, failed or was unreachable. It has no partial image."""
+    """A registry that rejected a request, failed or was unreachable. No partial image is visible there."""
 
     exit_code = EXIT_REGISTRY
 
 
 class NoImageError(RegistryError):
-    """A name in a store is not an image for this platform, or the image is malformed."""
+    """A name that is not an image for this platform, or a malformed image."""
 
 
 class CheckFailedError(ImagefactoryError):
@@ -300,8 +301,8 @@ class CheckFailedError(ImagefactoryError):
 
 
 class NoGpuError(CheckFailedError):
-    """A GPU is required, and this machine has none that can be used."""
+    """A GPU is required, and this machine has no usable GPU."""
 
 
 class StatementError(CheckFailedError):
-    """A report, statement or signature that is invalid or may not be signed."""
+    """A report, statement or signature that is invalid or must not be signed."""

@@ -1,4 +1,4 @@
-"""Atomic file writes through temporary files, and locks that end with their process."""
+"""Write files atomically through temporary files, and lock files until the process ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces `path` if no error occurs: a reader sees the old or the new one.
+    """Yield a new file that replaces `path` if no error occurs. Readers see the old or the new file.
 
-    `durable`: only after its bytes are on the disk. Raises OSError, and leaves nothing behind.
+    With `durable` it is replaced only after its bytes are on the disk. Raises OSError, and leaves no
+    temporary file.
     """
     handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
@@ -41,7 +42,7 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 @contextmanager
 def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield a new directory, in `parent` or the default place, removed at the end however deep it is.
+    """Yield a new directory in `parent` or the default place. It is removed at the end, however deep.
 
     Entries that cannot be removed stay, without an error.
     """
@@ -54,9 +55,9 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
 
 
 def replace_all(files: Mapping[Path, bytes]) -> None:
-    """Write each file next to its place, and rename them when all are complete.
+    """Write each file next to its path, and rename them when all are complete.
 
-    Raises OSError, such as for a full disk, and leaves every place as it was.
+    Raises OSError, such as for a full disk, and leaves every path unchanged.
     """
     with ExitStack() as written:
         for path, data in files.items():
@@ -66,9 +67,9 @@ def replace_all(files: Mapping[Path, bytes]) -> None:
 
 
 def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
-    """Write a new file, synced to the disk; return False if there is a file or a link.
+    """Write a new file and sync it to the disk. Return False if there is a file or a link.
 
-    It has its `mode` from the start. Raises OSError, and leaves nothing behind.
+    It has its `mode` from the start. Raises OSError, and leaves no temporary file.
     """
     handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
@@ -86,7 +87,7 @@ def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
 
 
 def user_temporary_directory() -> Path:
-    """Return the user's private directory for temporary files. Raises StoreError for another user's."""
+    """Return the user's private directory for temporary files. Raises StoreError if another user owns it."""
     folder = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -94,7 +95,7 @@ def user_temporary_directory() -> Path:
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise StoreError(
             "temporary-not-yours",
-            f"{folder} is not a directory of yours",
+            f"{folder} is not a directory, or belongs to another user",
             hint="set TMPDIR to another directory",
         )
     return folder
@@ -102,9 +103,9 @@ def user_temporary_directory() -> Path:
 
 @contextmanager
 def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
-    """Yield a new temporary directory, locked as long as this process lives.
+    """Yield a new temporary directory, locked while this process lives.
 
-    Directories in `parent` of the same prefix that a killed process left are removed first.
+    Directories in `parent` with this prefix whose process was killed are removed first.
     """
     with explain_full_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write `text` to a new file and rename it to `path`. Raises OSError, and leaves nothing behind."""
+    """Write `text` to a new file and rename it to `path`. Raises OSError, and leaves no temporary file."""
     replace_bytes(path, text.encode())
 
 
@@ -139,7 +140,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]:
-    """Raise a StoreError that names the directory for errors of the operating system.
+    """Raise a StoreError with the directory for errors of the operating system.
 
     `setting` is the setting of that directory: `store` or `cache`.
     """
@@ -153,7 +154,7 @@ def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]
         raise StoreError(
             *os_problem("use", error.filename or folder, error),
             hint=f"set `{setting}` (imagefactory.toml, "
-            f"IMAGEFACTORY_{setting.upper()}) to a directory of yours",
+            f"IMAGEFACTORY_{setting.upper()}) to a directory that you can write",
         ) from error
 
 
@@ -169,8 +170,8 @@ def no_space(folder: Path) -> StoreError:
 def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
     """Raise StoreError if the disks of these directories lack the bytes for the work.
 
-    Directories on one disk share its space. Pass the least that is needed, so that nothing that fits is
-    rejected.
+    Directories on one disk share its space. Pass the least bytes that are needed, so that no possible work
+    is rejected.
     """
     disks: dict[int, list[tuple[Path, Path, int]]] = {}
     for folder, size in bytes_by_path.items():
@@ -191,7 +192,7 @@ def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
 
 @contextmanager
 def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold `lock` with other users; wait for a collection."""
+    """Hold `lock` together with other users; wait for a collection."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for image prune to end ..."))
         yield
@@ -199,7 +200,7 @@ def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def is_unused(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold `lock` exclusively: wait for users, and they wait for this."""
+    """Hold `lock` exclusively: wait for its users, and make new users wait."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
         yield
@@ -263,7 +264,7 @@ def add_checksum(path: Path, data: bytes) -> bytes:
 
 
 def check_checksum(path: Path) -> bytes | None:
-    """Return the data at `path`; None if there is none, or with a wrong checksum."""
+    """Return the data at `path`, None for a missing file or a wrong checksum."""
     try:
         data, _, checksum = path.read_bytes().rpartition(_CHECKSUM_MARK)
     except OSError:
@@ -285,12 +286,12 @@ def entries_of(folder: Path) -> list[Path]:
 def path_inside(top: Path, path: Path) -> Iterator[Path]:
     """Yield a name for `path`, which is below `top`, through its open directory.
 
-    No link below `top` is followed, even one created meanwhile: a store or cache that others can write to
-    must not lead anywhere else. `top` itself may be a link. Raises OSError.
+    No link below `top` is followed, even one created meanwhile, because others may write to a store or
+    cache. `top` itself may be a link. Raises OSError.
     """
     *folders, name = path.relative_to(top).parts
     if ".." in folders or name == "..":
-        raise OSError(errno.EINVAL, "the path leads out of its directory", str(path))
+        raise OSError(errno.EINVAL, "the path is outside its directory", str(path))
     here, opened = top, os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:
@@ -321,14 +322,14 @@ def remove_inside(top: Path, path: Path) -> None:
 
 
 def check_no_links(top: Path, *folders: str) -> None:
-    """Raise StoreError for a link directly in `top`, or in one of these directories of it."""
+    """Raise StoreError for a link directly in `top`, or in one of `folders` in it."""
     for folder in (top, *(top / name for name in folders)):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     raise StoreError(
                         "store-link",
-                        f"{entry.path} is a link that leads out of {top}",
+                        f"{entry.path} is a link to outside {top}",
                         hint="delete the link, or set its target as the directory in your settings",
                     )
 
@@ -336,8 +337,8 @@ def check_no_links(top: Path, *folders: str) -> None:
 class Removal:
     """A removal of paths in `top` (none with `dry_run`), which continues after errors.
 
-    `bytes` counts what was, or would be, removed; `stuck` are the paths that stay, with errors. No link in
-    `top` is followed.
+    `bytes` counts the removed bytes, or those that would be. `stuck` are the paths that stay, with errors.
+    No link in `top` is followed.
     """
 
     def __init__(self, top: Path, *, dry_run: bool) -> None:
@@ -346,7 +347,7 @@ class Removal:
         self.stuck: list[tuple[str, StoreError]] = []
 
     def remove(self, path: Path, *, by_way_of: str = "") -> bool:
-        """Return whether `path` was removed. It is first renamed to `by_way_of`: a part never looks whole."""
+        """Return whether `path` was removed. It is renamed to `by_way_of` first, so no partial one stays."""
         before = len(self.stuck)
         with self.going_on(path), path_inside(self.top, path) as pinned:
             size = tree_bytes(pinned)
@@ -357,7 +358,7 @@ class Removal:
 
     @contextmanager
     def going_on(self, path: Path) -> Iterator[None]:
-        """Continue after an error of the system, which keeps `path`."""
+        """Continue after an error of the operating system, after which `path` stays."""
         try:
             yield
         except OSError as error:

@@ -1,6 +1,6 @@
-"""HTTP for package indexes, channels, archives and registries: retries, limits, and where requests may go.
+"""HTTP for package indexes, channels, archives and registries: retries, limits, allowed networks.
 
-Callers bring the address, and the certificates, proxy and login of its source (`WebAccess`).
+Callers pass the address, and the certificates, proxy and login of its source (`WebAccess`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HttpError(Exception):
 
 
 class TransientError(HttpError):
-    """A fault that a later attempt may not meet."""
+    """A fault that a later attempt may not have."""
 
 
 class RejectedError(HttpError):
@@ -81,13 +81,13 @@ def may_pass(status: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how long requests are retried.
+    """The number, the waits and the timeouts of attempts.
 
     After `attempts` failures in a row without a new byte the last error is raised. The wait between attempts
-    begins at about `first_wait` seconds, doubles, is jittered, and `longest_wait` limits it and Retry-After.
-    `connect`, `read` and `commit` are timeouts in seconds; a registry may hash a whole blob before it answers
-    the request that ends its upload. `threads` transfers run at once. No attempt begins more than `span`
-    seconds after the first.
+    begins at about `first_wait` seconds, doubles, and is jittered. `longest_wait` limits it and Retry-After.
+    `connect`, `read` and `commit` are timeouts in seconds; `commit` is longer, because a registry may hash a
+    complete blob before it answers the last request of an upload. `threads` transfers run at once. No
+    attempt begins more than `span` seconds after the first.
     """
 
     attempts: int = 6
@@ -112,10 +112,10 @@ class RetryPolicy:
         sleep: Callable[[float], Any] = time.sleep,
         dice: Random = _DICE,
     ) -> T:
-        """Return `call()`, called again while it raises TransientError.
+        """Return `call()`, which is called again while it raises TransientError.
 
-        Failures are counted from 1 again whenever `progress` (bytes) grew. Raises RejectedError if the server
-        asks to wait longer than 12 hours.
+        The count of failures restarts when `progress` (bytes) grew. Raises RejectedError if the server
+        requires a wait of more than 12 hours.
         """
         import tenacity
 
@@ -161,28 +161,28 @@ class RetryPolicy:
 
 
 HURRIED = RetryPolicy(attempts=2, first_wait=0.5, longest_wait=1.0, connect=3.0, read=4.0, span=2.0)
-"""For a server that has an alternative: one that never answers costs 4 seconds."""
+"""The policy for a server with an alternative: one that never answers costs 4 seconds."""
 
 
 class WebAccess(Protocol):
-    """A source of packages as HTTP needs it: a package index, or conda channels."""
+    """The access to a source of packages: a package index, or conda channels."""
 
     @property
     def certificates(self) -> str:
-        """A file or directory of CA certificates, empty for those of the libraries."""
+        """A file or directory of CA certificates, empty for the libraries' own."""
 
     @property
     def proxy(self) -> str:
-        """A URL, empty for the proxy of the environment."""
+        """The URL of a proxy, empty for the proxy of the environment."""
 
     def login(self, url: str) -> Login:
         """Return the login of a request for `url`."""
 
 
 class HttpSession:
-    """One HTTP session with the certificates, the proxy and the logins of a source of packages.
+    """An HTTP session with the certificates, the proxy and the logins of a source of packages.
 
-    Nothing is decoded: bytes come as they are stored.
+    Nothing is decoded: bytes stay as they are stored.
     """
 
     def __init__(self, source: WebAccess, *, retry_policy: RetryPolicy | None = None) -> None:
@@ -217,9 +217,9 @@ class HttpSession:
     def open(
         self, url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, data: bytes = b""
     ) -> Iterator[Response]:
-        """Send one request, its body not yet read. Raises HttpError, also while the body is read.
+        """Send one request; its body is not read yet. Raises HttpError, also while the body is read.
 
-        GET and HEAD follow redirects; for other methods a redirect is a RejectedError.
+        GET and HEAD follow redirects. For other methods a redirect is a RejectedError.
         """
         address = redact(url)
         with (
@@ -244,7 +244,7 @@ class HttpSession:
             yield response
 
     def size(self, url: str) -> int:
-        """Return the bytes of the file at `url`, without fetching it."""
+        """Return the size in bytes of the file at `url`, without fetching it."""
         if local := local_path(url):
             if not local.is_file():
                 raise RejectedError(f"{local} does not exist", status=404)
@@ -274,7 +274,7 @@ def send_request(
     timeout: tuple[float, float],
     certificates: str,
 ) -> requests.Response:
-    """Send one request; only GET and HEAD follow redirects. The response's body is not yet read."""
+    """Send one request. Only GET and HEAD follow redirects. The response's body is not read yet."""
     check_address(url)
     return session.request(
         method,
@@ -292,7 +292,7 @@ def send_request(
 
 @contextmanager
 def translate_faults(clean: Callable[[str], str]) -> Iterator[None]:
-    """Raise TransientError or RejectedError for errors of requests and urllib3; `clean` makes the text."""
+    """Raise TransientError or RejectedError for errors of requests and urllib3. `clean` formats the text."""
     import requests
     import urllib3
 
@@ -350,9 +350,9 @@ def network_of(address: str) -> str:
 
 
 def network_of_name(host: str) -> str:
-    """Return the network of a host that a proxy will look up: of an IP address or this machine's own name.
+    """Return the network of a host that a proxy will look up: an IP address or a name of this machine.
 
-    Any other name counts as PUBLIC: only the proxy knows its address.
+    Any other name counts as PUBLIC, because only the proxy knows its address.
     """
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
@@ -366,9 +366,9 @@ def network_of_name(host: str) -> str:
 
 
 def check_address(url: str) -> None:
-    """Raise RejectedError for an address that two parsers read as two hosts, as `https://a\\@b/` is.
+    r"""Raise RejectedError for an address that two parsers read differently, such as `https://a\@b/`.
 
-    One parser decides whether a credential is sent, the other connects.
+    One parser decides whether a credential is sent, the other one connects.
     """
     from urllib3.util import parse_url
 
@@ -378,20 +378,18 @@ def check_address(url: str) -> None:
     except ValueError:
         same = False
     if not same:
-        raise RejectedError("an address there has two possible hosts")
+        raise RejectedError("the address is ambiguous: two URL parsers read different hosts in it")
 
 
 class _RequestReach(threading.local):
-    """The networks that the current request of this thread may reach (None: any), and the one it reached."""
+    """The networks that this thread's current request may reach (None: any), and the one it reached."""
 
     networks: frozenset[str] | None = None
     reached: str = PUBLIC
 
     def check(self, network: str, host: str) -> None:
         if self.networks is not None and network not in self.networks:
-            raise RejectedError(
-                f"{host} is on a {network} network, and another server must not redirect a request there"
-            )
+            raise RejectedError(f"a redirect to {host} was blocked: it is on a {network} network")
 
 
 _REACH = _RequestReach()
@@ -399,7 +397,7 @@ _REACH = _RequestReach()
 
 @contextmanager
 def reaching(networks: frozenset[str] | None) -> Iterator[None]:
-    """Limit the requests of this thread to these networks; None, for an address of the user, sets no limit.
+    """Limit the requests of this thread to these networks; None, for a user's address, sets no limit.
 
     Raises RejectedError, before a byte is sent, for a host with an address on another network.
     """
@@ -412,9 +410,9 @@ def reaching(networks: frozenset[str] | None) -> Iterator[None]:
 
 
 def reachable_from(networks: Iterable[str]) -> frozenset[str]:
-    """Return the networks that a server on one of these may send a client to: its own, and PUBLIC.
+    """Return the networks to which a server may redirect a client: its own networks, and PUBLIC.
 
-    A server with an address on PUBLIC sends to PUBLIC only.
+    A server with an address on PUBLIC may only redirect to PUBLIC.
     """
     own = frozenset(networks) - {RESERVED}
     return frozenset({PUBLIC}) if PUBLIC in own else own | {PUBLIC}
@@ -426,9 +424,9 @@ def routed_host(response: requests.Response) -> str:
 
 
 class _DeadlineConnection:
-    """A connection that waits for a whole head at most a minute longer than for its first byte.
+    """A connection that waits for a complete head at most a minute longer than for its first byte.
 
-    A server that sends a header now and then passes every other timeout.
+    Otherwise a server that sends a header line now and then would pass every timeout.
     """
 
     sock: socket.socket
@@ -455,9 +453,9 @@ class _DeadlineConnection:
 
 
 class _AddressCheckedConnection(_DeadlineConnection):
-    """A direct connection for which every address of the name is checked before it connects to one of them.
+    """A direct connection. Every address of the name is checked before it connects to one of them.
 
-    So a name server that gives another address the next time gains nothing.
+    So a name server that returns another address the next time has no effect.
     """
 
     host: str
@@ -477,7 +475,7 @@ class _AddressCheckedConnection(_DeadlineConnection):
         networks = {str(row[4][0]): network_of(str(row[4][0])) for row in rows}
         for network in networks.values():
             _REACH.check(network, name)
-        failure: Exception = NewConnectionError(self, f"{name} has no address")  # type: ignore[arg-type]
+        failure: Exception = NewConnectionError(self, f"{name} has no IP address")  # type: ignore[arg-type]
         for address, network in networks.items():
             self._dns_host = address
             try:
@@ -499,11 +497,11 @@ class _AddressCheckedConnection(_DeadlineConnection):
 
 
 def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
-    """Return a session that limits waits and follows a redirect only where it may go.
+    """Return a session that limits waits and follows a redirect only if it is allowed.
 
     No redirect leads from https to http, to RESERVED networks, or from one network to another that is not
-    PUBLIC. A credential stays with its host. `threads` is the number of connections to one host; without
-    `netrc` nothing is read from ~/.netrc.
+    PUBLIC. A credential is sent only to its host. `threads` is the number of connections to one host.
+    Without `netrc` nothing is read from ~/.netrc.
     """
     from http.cookiejar import DefaultCookiePolicy
 
@@ -524,7 +522,9 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
         ) -> None:
             origin, target = response.request.url or "", prepared_request.url or ""
             if origin.startswith("https:") and not target.startswith("https:"):
-                raise RejectedError(f"it redirects from https to {redact(target)}")
+                raise RejectedError(
+                    f"the server redirects from https to {redact(target)}, which is not https"
+                )
             check_address(target)
             prepared_request.headers.pop("Cookie", None)
             _REACH.networks = reachable_from({routed_host(response)})
@@ -550,9 +550,9 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
 
 
 def _checking_adapter(threads: int) -> HTTPAdapter:
-    """Return an adapter with deadlines that checks where connections go, and logs requests.
+    """Return an adapter with deadlines that checks the address of connections, and logs requests.
 
-    A proxy looks names up itself: then only IP addresses and this machine's own names are checked.
+    A proxy looks names up itself. Then only IP addresses and this machine's own names are checked.
     """
     from requests.adapters import HTTPAdapter
     from requests.utils import select_proxy
@@ -615,9 +615,9 @@ def _log_request(request: requests.PreparedRequest, outcome: str, began: float) 
 
 
 def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.monotonic) -> Iterator[bytes]:
-    """Yield the bytes of a body as they come, up to 64 KiB at once, nothing decoded.
+    """Yield the bytes of a body as they arrive, up to 64 KiB at once, without decoding.
 
-    Raises RejectedError if a minute of waiting brings less than 1,000 bytes a second: a server that sends a
+    Raises RejectedError if less than 1,000 bytes a second arrive in a minute, because a server that sends a
     byte now and then passes every timeout.
     """
     seconds, size = 0.0, 0
@@ -629,13 +629,13 @@ def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.m
             return
         if seconds >= _SLOW_SECONDS:
             if size < seconds * _SLOWEST:
-                raise RejectedError(f"it sent only {size} bytes in {seconds:.0f} seconds")
+                raise RejectedError(f"the server sent only {size} bytes in {seconds:.0f} seconds")
             seconds, size = 0.0, 0
         yield data
 
 
 def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """Return a whole body of at most `limit` bytes. Raises RejectedError for a longer or endless one."""
+    """Return a body of at most `limit` bytes. Raises RejectedError for a longer or endless one."""
     data = bytearray()
     for part in arriving(body):
         data += part
@@ -645,19 +645,19 @@ def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 
 
 def on_loopback(host: str) -> bool:
-    """Return whether a host name is this machine itself, which a container reaches only in its network."""
+    """Return whether a host name is this machine, which a container reaches only in its network."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def without_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Return the request unchanged: a `Login` that keeps requests from reading netrc."""
+    """Return the request unchanged: a `Login` that prevents requests from reading netrc."""
     return request
 
 
 def sends_openly(url: str, known: Iterable[str] = ()) -> bool:
-    """Return whether others could read a password that goes to `url`.
+    """Return whether others could read a password that is sent to `url`.
 
-    False with TLS, on this machine, and for a scheme, host and port of `known`: the user named it.
+    False with TLS, on this machine, and for a scheme, host and port in `known`, which the user named.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -689,7 +689,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def read_count(text: str) -> int | None:
-    """Return the number in a header, None for another text; `²` is a digit too that int() rejects."""
+    """Return the number in a header, None for another text. (`²` is a digit too, which int() rejects.)"""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 

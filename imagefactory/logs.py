@@ -1,4 +1,4 @@
-"""Diagnostics by `logging`: the commands that run and the requests that are sent, with times.
+"""Diagnostics with `logging`: the commands that run and the requests that are sent, with times.
 
 `-v` prints them to stderr, IMAGEFACTORY_LOG=FILE appends them to a file. Progress is in progress.py.
 """

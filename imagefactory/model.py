@@ -1,4 +1,4 @@
-"""Frozen values that the stages pass on: Target -> Lock -> BuildSpec -> Image -> Report.
+"""Values that the stages pass on: Target -> Lock -> BuildSpec -> Image -> Report.
 
 This module uses no disk, clock or network. Digests are strings `sha256:<64 hex>`, sizes are bytes, and
 versions are strings, never numbers.
@@ -16,7 +16,7 @@ from imagefactory.serialize import LARGEST_NUMBER, Name, NumberRange, PairsAsObj
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLocation:
-    """A place in a recipe file. Lines and columns count from 1."""
+    """A location in a recipe file. Lines and columns count from 1."""
 
     file: str
     line: int
@@ -40,7 +40,7 @@ class ContainerStart:
 
 
 PLAIN_START = ContainerStart(command=("python",), workdir="/")
-"""The start of an image whose recipe does not set it."""
+"""The start of an image whose recipe sets none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class FilesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFile:
-    """One such file: its absolute `path` inside, its `source` on this machine and its 64 hex digits."""
+    """A file of the project: its absolute `path` in the image, its `source` here and its 64 hex digits."""
 
     path: str
     source: Path
@@ -187,7 +187,7 @@ class DebianPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseLock:
-    """The packages of a base, sorted by name, and the one timestamp of its files (seconds since 1970)."""
+    """The packages of a base, sorted by name, and the timestamp of its files (seconds since 1970)."""
 
     base: str
     suite: str
@@ -262,7 +262,7 @@ class Lock:
 
     @property
     def packages(self) -> tuple[LockedPackage, ...]:
-        """Conda packages, then the wheels on top of them."""
+        """The conda packages, then the wheels on top of them."""
         return (*self.conda, *self.wheels)
 
 
@@ -305,8 +305,8 @@ class BuildSpec:
 class Mount:
     """A directory or file of the host that a container sees.
 
-    The unshare runner mounts what is not `writable` through an overlay, in which no socket answers, unless
-    `bind` is set. With `scratch` its content counts towards the run's limit on scratch.
+    The unshare runner mounts it through an overlay, in which no socket answers, unless `writable` or `bind`
+    is set. With `scratch` its content counts towards the run's limit on scratch.
     """
 
     source: Path
@@ -321,7 +321,7 @@ class RunSpec:
     """One command inside an image.
 
     `environment` is added to the image's own; no variable of the host is passed on. `timeout` is seconds,
-    None for no limit. `limits` sets limits by name (runtime/limits.py), None lifts one; the others are the
+    None for no limit. `limits` sets limits by name (runtime/limits.py), None removes one; the others are the
     runner's. `capture` collects stdout and stderr; without it they are the caller's.
     """
 
@@ -340,9 +340,9 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended. `returncode` is 128 + N for signal N; output is empty if not captured.
+    """The end of a command. `returncode` is 128 + N for signal N. Output is empty if not captured.
 
-    `over` says which limit ended it and how to fix that; both are empty if none did.
+    `over` are the limit that ended it and the fix, both empty for none.
     """
 
     returncode: int
@@ -354,7 +354,7 @@ class CommandResult:
 
 
 class Outcome(StrEnum):
-    """The outcomes in tables. `together` and `apart` are for several GPUs at once."""
+    """The outcomes in tables. `together` and `apart` are for several GPUs used at once."""
 
     VERIFIED = "verified"
     TOGETHER = "together"

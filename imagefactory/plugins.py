@@ -1,4 +1,4 @@
-"""Parts of the extras, loaded by name: the core imports no extra, so an extra can be deleted."""
+"""Load parts of extras by name. The core imports no extra, so an extra can be deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def has_extra(name: str) -> bool:
 
 
 def load_extra(row: str) -> Any:
-    """Return a part of an extra by its row (`sbom.attest:attest`); None if the extra was deleted."""
+    """Return a part of an extra by its name (`sbom.attest:attest`), None if the extra was deleted."""
     module, name = row.split(":")
     if not has_extra(module.partition(".")[0]):
         return None

@@ -1,4 +1,4 @@
-"""Progress of long work, always on stderr: a terminal's bars, GitHub's log groups, JSON lines, plain lines.
+"""Progress of long work, always on stderr: bars in a terminal, GitHub's log groups, JSON or plain lines.
 
 Work reports to the `Progress` protocol and does not know its output. Results are never printed here.
 """
@@ -30,7 +30,7 @@ _SILENT = threading.Event()
 
 
 def silence_progress() -> None:
-    """Print no progress from here on: the caller prints last.
+    """Print no more progress, so that the caller's output is the last.
 
     Waits for a thread that is printing, unless no one reads its output.
     """
@@ -78,19 +78,19 @@ class ProgressTask(Protocol):
 
 class Progress(Protocol):
     def stage(self, title: str) -> AbstractContextManager[None]:
-        """Begin a stage of the workflow, which contains everything reported inside."""
+        """Begin a stage of the workflow, which contains all reports inside."""
 
     def task(
         self, title: str, *, total: int = 0, unit: str = "bytes"
     ) -> AbstractContextManager[ProgressTask]:
-        """Begin a task; `total` 0 means not known yet; `unit` is `bytes` or a plural noun."""
+        """Begin a task. `total` 0 means unknown. `unit` is `bytes` or a plural noun."""
 
     def note(self, text: str) -> None:
         """Print one line for the user."""
 
 
 def format_bytes(count: float) -> str:
-    """Return decimal units like downloads: 2.8 GB, 41.0 MB, 512 bytes."""
+    """Return a size in decimal units, as for downloads: 2.8 GB, 41.0 MB, 512 bytes."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -235,7 +235,7 @@ class GitHubLog(LineProgress):
 
 
 class JsonProgress(LineProgress):
-    """One JSON object a line, for other programs."""
+    """One JSON object in each line, for other programs."""
 
     def write(self, text: str) -> None:
         self._emit(event="note", text=text.strip())
@@ -340,7 +340,7 @@ def _start_bars(console: Console) -> RichProgress:
 
 
 def choose_progress(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
-    """Return the progress for `style`: one of STYLES, or quiet, which is `-q`."""
+    """Return the progress for `style`: one of STYLES, or quiet for `-q`."""
     out = stream or sys.stderr
     if style == "auto":  # a light install has no rich, so lines are printed
         drawn = out.isatty() and find_spec("rich") is not None

@@ -70,14 +70,14 @@ class Project(Access):
         return next((target for target in self.targets if target.name == name), None)
 
     def target_below(self, target: Target) -> Target | None:
-        """Return the target's parent."""
+        """Return the target's parent, None without one."""
         return self.target(target.on)
 
     def base_of(self, target: Target) -> BaseSpec:
         return next(base for base in self.bases if base.name == target.base)
 
     def base_below(self, base: BaseSpec) -> BaseSpec | None:
-        """Return the base's parent."""
+        """Return the base's parent, None without one."""
         return next((parent for parent in self.bases if parent.name == base.on), None)
 
     @property
@@ -117,7 +117,7 @@ def require_own_project(settings: Settings, what: str) -> None:
     if settings.shipped:
         raise UsageError(
             "project-not-found",
-            f"{what} writes into a project, and there is no imagefactory.toml here or in a parent directory",
+            f"{what} needs a project, and no imagefactory.toml is here or in a parent directory",
             hint="create one: imagefactory init (--with pytorch,jax adds recipes)",
         )
 
@@ -158,7 +158,7 @@ def load_lenient(
 
 
 def _check_no_outside_links(root: Path) -> None:
-    """Raise UsageError for links that leave the project: a clone may have them, and commands follow them."""
+    """Raise UsageError for links to outside the project, which a clone may have and commands would follow."""
     top = root.resolve()
     for folder in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
         entries = folder.iterdir() if folder.is_dir() else ()
@@ -167,5 +167,5 @@ def _check_no_outside_links(root: Path) -> None:
                 raise UsageError(
                     "link-leaves-project",
                     f"{path} is a symbolic link to outside the project {root}",
-                    hint="replace it by the file or directory that it points to",
+                    hint="replace the link by a copy of its target",
                 )

@@ -143,7 +143,7 @@ def plain(value: object) -> object:
         return fields_of(value)
     if is_dataclass(value) or isinstance(value, date | Path):
         return str(value)
-    raise TypeError(f"no JSON is agreed on for {type(value)}")
+    raise TypeError(f"no JSON form is defined for {type(value)}")
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def invalid_value_error(where: str, what: str) -> StatementError:
     return StatementError(
         "document-invalid",
         f"{printable_value(where)}: {what}",
-        hint="imagefactory did not write it, or it was changed since: verify again",
+        hint="the document was changed, or another program wrote it: create it again",
     )
 
 
@@ -207,7 +207,7 @@ def parse_json(data: bytes | str, *, depth: int = DEPTH) -> Any:
     for mark in _JSON_MARKS.finditer(text):
         level += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
         if level > depth:
-            raise ValueError(f"more than {depth} lists and objects inside each other")
+            raise ValueError(f"lists and objects are nested more than {depth} deep")
     return json.loads(text)
 
 
@@ -235,7 +235,7 @@ def _parse_time(value: object) -> datetime:
         else:
             if format_time(time) == value:
                 return time
-    raise _InvalidValueError("that is no time such as 2026-01-31T12:00:00Z")
+    raise _InvalidValueError("expected a time such as 2026-01-31T12:00:00Z")
 
 
 @functools.cache
@@ -284,7 +284,7 @@ def _codec(kind: Any) -> _Codec:
         return _Codec(_same, _text_parser(notes))
     if kind is object:
         return _Codec(_same, _same)
-    raise TypeError(f"no JSON is agreed on for {kind}")
+    raise TypeError(f"no JSON form is defined for {kind}")
 
 
 def _codec_of(kind: type[Any], notes: tuple[Any, ...], usual: Any) -> Any:
@@ -305,7 +305,7 @@ def _text_parser(notes: tuple[Any, ...]) -> Callable[[object], str]:
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not (pattern.fullmatch(value) or (empty and not value)):
-            raise _InvalidValueError("that value has not the form it must have")
+            raise _InvalidValueError("the value has an invalid format")
         return value
 
     return parse
@@ -313,14 +313,14 @@ def _text_parser(notes: tuple[Any, ...]) -> Callable[[object], str]:
 
 def _parse_line(value: object) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT or not _LINE.fullmatch(value):
-        raise _InvalidValueError(f"that is not one printable line of at most {LONGEST_TEXT} characters")
+        raise _InvalidValueError(f"expected one printable line of at most {LONGEST_TEXT} characters")
     return value
 
 
 def _choice_parser(words: tuple[str, ...]) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
-            raise _InvalidValueError(f"that is none of {', '.join(words)}")
+            raise _InvalidValueError(f"expected one of {', '.join(words)}")
         return value
 
     return parse
@@ -329,7 +329,9 @@ def _choice_parser(words: tuple[str, ...]) -> Callable[[object], str]:
 def _fixed_parser(only: object) -> Callable[[object], object]:
     def parse(value: object) -> object:
         if value != only or type(value) is not type(only):
-            raise _InvalidValueError(f"this version reads {only}")
+            raise _InvalidValueError(
+                f"expected {only}, the only value that this version of imagefactory reads"
+            )
         return value
 
     return parse
@@ -337,7 +339,7 @@ def _fixed_parser(only: object) -> Callable[[object], object]:
 
 def _parse_flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise _InvalidValueError("that is neither true nor false")
+        raise _InvalidValueError("expected true or false")
     return value
 
 
@@ -348,9 +350,9 @@ def _number_parser(kind: type[int] | type[float], bounds: NumberRange) -> Callab
             or not isinstance(value, int if kind is int else (int, float))
             or value != value
         ):
-            raise _InvalidValueError(f"that is no {'whole ' if kind is int else ''}number")
+            raise _InvalidValueError(f"expected {'an integer' if kind is int else 'a number'}")
         if not bounds.least <= value <= bounds.most:
-            raise _InvalidValueError(f"that is not from {bounds.least:g} to {bounds.most:g}")
+            raise _InvalidValueError(f"expected a number from {bounds.least:g} to {bounds.most:g}")
         return kind(value)
 
     return parse
@@ -361,11 +363,11 @@ def _object_codec(codecs: Mapping[str, _Codec], make: Callable[..., Any]) -> _Co
 
     def parse(value: object) -> Any:
         if not isinstance(value, dict):
-            raise _InvalidValueError("that is no object")
+            raise _InvalidValueError("expected an object")
         if set(value) != names:
             name = min(names ^ set(value))
             raise _InvalidValueError(
-                f"'{printable_value(name)}' is {'missing' if name in names else 'no field'}"
+                f"'{printable_value(name)}' is {'missing' if name in names else 'not a known field'}"
             )
         return make(
             **{name: _error_at(f".{name}", codec.parse, value[name]) for name, codec in codecs.items()}
@@ -397,7 +399,7 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
 
     def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) != len(codecs):
-            raise _InvalidValueError(f"that is no list of {len(codecs)}")
+            raise _InvalidValueError(f"expected a list of {len(codecs)} values")
         return tuple(_error_at(f"[{n}]", codec.parse, value[n]) for n, codec in enumerate(codecs))
 
     return _Codec(
@@ -408,7 +410,7 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
 def _list_codec(codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > most:
-            raise _InvalidValueError(f"that is no list of at most {most}")
+            raise _InvalidValueError(f"expected a list of at most {most} values")
         return tuple(_error_at(f"[{n}]", codec.parse, item) for n, item in enumerate(value))
 
     return _Codec(lambda value: [codec.format(item) for item in value], parse)
@@ -417,7 +419,7 @@ def _list_codec(codec: _Codec, most: int) -> _Codec:
 def _pairs_codec(parse_name: Callable[[object], str], codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or len(value) > most:
-            raise _InvalidValueError(f"that is no object of at most {most}")
+            raise _InvalidValueError(f"expected an object of at most {most} fields")
         return tuple(
             (parse_name(name), _error_at(f".{name}", codec.parse, value[name])) for name in sorted(value)
         )

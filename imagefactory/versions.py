@@ -1,4 +1,4 @@
-"""How versions and names are put in order, and which known word is nearest to one that is not."""
+"""Sort versions and names naturally, and find the known word that is nearest to an unknown one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is spelled most like this one, empty where none is.
+    """Return the known word with the most similar spelling, empty if none is similar.
 
-    Its numbers are the same: what has others is no misspelling but another version.
+    Its numbers must be the same, because other numbers are another version, not a misspelling.
     """
     word = word[:100]
     alike = [one for one in known if _NUMBER.findall(one) == _NUMBER.findall(word)]
@@ -20,7 +20,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that reads runs of digits as numbers."""
+    """Return a sort key that reads runs of digits as numbers."""
     return tuple(
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]+)", text)

@@ -1,5 +1,7 @@
-"""From the committed lock to a tested image in the store: definition -> base, packages -> image -> smoke
-test."""
+"""Build a target: from its committed lock to a tested image in the store.
+
+definition -> base, packages -> image -> smoke test
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Options of a build. With `locked` a missing package of the base stops it. `smoke` tests the image.
+    """Options of a build.
 
-    `runner` runs that test, empty for the engine's own. `before` is called ahead of slow work, so not for an
-    image that is built and tested. With `held` the layers must match the layer lock.
+    With `locked` a missing package of the base is an error. `smoke` runs the smoke test, with the runner
+    `runner` (empty for the engine's own). `before` is called before slow work, so not if the image is
+    already built and tested. With `held` the layers must match the layer lock.
     """
 
     engine: str = "assemble"
@@ -72,10 +75,10 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """One build: `fresh` is false if the store already had the image; `seconds` by stage.
+    """The result of a build. `fresh` is false if the store already had the image, `seconds` are by stage.
 
-    `published_base` is false if the base has newer packages than the locked ones, so that the digest is not
-    the published one.
+    `published_base` is false if the base has newer packages than the locked ones. The image then has another
+    digest than the published one.
     """
 
     target: Target
@@ -92,13 +95,13 @@ class BuildResult:
 
 
 def build_target(project: Project, target: Target, options: BuildOptions, progress: Progress) -> BuildResult:
-    """Build an image from the committed lock. Raises LockError and StaleError if that is not current."""
+    """Build an image from the committed lock. Raises LockError and StaleError if the lock is not current."""
     check_build(options)
     return build_image(project, define_target(project, target), options, progress)
 
 
 def check_build(options: BuildOptions) -> None:
-    """Raise UsageError for a runner that cannot start what the engine builds."""
+    """Raise UsageError if the runner cannot start the images of this engine."""
     if options.smoke and options.engine == "apptainer" != options.runner_name:
         raise UsageError(
             "runner-no-sif",
@@ -192,7 +195,7 @@ def build_image(
 
 
 def find_built(project: Project, target: Target) -> Image | SifArtifact | None:
-    """Return the image that `build` would find by the engine of the settings. Builds and fetches nothing.
+    """Return the image that `build` would return without building. Builds and fetches nothing.
 
     Raises LockError and StaleError as `define_target` does, StoreError for a corrupt base.
     """
@@ -202,7 +205,7 @@ def find_built(project: Project, target: Target) -> Image | SifArtifact | None:
 
 
 def make_engine(access: Access, name: str) -> Engine:
-    """Return the engine of a row of ENGINES."""
+    """Return the engine with this name in ENGINES."""
     engine: Engine = import_module(ENGINES[name].module).make_engine(access)
     return engine
 
@@ -221,7 +224,7 @@ def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
 def _fetching(
     access: Access, lock: Lock, clock: _StageTimes, progress: Progress
 ) -> Iterator[PendingDownloads]:
-    """Fetch the packages of a lock into the cache, until the exit or an error inside."""
+    """Fetch the packages of a lock into the cache while the caller's block runs."""
     cache = PackageCache(access.settings.cache_path, package_index(access))
     arrivals = PendingDownloads((package, cache.path(package)) for package in lock.packages)
 
@@ -263,7 +266,7 @@ def _fetch(access: Access, lock: Lock, arrivals: PendingDownloads, progress: Pro
 
 
 def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> BaseRequest | BasePullRequest:
-    """Return what to build or pull for a base.
+    """Return the request to build or pull a base.
 
     Raises LockError without a lock, StaleError for an outdated one.
     """
@@ -289,7 +292,7 @@ def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> B
 
 
 class _StageTimes:
-    """Seconds by stage. Stages overlap, and some run more than once."""
+    """Seconds by stage. Stages overlap, and a stage can run more than once."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}

@@ -1,9 +1,10 @@
-"""A catalog of this project's images in a registry, or in the local store.
+"""Build a catalog of this project's images, in a registry or in the local store.
 
-It has one image of each target: the candidate of the present lock, or the image of the target's own tag if
-only that is verified, so a new lock removes nothing that people use. If the policy requires approvals,
-an image that has a tag to promote needs them for one of its tags. Its verdicts are the valid ones of the
-registry and of the local store. Predictions are those of the wheels of the lock, or of a scan of the image.
+A catalog has one image of each target: the candidate of the current lock, or the image of the target's tag
+if only that one is verified. So a new lock removes no image that people use. If the policy requires
+approvals, an image with a tag to promote needs them for one of its tags. The verdicts are the valid ones in
+the registry and in the local store. The predictions are for the wheels of the lock, or from a scan of the
+image.
 """
 
 from __future__ import annotations
@@ -67,14 +68,15 @@ from imagefactory.trust.verdict import RevokedCell, VerdictStatus, VerificationR
 from imagefactory.verify.report import VerifiedImage
 
 SIZES = "sizes"
-"""Records of the store: the unpacked size of a layer, by the digest of the packed layer."""
+"""Directory of the store: the unpacked size of a layer, by the digest of the packed layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRequest:
-    """A request. `registry` (`host[/path]`) is empty for the setting; without one the local store counts.
+    """The request for a catalog.
 
-    `named`: each target must exist there. `hurried`: the timeouts for the registry are short.
+    An empty `registry` (`host[/path]`) means the setting; without a registry the images of the local store
+    are used. With `named` each target must have an image. `hurried` sets short timeouts for the registry.
     """
 
     targets: tuple[Target, ...]
@@ -86,10 +88,10 @@ class CatalogRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogResult:
-    """A catalog, and pairs of a skipped target and the reason.
+    """A catalog, and the skipped targets with the reasons.
 
-    `kept` are targets from the last catalog, `waiting` those whose images lack approvals. `revoked` are the
-    revocations in the local store, by target.
+    `kept` are targets from the last catalog, `waiting` are targets whose images lack approvals. `revoked`
+    are the revocations in the local store, by target.
     """
 
     catalog: Catalog
@@ -101,9 +103,9 @@ class CatalogResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRoot:
-    """An image of a target with its valid verdicts and its revocations.
+    """An image of a target, with its valid verdicts and its revocations.
 
-    `lock` is set if it is the image of that lock.
+    `lock` is the lock that the image was built from, if known.
     """
 
     subject: VerifiedImage
@@ -119,7 +121,7 @@ class CatalogRoot:
 
 
 def build_catalog(project: Project, request: CatalogRequest, progress: Progress) -> CatalogResult:
-    """Return the catalog. Raises RegistryError and StoreError, UsageError for unreadable trust.
+    """Return the catalog. Raises RegistryError, StoreError, and UsageError if the trust settings are invalid.
 
     With `named` raises NothingSelectedError for the first missing target.
     """
@@ -139,7 +141,7 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
                 raise NothingSelectedError(
                     "catalog-image-missing",
                     f"{target.name}: {why}",
-                    hint=f"imagefactory {f'image promote {target.name}' if waits else build}",
+                    hint=f"run imagefactory {f'image promote {target.name}' if waits else build}",
                 )
             skipped.append((target.name, why))
             waiting += [target.name] if waits else []
@@ -151,7 +153,7 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
 
 
 def stored_revocations(project: Project, policy: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
-    """Return the revocations in the local store by target, wherever the images are."""
+    """Return the revocations in the local store, by target."""
     rows: dict[str, tuple[RevokedCell, ...]] = {}
     place = local_place(project, ANY)
     for manifest in project.layout.subjects():
@@ -166,7 +168,7 @@ def stored_revocations(project: Project, policy: VerificationPolicy) -> Mapping[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CatalogBuilder:
-    """The place of images and the policy for them. `host` is empty for the local store."""
+    """The location of images, and the policy for their verdicts. `host` is empty for the local store."""
 
     project: Project
     policy: VerificationPolicy
@@ -194,7 +196,7 @@ class _CatalogBuilder:
         return cls(project=project, policy=policy, places=places, host=host, name=name, revoked=revoked)
 
     def read_target(self, target: Target) -> tuple[CatalogImage | None, str, bool]:
-        """Return the image of a target; else why there is none, and whether it waits for approvals."""
+        """Return the image of a target, or the reason for no image and whether the image lacks approvals."""
         project, place = self.project, self.places[target.family]
         lock, expected, why = None, "", ""
         try:
@@ -237,7 +239,7 @@ class _CatalogBuilder:
         return replace(image, revoked=merge_revoked(*revoked)), "", False
 
     def _expected_digest(self, target: Target, place: StoreRepository) -> str:
-        """Return the digest of the image of the present lock, empty if it is not there."""
+        """Return the digest of the image of the current lock, empty if there is no such image."""
         if isinstance(place.store, LayoutStore):
             built = find_built(self.project, target)
             return built.digest if built else ""
@@ -245,9 +247,9 @@ class _CatalogBuilder:
         return candidate.digest if candidate else ""
 
     def _waits(self, target: Target, place: StoreRepository, root: CatalogRoot) -> bool:
-        """Return whether no tag of the target has enough approvals to point to the image.
+        """Return whether the image has too few approvals for every tag of the target.
 
-        If only a .sif of the image is verified, it has no tag to promote, and does not wait.
+        False if only a .sif of the image is verified: the image then has no tag to promote.
         """
         if not self.host or (target.gpu and not root.proven):
             return False
@@ -256,7 +258,7 @@ class _CatalogBuilder:
     def _read_root(
         self, place: StoreRepository, subject: VerifiedImage, lock: Lock | None = None
     ) -> CatalogRoot:
-        """Return an image with its verdicts and revocations, in the registry and in the local store."""
+        """Return an image with its verdicts and revocations, from the registry and the local store."""
         if not self.policy.trust.keys:
             return CatalogRoot(subject=subject, lock=lock)
         sets = [find_in(self.project, place, subject, self.policy)]
@@ -313,7 +315,7 @@ class _CatalogBuilder:
     def _sifs(
         self, place: StoreRepository, image: VerifiedImage
     ) -> tuple[list[CatalogSif], tuple[RevokedCell, ...]]:
-        """Return the .sif files of an image, here and in the registry, and their revocations."""
+        """Return the .sif files of an image, in the local store and the registry, and their revocations."""
         seen: set[str] = set()
         sifs: list[CatalogSif] = []
         revoked: list[RevokedCell] = []
@@ -346,7 +348,7 @@ class _CatalogBuilder:
 
 
 def _is_of_another(result: VerificationResult, subject: VerifiedImage) -> bool:
-    """Return whether the verdict is for another target, so it does not count for this one."""
+    """Return whether the verdict is for another target and must be ignored."""
     return result.verdict is not None and result.verdict.report.subject.target not in ("", subject.target)
 
 
@@ -357,7 +359,7 @@ def lacks_approvals(
     revoked: Sequence[RevokedCell],
     policy: VerificationPolicy,
 ) -> bool:
-    """Return whether the policy requires more approvals of an image than any tag of the target has.
+    """Return whether an image has too few approvals for every tag of the target.
 
     `plain` is the tag of the target without a capability.
     """
@@ -383,7 +385,7 @@ def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, by
 
 
 def describe_image(project: Project, target: Target, root: CatalogRoot, manifest: Manifest) -> CatalogImage:
-    """Return the entry of an image by its target, lock and manifest, without place, .sif files and size."""
+    """Return the catalog entry of an image, without its location, .sif files and size."""
     blobs = parse_parts(manifest)[1]
     is_sif = is_sif_manifest(json.loads(manifest.data))
     predicted = predicted_claims(project, target, root.lock, stored_as(project, root.subject))
@@ -422,12 +424,12 @@ class ImageFacts:
 
 
 def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, CellClaim]]) -> ImageFacts:
-    """Return the known facts of an image by its lock, without a lock by its target.
+    """Return the facts of an image from its lock, or from its target without a lock.
 
-    Programs of a CUDA major start on the first driver of that major (gpu/drivers.py, rule R6), unless their
-    code is packed so that older drivers cannot read it (R7); code that must be compiled from PTX needs a
-    newer driver, and its claim says so. `driver` is the lowest that runs machine code, and `minor_compat`
-    says whether that is the first of the major.
+    Programs of a CUDA major version start on the first driver of that major (gpu/drivers.py, rule R6),
+    unless older drivers cannot read their packed code (R7). Code that must be compiled from PTX needs a
+    newer driver, which its claim states. `driver` is the lowest that runs machine code. `minor_compat` is
+    true if that is the first driver of the major.
     """
     packages = lock.packages if lock else ()
     names = {target.framework, target.framework.replace("_", "-").lower()}
@@ -461,9 +463,9 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
 def predicted_claims(
     project: Project, target: Target, lock: Lock | None, image: Image | None
 ) -> tuple[tuple[str, CellClaim], ...]:
-    """Return the weightiest claim for each known capability (plan.weigh_claims), then its known faults.
+    """Return the strongest claim for each known capability (plan.weigh_claims), then the known faults.
 
-    Empty if the lock is not known, or if the image is for CPUs.
+    Empty if the lock is unknown, or if the image is for CPUs.
     """
     if lock is None or not target.gpu:
         return ()
@@ -478,7 +480,7 @@ def predicted_claims(
 
 
 def unpacked_size(layout: Layout, image: Image) -> int:
-    """Return the bytes of all unpacked layers, 0 if one cannot be read here. Each is read only once."""
+    """Return the bytes of all unpacked layers, 0 if a layer cannot be read. Results are cached."""
     try:
         return sum(_plain_size(layout, layer) for layer in image.layers)
     except (StoreError, ToolError, CorruptDataError, OSError):
@@ -506,7 +508,7 @@ def reference_of(host: str, place: StoreRepository, subject: VerifiedImage) -> s
 
 
 def stored_as(project: Project, subject: VerifiedImage) -> Image | None:
-    """Return the image in the local store, None if it is not there or incomplete."""
+    """Return the image in the local store, None if it is missing or incomplete."""
     manifest = project.layout.manifest(subject.index) or project.layout.manifest(subject.manifest)
     if manifest is None:
         return None

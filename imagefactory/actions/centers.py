@@ -1,11 +1,11 @@
-"""The centers that a user joined: that of the setting `catalog`, and those in files of their own.
+"""Read the centers that a user joined: the one of the setting `catalog`, and those in their own files.
 
     ~/.config/imagefactory/centers/NAME.toml      catalog, site, sif-folder, [[trust]] of one more center
 
     centers_of(settings) -> JoinedCenter... -> read_centers() -> CenterCatalogs -> find_center_image(NAME)
 
-The keys of a center vouch only for its own images. If several are joined, an image is CENTER/TARGET. A center
-that cannot be read hides no other.
+The keys of a center vouch only for its own images. With several centers an image is CENTER/TARGET. A center
+that cannot be read does not hide the others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from imagefactory.trust.offers import find_image, select_images, verify_offer
 from imagefactory.trust.policy import TrustRules, list_keys, read_trust
 
 _NO_CENTER = ("", SITES[0], SLURM, KUBERNETES)
-"""Sites that many centers have."""
+"""Sites of many centers, which therefore cannot name one center."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedCenter:
     """A joined center: its own settings, and the keys that vouch for its images.
 
-    `several`: it is not the only one, so the names of its images begin with its own.
+    `several` is true if other centers are joined too. Then image names begin with the name of the center.
     """
 
     name: str
@@ -49,16 +49,16 @@ class JoinedCenter:
 
     @property
     def prefix(self) -> str:
-        """How the names of its images begin, empty if there is no other center."""
+        """The beginning of its image names, empty if there is no other center."""
         return f"{self.name}/" if self.several else ""
 
     def answers(self, time: datetime) -> str:
-        """Return the source of an answer by a catalog of that time."""
+        """Return the source of an answer from a catalog of this `time`."""
         of = f"of {self.name}: " if self.several else "of "
         return f"images {of}the catalog {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
 
     def json_of(self, target: str) -> dict[str, str]:
-        """Return the further keys of an image in JSON, if there are several centers."""
+        """Return further JSON keys of an image, if there are several centers."""
         return {"center": self.name, "name": f"{self.prefix}{target}"} if self.several else {}
 
 
@@ -72,14 +72,14 @@ class CenterCatalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterCatalogs:
-    """The catalogs that could be read, at least one; `lacking` are the other centers with the error."""
+    """The catalogs that could be read, at least one. `lacking` are the other centers with their errors."""
 
     open: tuple[CenterCatalog, ...]
     lacking: tuple[tuple[JoinedCenter, ImagefactoryError], ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to print before the answer: which catalog is not the current one, and which is missing."""
+        """Lines to print before the answer: outdated and missing catalogs."""
         notes = [
             f"{row.center.name}: {note}" if row.center.several else note
             for row in self.open
@@ -92,9 +92,10 @@ class CenterCatalogs:
         return tuple(notes)
 
     def candidates(self, name: str) -> tuple[str, tuple[CenterCatalog, ...]]:
-        """Return the name of a target without its center, and the catalogs that may have it.
+        """Return the target name without its center, and the catalogs that may have the target.
 
-        Raises NothingSelectedError for a center that is not joined, else the error of a named one.
+        Raises NothingSelectedError for a center that is not joined, or the error of a center that cannot be
+        read.
         """
         errors = {center.name: error for center, error in self.lacking}
         centers = [*(row.center for row in self.open), *(center for center, _ in self.lacking)]
@@ -105,7 +106,7 @@ class CenterCatalogs:
 
 
 def center_name(name: str, site: str, catalog: str) -> str:
-    """Return the name of a center: its `name`, else its site, else one made of its catalog's place."""
+    """Return the name of a center: `name`, else its site, else a name made from the place of its catalog."""
     if name or site not in _NO_CENTER:
         return name or site
     place = catalog.rpartition("/")[2].partition(".")[0] if catalog.startswith("/") else catalog
@@ -115,9 +116,9 @@ def center_name(name: str, site: str, catalog: str) -> str:
 
 
 def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
-    """Return the centers whose images count here; a project, with its own images, is the only one.
+    """Return the centers whose images can be used. A project uses only its own images.
 
-    Raises UsageError for a file of a center that cannot be used, and for two of one name.
+    Raises UsageError for an invalid file of a center, and for two centers with one name.
     """
     main, own = settings.catalog.value or settings.registry.value, is_project(settings)
     files = () if own else settings.centers
@@ -162,10 +163,9 @@ def names_center(text: str, settings: Settings) -> bool:
 def read_centers(
     settings: Settings, environ: Mapping[str, str], now: datetime, names: Sequence[str] = (), only: str = ""
 ) -> CenterCatalogs:
-    """Return the catalogs of all centers, or only of those that `names` begin with, if all of them do.
+    """Return the catalogs of all centers, or only of the centers in `names` if each name has one.
 
-    `only` is the single target of a project's own catalog. Raises as `read_catalog` if no catalog can be
-    read.
+    `only` limits a project's own catalog to one target. Raises as `read_catalog` if no catalog can be read.
     """
     centers = centers_of(settings)
     if len(centers) == 1:
@@ -188,9 +188,9 @@ def read_centers(
 
 
 def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog, CatalogImage]:
-    """Return the image of a name, with or without its center.
+    """Return the image with this name, with or without its center.
 
-    Raises NothingSelectedError if no center has it, UsageError if several have, or one has several.
+    Raises NothingSelectedError if no center has the image, UsageError if the name matches several images.
     """
     target, catalogs = opened.candidates(name)
     exact = [row for row in catalogs if any(image.target == target for image in row.catalog.images)]
@@ -215,7 +215,7 @@ def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog,
 def _select_images(
     opened: CenterCatalogs, names: Sequence[str]
 ) -> tuple[tuple[CenterCatalog, tuple[CatalogImage, ...]], ...]:
-    """Return the images of `names` by center, all if there are none. A name may match several centers.
+    """Return the images of `names` by center, all without names. A name may match several centers.
 
     Raises NothingSelectedError for a name that no center has.
     """
@@ -245,7 +245,7 @@ def _select_images(
 
 
 def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) -> list[dict[str, Any]]:
-    """Return each center as JSON, with its keys and the age of its catalog, or why that cannot be read."""
+    """Return each center as JSON, with its keys and the age of its catalog or the reason for no catalog."""
     rows = []
     for center in centers_of(settings):
         if not center.place:
@@ -275,7 +275,7 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
 
 
 def merge_centers(opened: CenterCatalogs) -> Catalog:
-    """Return all images in one catalog, to look up images by digest; it has no signature to verify."""
+    """Return all images in one catalog, to look up images by digest. This catalog has no signature."""
     catalogs = [row.catalog for row in opened.open]
     if len(catalogs) == 1:
         return catalogs[0]
@@ -296,8 +296,8 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[JoinedCenter,
         first, joined = centers[0].name, ", ".join(row.name for row in centers)
         raise UsageError(
             "center-ambiguous",
-            f"this command shows the images of one center, and you joined several: {joined}",
-            hint=f"name images of one center: '{first}/*'",
+            f"this command shows the images of one center, and you joined {joined}",
+            hint=f"choose a center: '{first}/*'",
         )
     return center, tuple(name for _, name in split)
 
@@ -307,9 +307,9 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[JoinedCenter,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterImages:
-    """Images of a center's catalog, verified by the reader's trust in it, `now`.
+    """Images of a center's catalog, verified at the time `now` with the reader's trust in that center.
 
-    `notes` are those of all catalogs.
+    `notes` are the notes of all catalogs.
     """
 
     center: JoinedCenter
@@ -324,7 +324,7 @@ class CenterImages:
 
     @property
     def source(self) -> str:
-        """The source of the answer."""
+        """The source of the images, for answers."""
         return self.center.answers(self.catalog.made)
 
     def name_of(self, image: CatalogImage) -> str:
@@ -335,7 +335,7 @@ class CenterImages:
 def read_center_images(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime
 ) -> tuple[CenterImages, ...]:
-    """Return the images of `names`, all if there are none, by center. At least one row.
+    """Return the images of `names` by center, all without names. At least one row.
 
     Raises as `read_centers`, and NothingSelectedError for a name that no center has.
     """
@@ -345,7 +345,7 @@ def read_center_images(
 
 
 def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> CenterImages:
-    """Return the one image of a name. Raises UsageError if there are several."""
+    """Return the only image with this name. Raises UsageError if there are several."""
     opened = read_centers(settings, environ, now, (name,))
     row, image = find_center_image(opened, name)
     return _verify_images(row, (image,), now, opened.notes)

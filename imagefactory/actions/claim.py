@@ -1,9 +1,9 @@
-"""Claims in a registry: stored when cells are queued, read before that, released when they are done.
+"""Claims of cells in a registry, so that two stores do not verify the same image on the same GPU.
 
-    read_claims() -> plan -> claim_cells(): read, put, read again -> the cells that another store has
+    read_claims() -> plan -> claim_cells(): read, put, read again -> the cells that another store claimed
 
-A plan costs one request and two for each other store, whatever its cells. Errors of the registry are
-reported, and stop nothing.
+Claims are stored when cells are queued, and released when the cells are done. A plan costs one request, and
+two for each other store. Errors of the registry are reported and stop nothing.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from imagefactory.verify.nonces import LIFETIME
 
 FILE = "claims.json"
 MOST_STORES = 32
-"""Other stores whose claims are read: anyone who may push can write many tags."""
+"""The most other stores whose claims are read: anyone who may push can write many tags."""
 STORE_BYTES = 8
 SETTLE, TRIES = timedelta(seconds=3), 3
-"""How long storing a claim may take, and how often it is tried."""
+"""The longest time to store a claim, and the number of attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class OtherClaims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """The cells that a sweep is about to queue, and the registry (HOST[/PATH]) of its claim.
+    """The cells that a sweep is about to queue, and the registry (HOST[/PATH]) for its claim.
 
-    With `ask`, cells that another store has claimed are given up.
+    With `ask`, cells that another store claimed are dropped.
     """
 
     sweep: str
@@ -79,14 +79,17 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimResult:
-    """The cells that another store has, and a line for each problem."""
+    """The cells that another store claimed, and a line for each problem."""
 
     lost: Mapping[ClaimedCell, OtherClaim] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 def read_claims(access: Access, registry: str, now: datetime) -> OtherClaims:
-    """Return the claims of other stores in a registry (HOST[/PATH], empty for none) by trusted keys."""
+    """Return the claims of other stores in a registry, signed by trusted keys.
+
+    `registry` is HOST[/PATH], empty for none.
+    """
     try:
         trust = read_trust(access.settings.files)
         if not registry or not trust.keys:
@@ -119,7 +122,7 @@ def _read_others(place: StoreRepository, own: str, trust: TrustRules, now: datet
 
 
 def _read_list(place: StoreRepository, tag: str) -> bytes:
-    """Return the envelope of a tag, empty if it is gone. Raises StatementError for anything else."""
+    """Return the envelope of a tag, empty if the tag is missing. Raises StatementError if it is invalid."""
     where, manifest = f"{place}:{tag}", place.store.manifest(place.repository, tag)
     if manifest is None:
         return b""
@@ -130,14 +133,14 @@ def _read_list(place: StoreRepository, tag: str) -> bytes:
     if layer.size > LARGEST:
         raise StatementError(
             "claims-too-large",
-            f"{where} has {layer.size:,} bytes, and a list of claims has at most {LARGEST:,}",
-            hint="check who pushed it",
+            f"{where} has {layer.size:,} bytes, but a list of claims has at most {LARGEST:,}",
+            hint="delete this tag: imagefactory did not push it",
         )
     return unpack_artifact(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
 
 
 def _claims_place(access: Access, registry: str) -> StoreRepository:
-    """Return the repository of the catalog, with short timeouts: a sweep does not depend on it."""
+    """Return the repository of the catalog, with short timeouts, because a sweep does not depend on it."""
     host, path = registry_place(access, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     return StoreRepository(
@@ -146,11 +149,11 @@ def _claims_place(access: Access, registry: str) -> StoreRepository:
 
 
 def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> ClaimResult:
-    """Claim cells in the registry. Return those that another store has.
+    """Claim cells in the registry. Return the cells that another store claimed.
 
-    Earlier claims have precedence. Of claims at the same time the first one counts: a put that takes longer
-    than SETTLE is repeated with a later time, and nobody reads before that time is over, so the later of two
-    sees the earlier one. Only stores whose clocks differ by seconds may both queue a cell.
+    The earliest claim wins. A put that takes longer than SETTLE is repeated with a later time, and each
+    store waits for SETTLE before it reads. So the later of two stores sees the earlier claim. Two stores can
+    both queue a cell only if their clocks differ by seconds.
     """
     if not claiming.registry or not claiming.cells:
         return ClaimResult()
@@ -187,7 +190,10 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
 def _put_in_time(
     access: Access, place: StoreRepository, own: OwnClaims, claiming: ClaimRequest
 ) -> SweepClaim | None:
-    """Return the claim, put within SETTLE of its own time; None for no cells. Raises ImagefactoryError."""
+    """Return the claim, stored within SETTLE of its own time; None without cells.
+
+    Raises ImagefactoryError.
+    """
     limits = claiming.limits
     # The time of one attempt, not of all retries: other stores wait that long for a store that is gone.
     life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
@@ -201,6 +207,7 @@ def _put_in_time(
         raise RegistryError(
             "registry-too-slow",
             f"{place} needed more than {SETTLE.seconds} seconds to store the claim, {TRIES} times",
+            hint="run the same command again later",
         )
     return None
 
@@ -212,7 +219,7 @@ def _of(claims: Iterable[OtherClaim], cells: Collection[ClaimedCell]) -> Mapping
 def release_claim(
     access: Access, sweep: str, remaining: Collection[ClaimedCell], now: datetime, progress: Progress
 ) -> None:
-    """Release what a sweep claimed, except the `remaining` cells. Errors are only reported."""
+    """Release the claims of a sweep, except those of the `remaining` cells. Errors are only reported."""
     try:
         own = _read_own(access.layout.path)
         places = [
@@ -238,7 +245,7 @@ def release_claim(
 
 
 def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaims:
-    """Replace the claim of a sweep; remove it if it has no cells."""
+    """Return `own` with the claim of a sweep replaced, or removed if the claim has no cells."""
     rows = next((row.sweeps for row in own.places if row.place == str(place)), ())
     others = tuple(row for row in rows if row.sweep != claim.sweep)
     mine = RepositoryClaims(place=str(place), sweeps=(*others, claim) if claim.cells else others)
@@ -246,11 +253,14 @@ def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaim
 
 
 def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) -> None:
-    """Store the claims, and put those of `place` that are still valid. Raises ImagefactoryError."""
+    """Store the claims of this store, and write the valid ones for `place` there.
+
+    Raises ImagefactoryError.
+    """
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
-            "claim-not-signed", "no signing key on this machine", hint="imagefactory key create NAME"
+            "claim-not-signed", "no signing key on this machine", hint="run imagefactory key create NAME"
         )
     places = (
         replace(repository, sweeps=tuple(row for row in repository.sweeps if row.until > now))
@@ -272,7 +282,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
 
 
 def _read_own(store: Path) -> OwnClaims | None:
-    """Return what this store has claimed, None for nothing yet. Raises StatementError."""
+    """Return the claims of this store, None before the first claim. Raises StatementError."""
     path = store / "journal" / FILE
     try:
         with path.open("rb") as file:

@@ -1,9 +1,9 @@
-"""From a finished sweep to verdicts: each node is verified, signed once and attached to its image.
+"""Collect a sweep: verify each finished node, sign its verdict once and attach it to the image.
 
     files of a job -> NodeState -> its report -> sign, spend the nonce -> attach -> collected.json
 
-The next call continues with running nodes, and signed verdicts that could not be attached. Nothing is signed
-twice. If collected.json is lost, the verdicts are found at their images by the nonces.
+The next call continues with running nodes and with signed verdicts that could not be attached. Nothing is
+signed twice. If collected.json is lost, the verdicts are found at their images by their nonces.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Places = tuple[tuple[StoreRepository, VerifiedImage], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedNode:
-    """The fields of a verdict for attaching: a sweep has thousands, so their contents are dropped."""
+    """The fields of a verdict that are needed to attach it. A sweep has thousands, so the rest is dropped."""
 
     keyid: str
     expires: datetime
@@ -88,9 +88,9 @@ class SignedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingNode:
-    """A node in progress: `spending` comes before `signed` is attached; `fault` ends it.
+    """A node in progress: first `spending` is set, then `signed` is attached. A `fault` ends it.
 
-    `lost`: it was signed and attached before, and no local record says where.
+    `lost` is true for a verdict that was signed and attached before, with no local record of its place.
     """
 
     node: SweepNode
@@ -103,9 +103,9 @@ class PendingNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """All nodes of a sweep, and other errors (a registry that is down, tags not moved).
+    """All nodes of a sweep, and other errors (a registry that is down, tags that did not move).
 
-    `machines` are those that failed jobs.
+    `machines` are those on which jobs failed.
     """
 
     folder: Path
@@ -128,9 +128,9 @@ class SweepResult:
 def collect_sweep(
     project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> SweepResult:
-    """Verify, sign and attach all results so far. Raises UsageError for a directory that is not a sweep.
+    """Verify, sign and attach all results so far. Raises UsageError if the directory is not a sweep.
 
-    A node whose verdict cannot be attached is among the faults; the others continue.
+    A node whose verdict cannot be attached is among the faults. The other nodes continue.
     """
     sweep = read_sweep(folder)
     earlier: tuple[CollectedNode, ...] = ()
@@ -252,7 +252,7 @@ def _explain_pulls(drafts: list[PendingNode], project: Project, progress: Progre
 
 
 class AnonymousPullCheck:
-    """A check of each image once, without a password, as jobs do; stops after MAX_REJECTED failures."""
+    """Checks each image once without a password, as jobs pull it. Stops after MAX_REJECTED failures."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -260,7 +260,7 @@ class AnonymousPullCheck:
         self._failures: list[str] = []
 
     def explain(self, node: SweepNode) -> str:
-        """Return a line on the image of a node; empty for a file."""
+        """Return a line about the image of a node, empty for a file."""
         reference = _reference_of(node)
         if not reference:
             return ""
@@ -299,7 +299,7 @@ class AnonymousPullCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSigner:
-    """The signer of the nodes of the sweep in `folder`; `key` is None if this machine has none."""
+    """Signs the nodes of the sweep in `folder`. `key` is None if this machine has no key."""
 
     folder: Path
     pool: Pool
@@ -343,9 +343,9 @@ class NodeSigner:
         return PendingNode(node=node, one=replace(row, why=why), signed=signed, spending=spending, lost=lost)
 
     def _requested(self, node: SweepNode, known: IssuedNonce) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return kit.json and expectations.json as they were written; `known` is the entry of the nonce.
+        """Return kit.json and expectations.json as they were written. `known` is the entry of the nonce.
 
-        Raises NonceError if they were changed, or are of another suite or pool.
+        Raises NonceError if the files were changed, or belong to another suite or pool.
         """
         place = node_directory(self.folder, node.name)
         try:
@@ -363,7 +363,7 @@ class NodeSigner:
     ) -> tuple[SignedNode | None, NonceUse | None, str]:
         """Return the verdict (None if the report is not signed), the nonce to spend, and a line.
 
-        A verdict that was signed before and not attached spends nothing. Raises NonceError, StoreError.
+        A verdict that was signed before but not attached spends no nonce. Raises NonceError, StoreError.
         """
         if known.spent is not None:
             data = self.ledger.unsettled(node.nonce)
@@ -395,7 +395,7 @@ def _signed_node(signed: SignedVerdict) -> SignedNode:
 
 
 class VerdictAttacher:
-    """A writer of verdicts to the store and to `registry` (host[/path]), by default that of the image."""
+    """Writes verdicts to the store and to `registry` (host[/path]), by default the registry of the image."""
 
     def __init__(self, project: Project, registry: str, progress: Progress) -> None:
         self.project, self.registry, self.progress = project, registry, progress
@@ -434,7 +434,7 @@ class VerdictAttacher:
     def find_again(self, draft: PendingNode, keys: Mapping[str, bytes]) -> PendingNode:
         """Return a lost draft with the places that have its verdict, signed by one of `keys` (by their ids).
 
-        A verdict that is nowhere is a fault: its nonce is spent, so nothing is signed in its place.
+        A verdict in no place is a fault. Its nonce is spent, so no new verdict is signed.
         """
         keyids = {}
         try:
@@ -448,16 +448,16 @@ class VerdictAttacher:
             return replace(draft, fault=error)
         if not keyids:
             why = f"{draft.one.why}, {VERDICT_MISSING}"
-            hint = f"imagefactory sweep start {draft.node.target}: a nonce is never signed twice"
+            hint = f"verify it again: imagefactory sweep start {draft.node.target}"
             fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
             return replace(draft, one=replace(draft.one, why=why), fault=fault)
         keyid = next(iter(keyids.values()))
         return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(keyids)))
 
     def places(self, draft: PendingNode) -> Places:
-        """Return where a verdict goes. Raises UsageError and RegistryError.
+        """Return the places of a verdict. Raises UsageError and RegistryError.
 
-        After MAX_REJECTED images in a row that a registry did not show, no more are requested.
+        After MAX_REJECTED images in a row that a registry does not show, no more are requested.
         """
         own = draft.node.image.subject
         if own.manifest not in self._places:

@@ -1,4 +1,4 @@
-"""From a target and its locks to its definition, and to the files of its directory."""
+"""Turn a target and its locks into its definition, and write the files of its directory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from imagefactory.recipes.values import RULES, named_packages
 
 
 def find_own_files(root: Path, specs: Iterable[FilesSpec]) -> tuple[OwnFile, ...]:
-    """Return the project's files that globs of a recipe match below `root`, sorted by path inside the image.
+    """Return the project's files that match globs of a recipe below `root`, sorted by path inside the image.
 
-    A file keeps its path from the root on, or from the pivot `/./` of its pattern on, as in Docker's
-    `COPY --parents`. A directory means all in it. Hidden files and byte code are skipped unless the pattern
-    names them. Raises RecipeError for a pattern without a match, a link that leads out of the root, a file
-    that cannot be read, and two files for one path.
+    A file keeps its path relative to the root, or relative to the `/./` in its pattern, as in Docker's `COPY
+    --parents`. A directory stands for all of its files. Hidden files and byte code are skipped unless the
+    pattern names them. Raises RecipeError for a pattern without a match, a link to outside the root, an
+    unreadable file, and two files with one path.
     """
     by_path: dict[str, OwnFile] = {}
     for spec in specs:
@@ -60,11 +60,13 @@ def _files(root: Path, spec: FilesSpec) -> Iterator[Path]:
             hidden = [part for part in parts if part.startswith(".") or part == "__pycache__"]
             if not file.is_dir() and all(part in named for part in hidden):
                 if not file.resolve().is_relative_to(root.resolve()):
-                    problem = f"matches {file}, a link out of {root}"
-                    raise _file_problem(spec, "files-outside-project", problem, "copy the file it points to")
+                    problem = f"matches {file}, a link to outside {root}"
+                    raise _file_problem(
+                        spec, "files-outside-project", problem, "replace it by a copy of its target"
+                    )
                 if ".git" in file.resolve().relative_to(root.resolve()).parts:  # with the user's tokens
                     problem = f"matches {file}, which belongs to git"
-                    raise _file_problem(spec, "files-in-git", problem, "name files of the project")
+                    raise _file_problem(spec, "files-in-git", problem, "remove this pattern")
                 yield file
 
 
@@ -72,7 +74,8 @@ def _own_file(spec: FilesSpec, path: str, file: Path) -> OwnFile:
     try:
         state = file.stat()
         if not stat.S_ISREG(state.st_mode):
-            raise _file_problem(spec, "files-not-regular", f"matches {file}, not a regular file", "omit it")
+            problem = f"matches {file}, which is not a regular file"
+            raise _file_problem(spec, "files-not-regular", problem, "change the pattern to exclude it")
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
@@ -105,7 +108,7 @@ def render_target(project: Project, target: Target) -> dict[str, str]:
 
 
 def write_definition(project: Project, target: Target, *, check: bool = False) -> tuple[str, ...]:
-    """Write the stale files of definitions/<target>/, with `check` none. Return their names."""
+    """Write the outdated files of definitions/<target>/, with `check` none. Return their names."""
     definition, folder = define_target(project, target), project.definition_folder(target)
     files = render(definition)
     copied = copied_files(definition, largest=LARGEST_COPY)
@@ -119,7 +122,7 @@ def write_definition(project: Project, target: Target, *, check: bool = False) -
 
 
 def layers_state(project: Project, target: Target) -> str:
-    """Return `ok`, `stale`, `malformed`, or an empty text for a target without a layer lock."""
+    """Return `ok`, `stale` or `malformed`, or an empty text for a target without a layer lock."""
     try:
         if read_layer_lock(project.lock_folder, target.name) is None:
             return ""
@@ -149,7 +152,7 @@ def verify_layer_lock(
 ) -> None:
     """Raise LockError if built layers differ from the layer lock.
 
-    A layer lock that is stale, or of layers by other tools, is only reported.
+    An outdated layer lock, or one for layers by other tools, is only reported.
     """
     target = definition.target.name
     lock = read_layer_lock(project.lock_folder, target)
@@ -160,11 +163,11 @@ def verify_layer_lock(
         project.tell(f"{path} is outdated: {moved} (imagefactory lock --layers {target})")
     elif lock.toolchain != toolchain:
         project.tell(
-            f"{path} is of layers by {lock.toolchain}: layers by {toolchain} are not checked against it"
+            f"layers not checked: {path} is for layers by {lock.toolchain}, these are by {toolchain}"
         )
     elif wrong := wrong_entries(lock, image.layers, str(path)):
         raise LockError(
             "layer-lock-mismatch",
             "\n".join(wrong),
-            hint=f"rebuild and compare each layer: imagefactory lock --check --layers {target}",
+            hint=f"to compare all layers, run imagefactory lock --check --layers {target}",
         )

@@ -1,4 +1,4 @@
-"""Report what this machine and these settings lack to build, submit, verify or run a site."""
+"""Report what this machine and these settings lack to build images, run jobs, verify images or run a site."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _MACHINE = (
     "store",
     "GPU",
 )
-"""The findings for building that also count for verifying on this machine."""
+"""Names of the checks for building that are also useful for verifying on this machine."""
 
 
 def examine_for(
     purpose: str, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> tuple[tuple[Diagnosis, ...], bool]:
-    """Return the findings for a purpose, and whether nothing is missing."""
+    """Return the checks for a purpose, and whether nothing is missing."""
     project = _untrusted(settings)
     if purpose == "build":
         findings = (*project, *examine_machine(settings, environ=environ))
@@ -69,7 +69,7 @@ def examine_for(
 
 
 def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
-    """Report settings of an untrusted project: its registry and keys do not count."""
+    """Report the settings of an untrusted project: its registry and keys are ignored."""
     if not settings.untrusted:
         return ()
     names = ", ".join(setting.name for setting in settings.untrusted)
@@ -105,7 +105,7 @@ def _check_center(
 def _check_settings(
     center: JoinedCenter | None, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> UsageFacts:
-    """Check the settings of a center; without a center the catalog is not read."""
+    """Check the settings of a center. Without a center the catalog is not read."""
     trust = center.trust if center else read_trust(settings.files)
     facts = UsageFacts(
         now=now,
@@ -137,7 +137,7 @@ def _check_settings(
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
-    """Return None if there are no commands of a pool."""
+    """Return the pool of this machine, None if there are no commands of a pool."""
     if not (name := local_pool(environ)):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Checks of a center's site for `doctor --for site`, in the order of the setup in the docs.
+"""Check the site of a center for `doctor --for site`, in the order of the setup in the docs.
 
-The checks change nothing here or in the registry. They start only commands of the pool and `crontab -l`. A
-registry that hangs is skipped after some seconds, with all checks that need it.
+The checks change nothing on this machine or in the registry. They start only commands of the pool and
+`crontab -l`. If a registry does not answer within seconds, all checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEY_SOON, CATALOG_EXPIRY_WARNING = timedelta(days=30), timedelta(days=7)
 def examine_site(
     settings: Settings, environ: Mapping[str, str], now: datetime, root: Path = Path("/")
 ) -> tuple[Diagnosis, ...]:
-    """Return the checks of a site; files of this machine are read below `root`."""
+    """Return the checks of a site. Files of this machine are read below `root`."""
     access = Access(settings=settings, environ=environ)
     examine_nightly = load_extra("nightly.units:examine_nightly")
     site = _SiteCheck(access=access, trust=read_trust(settings.files), now=now, root=root)
@@ -72,7 +72,7 @@ def examine_site(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RegistryCheck:
-    """The checks of a registry, and of the catalog in it. `catalog_time`: when the catalog was created."""
+    """The checks of a registry, and of its catalog, which was created at `catalog_time`."""
 
     lines: tuple[Diagnosis, ...]
     published: tuple[Diagnosis, ...]
@@ -110,7 +110,7 @@ class _SiteCheck:
         if not os.access(directory, os.W_OK):
             yield broken("store", f"{detail}, not writable", 'store = "DIR" in imagefactory.toml')
         elif free < STORE_BYTES:
-            yield warn("store", f"{detail}, less than an image takes", "imagefactory image prune")
+            yield warn("store", f"{detail}, less than an image needs", "imagefactory image prune")
         else:
             yield good("store", detail if (path / "oci-layout").exists() else f"{detail}; it is empty")
 
@@ -143,7 +143,7 @@ class _SiteCheck:
             remedy = f"imagefactory key trust {key.name}"
             yield missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
         elif self.now < trusted.since:
-            detail = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
+            detail = f"'{key.name}' is not trusted before {trusted.since:%Y-%m-%d}"
             yield broken("signing key", detail, "set its `from` in imagefactory.toml")
         elif trusted.until - self.now < KEY_SOON:
             detail = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
@@ -251,7 +251,7 @@ class _SiteCheck:
         if current is None:
             line = missing("catalog", f"none at {where}", "imagefactory site publish")
         elif current.catalog is None:
-            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
+            whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "no key"
             detail = f"{current.where} is signed by {whose}, so your readers reject it"
             line = broken("catalog", detail, "imagefactory site publish")
         else:
@@ -279,7 +279,7 @@ class _SiteCheck:
             return None  # the check of the signing key reports it
 
     def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
-        """Check the invitation next to the catalog, or the local one for a catalog in a file."""
+        """Check the invitation next to the catalog, or the local invitation for a catalog in a file."""
         push = "imagefactory site invite --push"
         try:
             if isinstance(where, StoreRepository):
@@ -300,7 +300,7 @@ class _SiteCheck:
         trusted = {key.keyid for key in self.trust.keys if key.since <= self.now < key.until}
         named = {grant.key.keyid for grant in invited.keys}
         if not trusted & named:
-            return broken("invitation", f"{name} names no key that is trusted here now", push)
+            return broken("invitation", f"{name} has no key that this project trusts now", push)
         own = self._own_key()
         if own and own.keyid not in named:
             return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
@@ -309,7 +309,7 @@ class _SiteCheck:
     def mirrors(self, created: datetime | None) -> Iterator[Diagnosis]:
         mirrors = listed(self.settings.catalog_mirrors.value)
         if not mirrors:
-            detail = "none: while the registry is down, readers have only the copies that they keep"
+            detail = "none: while the registry is down, readers have only their cached copies"
             yield warn("mirrors", detail, 'catalog-mirrors = "HOST/PATH" in imagefactory.toml')
             return
         with ThreadPoolExecutor(len(mirrors)) as threads:
@@ -327,7 +327,7 @@ class _SiteCheck:
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalog is None:
-            return broken("mirrors", f"{mirror} has no catalog that a trusted key signed", copy)
+            return broken("mirrors", f"{mirror} has no catalog signed by a trusted key", copy)
         if created and current.catalog.made < created:
             detail = f"{mirror} has an older catalog, of {current.catalog.made:%Y-%m-%d %H:%M} UTC"
             return warn("mirrors", detail, copy)
@@ -351,7 +351,7 @@ def _unknown_rows(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterat
 
 
 def read_small(path: Path) -> str:
-    """Return the text of a small file, empty if it is unreadable or not a regular file such as a pipe."""
+    """Return the text of a small file, empty if it is unreadable or not a regular file (such as a pipe)."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -371,7 +371,7 @@ def warn(name: str, detail: str, remedy: str) -> Diagnosis:
 
 
 def missing(name: str, detail: str, remedy: str) -> Diagnosis:
-    """Return the check of something that is not set up."""
+    """Return the check for something that is not set up."""
     return Diagnosis(name=name, state=Health.MISSING, detail=detail, remedy=remedy, needed_for="site")
 
 

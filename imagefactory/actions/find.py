@@ -1,9 +1,9 @@
-"""Search images by words: of the project, the catalogs or the bundled recipes, else documented releases.
+"""Search images by words: in the project, the catalogs or the bundled recipes, else documented releases.
 
     words, ResourceRequest (and Inventory) -> find_images() -> FindResult, the best first
 
-A candidate is an image of a catalog, verified by the reader's trust, or a target or release without an image:
-then only documentation and predictions count.
+A candidate is an image of a catalog, verified with the reader's trust, or a target or release without an
+image. Without an image only documentation and predictions are used.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _WEIGHT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCandidate:
-    """An image, target or release. `target` is empty if no recipe builds it; `ready`: there is an image.
+    """An image, target or release. `target` is empty if no recipe builds it. `ready` is true for an image.
 
-    `known` returns why it may run on a GPU of a pool, `classes` are those GPUs if no pool is known.
-    `resources` is the request of its jobs. `unknown` returns whether nothing is known of it on a GPU of a
-    pool, or (None) on some GPU. If several centers are joined, `name` begins with its `center`.
+    `known` returns the evidence that the candidate runs on a GPU of a pool; without a pool `classes` are
+    those GPUs. `resources` is the request of its jobs. `unknown` returns whether there is no evidence for a
+    GPU of a pool, or (None) for some GPU. With several joined centers, `name` begins with its `center`.
     """
 
     name: str
@@ -98,13 +98,13 @@ class FindCandidate:
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for GPUs, not only for CPUs."""
+        """Whether the candidate is for GPUs, not only for CPUs."""
         return self.cuda != NO_CUDA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMatch:
-    """A type of GPU on which it may run. Without a pool there are no name and counts."""
+    """A type of GPU that may run the candidate. Without a pool there are no name and counts."""
 
     capability: str
     basis: ClaimBasis
@@ -117,9 +117,9 @@ class GpuMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindMatch:
-    """A matching candidate, and the GPUs for it, the best known first.
+    """A matching candidate and its GPUs, the best evidence first.
 
-    `unknown`: there are none, but nothing is known of some GPU, so it may run there.
+    `unknown` is true if there is no such GPU, but evidence is missing for some GPU: the image may run there.
     """
 
     candidate: FindCandidate
@@ -128,7 +128,7 @@ class FindMatch:
 
     @property
     def rank(self) -> tuple[int, bool, int]:
-        """Lower is better: the best basis, whether such a GPU is free, how many there are."""
+        """A sort key, lower is better: the best basis, whether such a GPU is free, how many there are."""
         best = min((_WEIGHT[gpu.basis] for gpu in self.gpus), default=len(_WEIGHT))
         rows = [gpu for gpu in self.gpus if _WEIGHT[gpu.basis] == best]
         return best, not any(gpu.free for gpu in rows), -sum(gpu.gpus for gpu in rows)
@@ -138,7 +138,7 @@ class FindMatch:
 class FindRequest:
     """The words to search, for jobs that request `resources`, on the pool of an inventory if there is one.
 
-    `site` is that of the jobs, empty for the setting.
+    `site` is the site of the jobs, empty for the setting.
     """
 
     words: tuple[str, ...]
@@ -152,8 +152,8 @@ class FindRequest:
 class FindResult:
     """The matches, the best first. `open` are the centers with images, none if nothing is verified.
 
-    `own_project`: the project itself answers. `place` is its path, or the place of the only catalog. `ages`
-    are those of the verdicts.
+    `own_project` is true if the project itself was searched. `place` is its path, or the place of the only
+    catalog. `ages` are the ages of the verdicts.
     """
 
     matches: tuple[FindMatch, ...]
@@ -176,9 +176,9 @@ def find_images(
     recipes: Callable[[], Project | None],
     request: FindRequest,
 ) -> FindResult:
-    """Return the matches. Raises NothingSelectedError if there are none, and the errors of read_catalog.
+    """Return the matches. Raises NothingSelectedError without a match, and the errors of read_catalog.
 
-    `recipes` loads the project of the settings, or the bundled recipes: None if there are none.
+    `recipes` loads the project of the settings, or the bundled recipes, and returns None without either.
     """
     own = is_project(settings)
     opened = read_centers(settings, environ, request.now) if own or has_catalog(settings) else None
@@ -214,7 +214,7 @@ def find_images(
 def _find_matches(
     words: Sequence[str], candidates: Sequence[FindCandidate], inventory: Inventory | None
 ) -> tuple[FindMatch, ...]:
-    """Return all matches, the best first, also those without a GPU for them."""
+    """Return all matches, the best first, including those without a GPU."""
     machines = index_machines(inventory) if inventory else None
     matches = [_match(candidate, machines) for candidate in _select(words, candidates)]
 
@@ -265,7 +265,7 @@ def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list
 
 
 def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindRequest) -> FindCandidate | None:
-    """Return an image of a catalog in the form that jobs of the site use; None if there is no such form."""
+    """Return an image of a catalog in the format for jobs of the site, None if there is no such format."""
     image, site = offer.image, find_site(request.site or center.settings.site.value)
     try:
         form = choose_form(forms_of(offer, center.settings.sif_folder.value), site, None)
@@ -303,7 +303,7 @@ def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindReq
 
 
 def _candidate(cover: CoverCandidate, resources: ResourceRequest) -> FindCandidate:
-    """Return a target or a release without an image: predictions and documentation count for a GPU."""
+    """Return a candidate for a target or release without an image, from predictions and documentation."""
     question = cover.question
     gpus = columns(amd=bool(rocm_of(question.cuda)))
 
@@ -341,9 +341,9 @@ def _release_type(gpu: PoolGpu) -> CompatGpu:
 
 
 def _select(words: Sequence[str], candidates: Iterable[FindCandidate]) -> tuple[FindCandidate, ...]:
-    """Return the candidates that fit each word.
+    """Return the candidates that match each word.
 
-    A word is a family, a framework, a target or its beginning, a version, a CUDA (cu121), or `cpu`.
+    A word is a family, a framework, a target or its beginning, a version, a CUDA version (cu121), or `cpu`.
     """
     matching = tuple(candidates)
     for number, word in enumerate(words):
@@ -377,7 +377,7 @@ def _fits(word: str, row: FindCandidate) -> bool:
 
 
 def read_candidates(project: Project | None, targets: Sequence[Target]) -> list[CoverCandidate]:
-    """Return targets with their locks. If a lock is outdated or malformed, only the recipe counts."""
+    """Return targets with their locks. An outdated or malformed lock is ignored."""
     if project is None:
         return []
     tags, judge = project.layout.tags(), VerdictReader(project, datetime.now(UTC))
@@ -396,7 +396,7 @@ def read_candidates(project: Project | None, targets: Sequence[Target]) -> list[
 def _with_cached_scan(
     layout: Layout, target: Target, known: TargetEvidence, judge: VerdictReader
 ) -> TargetEvidence:
-    """Add an earlier scan of the image of the target, unless a layer of it was never scanned."""
+    """Add an earlier scan of the target's image, unless one of its layers was never scanned."""
     try:
         image = layout.image(reference(target))
         contents = cached_contents(layout, image) if image else None

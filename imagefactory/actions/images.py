@@ -1,4 +1,4 @@
-"""The image or .sif of a target in the store, and the possible tags of it, with the verdicts."""
+"""Find the image or .sif of a target in the store, and the candidates for its tags."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def load_artifact(access: Access, name: str, descriptor: Descriptor) -> Image | 
 
 
 def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
-    """Return the stored image or .sif of a tag or digest (also `NAME@sha256:...`), None for a plain name.
+    """Return the stored image or .sif of a tag or digest, None for a name without a tag.
 
-    Raises NothingSelectedError for a tag or digest that the store lacks.
+    `name` may also be `NAME@sha256:...`. Raises NothingSelectedError for a tag or digest that the store
+    lacks.
     """
     layout = access.layout
     _, at, digest = name.rpartition("@")
@@ -115,7 +116,7 @@ def not_built_error(target: Target, more: str = "") -> BuildError:
 def ensure_sif(
     access: Access, image: Image, target: str, progress: Progress, *, compression: str
 ) -> SifArtifact:
-    """Return the .sif of a stored image; convert it if needed. The caller holds the layout's `in_use`."""
+    """Return the .sif of a stored image, converted if needed. The caller holds the layout's `in_use` lock."""
     maker = SifBuilder(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
     return maker.make(image, target, compression, progress)
 
@@ -123,13 +124,13 @@ def ensure_sif(
 def scratch_directory(access: Access, runner: str) -> Path:
     """Return the directory for files that a run writes. `unshare` uses the store's disk, which has limits.
 
-    Docker and Apptainer may work as root, which a store on NFS rejects: they get a temporary directory.
+    Docker and Apptainer get a temporary directory: they may work as root, which a store on NFS rejects.
     """
     return access.layout.scratch if runner == "unshare" else user_temporary_directory()
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
-    """Return the runner of a row of RUNNERS. A .sif that it creates is named after `target`."""
+    """Return the runner with this name in RUNNERS. A .sif that it creates is named after `target`."""
     support = RunnerSupport(
         layout=access.layout,
         environ=access.environ,
@@ -142,7 +143,7 @@ def make_runner(access: Access, name: str, target: str, progress: Progress) -> R
 
 
 def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, ImageProgress]:
-    """Return how far the image of each target is, by the store. A corrupt image only counts as built."""
+    """Return the status of each target's image in the store. A corrupt image counts as built."""
     tags, reader = access.layout.tags(), VerdictReader(access, now)
     pushes, path = {}, ""
     if access.settings.registry.value:
@@ -173,9 +174,9 @@ def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRequest:
-    """The tags of `target` in `place` follow the verdicts. With `dry_run` no tag moves.
+    """A request to move the tags of `target` in `place` to verified images. With `dry_run` no tag moves.
 
-    Without `approve` the local key approves nothing if the policy requires approvals.
+    Without `approve` the local key adds no approval, if the policy requires approvals.
     """
 
     target: Target
@@ -227,7 +228,7 @@ def read_candidates(
 
 
 def belongs(tag: str, plain: str) -> bool:
-    """Return whether a tag is of the target: its own, of a capability, or of a candidate, not a .sif."""
+    """Return whether a tag belongs to the target: plain, of a capability or of a candidate; not of a .sif."""
     if tag == plain:
         return True
     match = CAPABILITY.fullmatch(tag) or CANDIDATE.fullmatch(tag)
@@ -243,9 +244,9 @@ def _read_candidate(
     *,
     built: bool,
 ) -> _ImageVerdicts | str:
-    """Return a candidate with its verdicts, or why it is skipped.
+    """Return a candidate with its verdicts, or the reason to skip it.
 
-    `built`: the tag of the target in the local store points to it.
+    `built` is true if the tag of the target in the local store points to the candidate.
     """
     place, target = promoting.place, promoting.target
     try:
@@ -289,7 +290,7 @@ def _read_candidate(
 
 
 def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
-    """Return whether this store pushed it, or its record has a valid MAC of IMAGEFACTORY_LEDGER_KEY."""
+    """Return whether this store pushed the image, or IMAGEFACTORY_LEDGER_KEY has signed its push record."""
     if isinstance(place.store, LayoutStore):
         return True
     if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
@@ -303,7 +304,7 @@ def _target_of(judged: VerificationResult) -> str:
 
 
 def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict[str, str]:
-    """Return names for the images of the target that the store keeps for their verdicts, by digest."""
+    """Return names, by digest, for untagged images of the target that the store keeps because of verdicts."""
     layout, place, names = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
@@ -321,7 +322,7 @@ def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict
 
 
 def target_at(project: Project, place: StoreRepository, digest: str) -> Target:
-    """Return the target with a tag that points to `digest` in the repository. Raises NothingSelectedError."""
+    """Return the target with a tag on `digest` in the repository. Raises NothingSelectedError without one."""
     family = place.repository.rpartition("/")[2]
     for target in (target for target in project.targets if target.family == family):
         for tag in place.store.tags(place.repository):
@@ -332,7 +333,7 @@ def target_at(project: Project, place: StoreRepository, digest: str) -> Target:
     raise NothingSelectedError(
         "image-not-tagged",
         f"no tag of a target in {place} points to {digest}",
-        hint="name the target, and its registry with --registry",
+        hint="pass the target instead, and --registry HOST/PATH",
     )
 
 

@@ -66,9 +66,9 @@ LARGE = 1 << 20  # bytes; smaller packages have no GPU code of a framework
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectResult:
-    """The contents, and in one line `how` they were found. `digest` is that of an image.
+    """The contents, and in one line `how` they were found. `digest` is the digest of an image.
 
-    `platform` is its architecture (`amd64`), empty if unknown.
+    `platform` is the architecture (`amd64`), empty if unknown.
     """
 
     contents: ScanResult
@@ -82,13 +82,13 @@ def inspect_place(
 ) -> InspectResult:
     """Return the contents of a path, a full reference, a digest or tag of the store, or a target.
 
-    `recipes` loads the project if the name may be of a target. Raises UsageError for a name that is none of
-    these, BuildError for a target that is neither built nor known, and the errors of reading.
+    `recipes` loads the project if the name may be a target. Raises UsageError for any other name, BuildError
+    for a target that is neither built nor known, and errors of reading.
     """
     path = Path(name)
     if not name:
         raise UsageError(
-            "argument-missing", "the name is empty", hint="name a file, a directory, an image or a target"
+            "argument-missing", "the name is empty", hint="pass a file, a directory, an image or a target"
         )
     if path.exists():
         return _inspect_path(access, path, progress)
@@ -96,7 +96,7 @@ def inspect_place(
         raise UsageError(
             "path-not-found",
             f"{name} does not exist",
-            hint="name an existing file or directory, an image or a target",
+            hint="pass an existing file or directory, an image or a target",
         )
     if "/" in name:
         return _inspect_registry(access, parse_reference(name), progress)
@@ -114,9 +114,9 @@ def inspect_place(
 def inspected_verdicts(
     access: Access, name: str, digest: str, now: datetime
 ) -> tuple[VerificationResult, ...]:
-    """Return the verdicts on the result of `inspect_place`, from the store or registry it is in.
+    """Return the verdicts on the result of `inspect_place`, from its store or registry.
 
-    A file has none: the verdicts on the image that it was converted from are not about the file.
+    A file has none: verdicts on the image that it was converted from do not apply to the file.
     """
     if not digest or Path(name).exists():
         return ()
@@ -154,7 +154,7 @@ def wheel_platform(name: str) -> str:
 
 
 def _inspect_sif(access: Access, path: Path, progress: Progress) -> InspectResult:
-    """Return the contents of a .sif: of its source image if that is stored, else unpacked."""
+    """Return the contents of a .sif: of its source image if stored, else of the unpacked .sif."""
     image = _origin(access.layout, path)
     if image is not None:
         result = _scan_stored(access, image, progress)
@@ -192,7 +192,7 @@ def _scan_stored(access: Access, image: Image, progress: Progress) -> InspectRes
 
 
 def _inspect_registry(access: Access, reference: ImageReference, progress: Progress) -> InspectResult:
-    """Return the contents of an image in a registry. Unknown layers are read, and not stored."""
+    """Return the contents of an image in a registry. Layers without a cached scan are read but not stored."""
     mirror, place = find_place(access, str(reference))
     image = image_at(place, mirror.tag_or_digest)
     with access.layout.in_use(progress):
@@ -207,7 +207,7 @@ def _inspect_registry(access: Access, reference: ImageReference, progress: Progr
 
 
 def find_place(access: Access, name: str) -> tuple[ImageReference, StoreRepository]:
-    """Return a full reference and its repository: of a mirror, if the site has one."""
+    """Return a full reference and its repository, on a mirror if the site has one."""
     mirror = resolve_mirror(parse_reference(name), access.settings.mirror_map)
     return mirror, StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
 
@@ -223,9 +223,9 @@ class ImageLocation:
 
 
 def image_at(place: StoreRepository, reference: str) -> ImageLocation:
-    """Return the image of a tag or digest, of several platforms that for linux/amd64.
+    """Return the image of a tag or digest. An index gives its image for linux/amd64.
 
-    Raises RegistryError if it is not an image.
+    Raises RegistryError if there is no image.
     """
     root = read_manifest(place, choose_platform(read_manifest(place, reference), "").digest)
     manifest = root
@@ -250,22 +250,21 @@ def image_at(place: StoreRepository, reference: str) -> ImageLocation:
 
 
 def _inspect_lock(project: Project, target: Target, progress: Progress) -> InspectResult:
-    """Return the known contents of the packages in the lock of a target that is not built."""
+    """Return the known contents of the locked packages of a target that is not built."""
     lock = read_target_lock(project, target)
     if lock is None:
         raise BuildError(
             "gpu-code-unknown",
-            f"{target.name} is neither built nor locked, so its GPU code is not known",
-            hint=f"imagefactory lock {target.name} && imagefactory build {target.name}",
+            f"{target.name} is neither built nor locked, so its GPU code is unknown",
+            hint=f"run imagefactory lock {target.name} && imagefactory build {target.name}",
         )
     cached, tabled, missing = _scanned_packages(project, lock, progress)
     contents = _join_contents(target.name, lock, (*cached, *tabled))
     if not _answers(contents, missing):
         raise BuildError(
             "gpu-code-unknown",
-            f"{target.name} is not built, and neither the cache nor the tables have its GPU code",
-            hint=f"imagefactory build {target.name}, "
-            f"or see what is documented: imagefactory compat {target.name}",
+            f"{target.name} is not built, and its GPU code is in neither the cache nor the tables",
+            hint=f"build it: imagefactory build {target.name}",
         )
     parts = [f"{len(cached)} from the cache"] if cached else []
     parts += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []
@@ -275,7 +274,7 @@ def _inspect_lock(project: Project, target: Target, progress: Progress) -> Inspe
 
 
 def _answers(contents: ScanResult, missing: list[LockedPackage]) -> bool:
-    """Return whether the contents decide: the framework's own code is known, or everything large is."""
+    """Return whether the contents suffice: the framework's own code or all large packages are known."""
     framework = find_framework(contents)
     gates = any(role_of(row.path, framework)[0] is LibraryRole.GATES for row in contents.libraries)
     return gates or not missing
@@ -284,7 +283,7 @@ def _answers(contents: ScanResult, missing: list[LockedPackage]) -> bool:
 def _scanned_packages(
     access: Access, lock: Lock, progress: Progress
 ) -> tuple[list[ScanResult], list[ScanResult], list[LockedPackage]]:
-    """Return the scans of packages in the cache, those in the tables, and the other large packages."""
+    """Return the scans of cached packages, the packages in the tables, and the other large packages."""
     cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
     present = [package for package in lock.packages if package not in absent]
@@ -305,7 +304,7 @@ def _scanned_packages(
 
 
 def _scan_cached(path: Path, workers: int) -> ScanResult:
-    """Return the scan of a cached package, which is stored next to it and deleted with it."""
+    """Return the scan of a cached package. The scan is stored next to the package."""
     record, known = path.with_name("scan.json"), None
     with contextlib.suppress(ValueError):
         known = parse_scan(json.loads(check_checksum(record) or b"{}"))
@@ -318,7 +317,7 @@ def _scan_cached(path: Path, workers: int) -> ScanResult:
 
 
 def _join_contents(source: str, lock: Lock, parts: Sequence[ScanResult]) -> ScanResult:
-    """Return the contents of all packages, which the lock lists."""
+    """Return the joined contents of all packages of the lock."""
     libraries = {library.path: library for part in parts for library in part.libraries}
     packages = {
         InstalledPackage(

@@ -1,7 +1,7 @@
 """Write the invitation of a project, and join a center by its invitation.
 
 invitation_of(settings, now) -> Invitation -> a file, or <registry>/catalog:invitation
-read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml, or centers/NAME.toml next to it
+read_invitation(...) -> find_joining(...) -> the user's imagefactory.toml, or centers/NAME.toml next to it
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ from imagefactory.trust.policy import read_text, read_trust, write_text
 
 
 def invitation_of(settings: Settings, catalog: str, now: datetime) -> Invitation:
-    """Return what users of this project's catalog need. An empty `catalog` is the place in the settings.
+    """Return the invitation for users of this project's catalog. An empty `catalog` means the setting.
 
-    Raises UsageError if the settings have none, CheckFailedError if there is no trusted key to share.
+    Raises UsageError if no catalog is set, CheckFailedError if the project trusts no key.
     """
     place = catalog or settings.catalog.value or settings.registry.value
     if not place:
         raise UsageError(
             "no-catalog-set",
             "neither `catalog` nor `registry` is set, so readers cannot find the catalog",
-            hint="imagefactory site invite --catalog HOST/PATH, or the path of a file that all readers can "
-            "read",
+            hint="pass --catalog HOST/PATH, or --catalog FILE with a file that all readers can read",
         )
     keys = create_invitation(read_trust(settings.files), now)
     if not keys:
         raise CheckFailedError(
             "no-trusted-key",
             "this project trusts no key, so readers could not trust its catalog",
-            hint="imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
+            hint="create and trust a key: imagefactory key create NAME && imagefactory key trust NAME",
         )
     return Invitation(
         catalog=place,
@@ -72,15 +71,15 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
         if len(data) > LARGEST:
             raise UsageError(
                 "invitation-file-too-large",
-                f"{path} has more than the {LARGEST:,} bytes that an invitation may have",
-                hint="check that it is the file of your center",
+                f"{path} is not an invitation: it has more than {LARGEST:,} bytes",
+                hint="pass the invitation file of your center",
             )
         return parse_invitation(data, where)
     if "://" in where:
         raise UsageError(
             "reference-invalid",
             f"{where[:80]} is the address of a web page, not of a registry",
-            hint="download the file and name it, or use HOST/PATH",
+            hint="download the invitation and pass the file, or pass HOST/PATH of a registry",
         )
     reference = invitation_place(where)
     mirror = resolve_mirror(reference, settings.mirror_map)
@@ -96,8 +95,8 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
     if layer.size > LARGEST:
         raise RegistryError(
             "invitation-too-large",
-            f"{mirror} has {layer.size:,} bytes, and an invitation has at most {LARGEST:,}",
-            hint="check who pushed it",
+            f"{mirror} is not an invitation: it has {layer.size:,} bytes, more than {LARGEST:,}",
+            hint="pass the address of your center's invitation",
         )
     data = unpack_artifact(b"".join(store.read(mirror.repository, layer)), str(mirror))
     return parse_invitation(data, where)
@@ -105,9 +104,9 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
-    """The file of a `center` that a user joins, and the changes by an invitation.
+    """The settings file for a `center` that a user joins, and its changes by the invitation.
 
-    `beside` are the centers that were joined before: if there are any, this one has a file of its own.
+    `beside` are the centers that were joined before. If there are any, this center gets its own file.
     """
 
     path: Path
@@ -116,7 +115,7 @@ class UserFile:
     beside: tuple[str, ...] = ()
 
     def write(self) -> None:
-        """Raises UsageError."""
+        """Write the file. Raises UsageError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -129,11 +128,11 @@ class UserFile:
 def find_joining(
     settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime, name: str = ""
 ) -> UserFile:
-    """Return the file of an invitation's center, with the settings that the site does not set for all.
+    """Return the file for an invitation's center, without settings that the site sets for all users.
 
-    The first center is in the user's own file, each other one in a file of its own. `name` is the user's name
-    for it: that of a joined center means this center, even if its catalog moved. Raises UsageError if it is
-    unclear whether it is a joined one.
+    The first center is in the user's main file, each other one in its own file. `name` is the user's name
+    for the center: the name of a joined center means this center, even if its catalog moved. Raises
+    UsageError if the invitation may be for a joined center.
     """
     path = user_file(environ)
     sites = settings.files[settings.files.index(path) + 1 :]
@@ -145,7 +144,7 @@ def find_joining(
     if not CENTER.fullmatch(new):
         raise UsageError(
             "option-invalid",
-            f"--name: '{new[:40]}' is not a name of a center",
+            f"--name: '{new[:40]}' is not a valid name for a center",
             hint="use 1 to 32 lowercase letters, digits, '_' and '-', such as chtc",
         )
     if known and known != new:
@@ -153,7 +152,7 @@ def find_joining(
             raise UsageError(
                 "center-already-joined",
                 f"{invitation.catalog} is the catalog of '{known}', which you already joined",
-                hint=f"imagefactory site remove {known}, then join it under another name",
+                hint=f"to change its name, run imagefactory site remove {known}, then join it again",
             )
         files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one is renamed
     file = files.get(new) or (center_directory(environ) / f"{new}.toml" if path in files.values() else path)
@@ -176,7 +175,7 @@ def _joined_centers(
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the combined document of the first center, and the file of each center by its name.
 
-    Raises UsageError for a file that cannot be used, and if two centers have one name.
+    Raises UsageError for an invalid file, and if two centers have one name.
     """
     main = {key: value for file in (*reversed(sites), path) for key, value in read_document(file).items()}
     files = {file.stem: file for file in center_files(environ)}
@@ -195,7 +194,7 @@ def _joined_centers(
 
 
 def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
-    """Return a name for another center. Raises UsageError if it may be one of the joined ones."""
+    """Return a name for another center. Raises UsageError if the invitation may be for a joined center."""
     name = center_name(invitation.center, invitation.site, invitation.catalog)
     ids = {grant.key.keyid for grant in invitation.keys}
     for known, document in documents.items():
@@ -203,9 +202,9 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
         if known == name or same:
             raise UsageError(
                 "center-conflict",
-                f"this invitation has {'a key' if same else 'the name'} of the center '{known}', which you "
-                f"joined, and another catalog: {invitation.catalog}, not {document['catalog']}",
-                hint=f"if its catalog moved, use --name {known}; for another center, use --name OTHER",
+                f"this invitation has {'a key' if same else 'the name'} of your center '{known}', but "
+                f"another catalog: {invitation.catalog}, not {document['catalog']}",
+                hint=f"if its catalog moved, pass --name {known}; if it is another center, pass --name OTHER",
             )
     return name
 
@@ -213,9 +212,10 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
 def remove_center(
     settings: Settings, environ: Mapping[str, str], name: str
 ) -> tuple[Path, str | None, list[str]]:
-    """Return the file of a center, its text without it (None to delete the file), and what is removed.
+    """Return the file of a center, its text without this center, and the removed settings.
 
-    Raises NothingSelectedError for a center that is not joined, UsageError for one that the site has set.
+    The text is None to delete the file. Raises NothingSelectedError for a center that is not joined,
+    UsageError for a center that the site set.
     """
     import tomlkit
 
@@ -237,7 +237,7 @@ def remove_center(
         raise UsageError(
             "center-set-by-site",
             f"{site} sets the catalog of '{name}' for all users",
-            hint="ask your site's staff",
+            hint="ask the site's staff to change this file",
         )
     text = tomlkit.parse(read_text(path))
     for key in (*SETTINGS, "trust"):

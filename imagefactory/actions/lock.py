@@ -66,10 +66,10 @@ from imagefactory.settings.choices import SOLVERS
 def lacking_libraries(
     project: Project, target: Target, lock: Lock, parent: Lock | None
 ) -> tuple[MissingLibraries, ...]:
-    """Return the libraries that the target's own wheels need and its base does not have.
+    """Return the libraries that the target's own wheels need and its base lacks.
 
-    None if the packages of the base are unknown (it is pulled, or not locked), and none for conda targets,
-    whose packages include such libraries. Raises LockError for a malformed base lock.
+    None if the packages of the base are unknown (pulled, or not locked); empty for conda targets, whose
+    packages include such libraries. Raises LockError for a malformed base lock.
     """
     base = project.base_of(target)
     base_lock = None if base.image or lock.conda else read_base_lock(project.base_lock_path(base))
@@ -85,7 +85,7 @@ def lacking_libraries(
 
 
 def parents_first(project: Project, targets: Sequence[Target]) -> tuple[Target, ...]:
-    """Return `targets` in an order in which they can be locked: parents first."""
+    """Return `targets` in a possible order of locking: parents first."""
 
     def depth(target: Target) -> int:
         parent = project.target_below(target)
@@ -96,7 +96,7 @@ def parents_first(project: Project, targets: Sequence[Target]) -> tuple[Target, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockResult:
-    """A target's lock before and after; the same object if nothing was solved.
+    """A target's lock before and after, the same object if nothing was solved.
 
     `behind` lists the outdated packages that the recipe does not name.
     """
@@ -109,9 +109,9 @@ class LockResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOptions:
-    """Options of locking. `update` names packages that may move, `update_all` lets all move.
+    """Options of locking. `update` names packages to upgrade, `update_all` upgrades all.
 
-    `note` is written into the lock; None keeps the present note while the packages stay.
+    `note` is written into the lock. With None the current note stays while the packages stay.
     """
 
     update: tuple[str, ...] = ()
@@ -132,9 +132,9 @@ def lock_target(
 ) -> LockResult:
     """Solve and write the target's lock if any of its inputs has changed.
 
-    A `solution` of this target is used in place of solving. If there is none, the reason is written next to
-    the locks; an old release of a package in the recipe counts as none. Raises UnsolvableError, LockError for
-    a parent without a lock, and the solver's errors.
+    With `solution` nothing is solved. Without a solution the reason is written next to the locks; an
+    outdated release of a package in the recipe is such a reason. Raises UnsolvableError, LockError for a
+    parent without a lock, and the solver's errors.
     """
     _check_note(target, options.note)
     outdated: tuple[OutdatedPackage, ...] = ()
@@ -188,7 +188,7 @@ def _write_unsolvable(folder: Path, request: LockRequest, error: UnsolvableError
 def lock_request(
     project: Project, target: Target, options: LockOptions, progress: Progress
 ) -> tuple[LockRequest, bool]:
-    """Return the request to the solver for a target, and whether its present lock stays as it is."""
+    """Return the solver's request for a target, and whether its current lock stays unchanged."""
     locked = locked_target(project, target)
     previous = locked.lock
     if locked.flaw:
@@ -213,8 +213,9 @@ def solve_request(
 ) -> Solution:
     """Return a solution and its outdated packages. Writes nothing.
 
-    Raises UnbuiltError if packages have no wheel, and with `build` if the newest releases of the recipe's
-    packages have none; OutdatedError for an old release of a package in the recipe, and the solver's errors.
+    Raises UnbuiltError if packages have no wheel, and with `build` also if the newest releases of the
+    recipe's packages have none. Raises OutdatedError for an outdated package of the recipe, and the solver's
+    errors.
     """
     target, locker = request.target, target_locker(access, request.target)
     solved = locker.lock(request, progress)
@@ -244,8 +245,8 @@ def solve_target(
     """Return the versions that a lock of `target` would have, by name. Writes nothing.
 
     `under` is the lock of the parent. With `declared` PyPI packages are solved only by their declared
-    metadata, which is quick. A `locker` that is passed again answers the same request from memory. Raises
-    UnsolvableError, UnreachableError, UnbuiltError (NoWheelError with `declared`), or the solver's errors.
+    metadata, which is fast. Pass the same `locker` again to reuse its answers. Raises UnsolvableError,
+    UnreachableError, UnbuiltError (NoWheelError with `declared`), or the solver's errors.
     """
     request = LockRequest(target=target, base=base, under=under)
     if target.source == "pypi" and not (under and under.conda):
@@ -260,7 +261,7 @@ def solve_target(
 
 
 def explain_error(access: Access, target: Target, base: BaseSpec, error: LockError) -> LockError:
-    """Return the error of a wheel target with the requirements that contradict, if the solver finds them."""
+    """Return the error of a wheel target, with the contradicting requirements if the solver finds them."""
     return uv_locker(package_index(access)).reason(LockRequest(target=target, base=base), error)
 
 
@@ -282,14 +283,14 @@ def read_releases(
 def unknown_debian_packages(
     access: Access, base: BaseSpec, names: Sequence[str], progress: Progress
 ) -> tuple[str, ...]:
-    """Return the names that have no package in the archive of a base. Raises LockError, ToolError."""
+    """Return the names that are not packages in the archive of a base. Raises LockError, ToolError."""
     mirror = debian_mirror(access)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
         return archive.unknown(names)
 
 
 def has_wheels(locker: UvLocker, target: Target, base: BaseSpec, pin: str) -> bool:
-    """Return whether the index has a wheel of a pin for any Python 3. A name counts all its releases."""
+    """Return whether the index has a wheel of a pin for any Python 3; a bare name means any release."""
     name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
     pattern = r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl"
@@ -325,7 +326,7 @@ def _empty_lock(locker: UvLocker, target: Target, base: BaseSpec) -> Lock:
 
 
 def _with_places(project: Project, target: Target, error: UnsolvableError) -> str:
-    """Return the error's message with the place of each contradicting requirement in the recipe."""
+    """Return the error's message with the recipe location of each contradicting requirement."""
     message = error.message
     if error.conflict:
         places = requirement_places(read_each(recipes_directory(project.settings))[0], target)
@@ -337,7 +338,7 @@ def _with_places(project: Project, target: Target, error: UnsolvableError) -> st
 
 
 def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
-    """Return the committed lock of a conda target as conda-lock renders it, and what that omits.
+    """Return the committed lock of a conda target in conda-lock's format, and the packages that it omits.
 
     Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
     """
@@ -346,7 +347,7 @@ def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
         raise UsageError(
             "target-without-conda",
             f"{target.name} has no conda packages",
-            hint=f"its lock is a requirements file: pip install --no-deps -r {wheels}",
+            hint=f"use its requirements file: pip install --no-deps -r {wheels}",
         )
     lock = require_lock(project, target)
     omitted = (
@@ -385,7 +386,7 @@ def _outdated_path(access: Access, lock: Lock) -> Path:
 
 
 def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> None:
-    """Raise OutdatedError for packages that the recipe names. Others may be old."""
+    """Raise OutdatedError for outdated packages that the recipe names. Others may be outdated."""
     if not (named := [row for row in outdated if row.named]):
         return
     from_pypi = {canonicalize_name(Requirement(text).name) for text in target.pip}
@@ -396,7 +397,7 @@ def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> 
             by_key.setdefault("pip" if row.name in from_pypi else "constraints", []).append(f'"{row.accept}"')
     bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
     builds = list(dict.fromkeys(row.build for row in named if row.build))
-    newer = "change what excludes the newer release"
+    newer = "change the requirement that excludes the newer release"
     if builds:
         newer = f"imagefactory lock {target.name} --build builds {' and '.join(builds)} from source"
     accept = f", or write {bounds} at {target.where} to accept the old release" if bounds else ""
@@ -410,7 +411,7 @@ def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> 
 
 
 def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progress) -> Lock:
-    """Return `after` with its note. The note of other packages does not apply to these."""
+    """Return `after` with its note. The note of a lock with other packages is dropped."""
     if note is None:
         note = before.note if before else ""
         if note and before and [p.sha256 for p in before.packages] != [p.sha256 for p in after.packages]:
@@ -433,14 +434,14 @@ def _check_note(target: Target, note: str | None) -> None:
         raise UsageError(
             "option-invalid",
             "--note must be one line of at most 300 characters",
-            hint='for example --note "tested on an A100"',
+            hint='shorten it, for example --note "tested on an A100"',
         )
 
 
 def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: bool) -> bool:
-    """Solve a base's lock if there is none, it is stale, or `update` is set. Return whether it changed.
+    """Solve a base's lock if it is missing or outdated, or `update` is set. Return whether it changed.
 
-    A pulled base is locked by its digest, which only its recipe changes.
+    The lock of a pulled base is its digest, which only its recipe changes.
     """
     if base.image:
         return False
@@ -460,7 +461,7 @@ def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: b
 
 
 def conda_locker(access: Access) -> CondaLocker:
-    """Return the solver of conda packages that runs in this process, and reads channels."""
+    """Return the conda solver of this process, which reads channels."""
     index, records = package_index(access), access.settings.cache_path / "channels"
     return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
@@ -480,12 +481,12 @@ def target_locker(access: Access, target: Target) -> Locker:
 # --- Layer locks: written from a build, checked by building every layer again
 
 FETCHED = ("conda", "debs", "wheels")
-"""Directories of the cache with files that are locked by hash. The others are built here."""
+"""Directories of the cache with files that are locked by hash. The other directories are built locally."""
 OPTIONS = BuildOptions(engine="assemble", locked=True, smoke=False, held=False)
 
 
 def lock_target_layers(project: Project, target: Target, progress: Progress) -> bool:
-    """Build the layers that the store lacks and write the target's layer lock. Return whether it changed.
+    """Build the layers that the store lacks, and write the target's layer lock. Return whether it changed.
 
     Raises the errors of a build, and UsageError for a target on a pulled base.
     """
@@ -502,8 +503,8 @@ def lock_target_layers(project: Project, target: Target, progress: Progress) -> 
 def check_target_layers(project: Project, target: Target, progress: Progress) -> None:
     """Build every layer of the target and its base again, in a temporary store, and compare.
 
-    Raises LockError if the layer lock is missing or has wrong entries, which it names. Raises StaleError if
-    it is of another lock, base or set of tools.
+    Raises LockError if the layer lock is missing or has wrong entries. Raises StaleError if it is for
+    another lock, base or set of tools.
     """
     definition, bases = define_target(project, target), _base_locks(project, target)
     lock = read_layer_lock(project.lock_folder, target.name)
@@ -514,7 +515,7 @@ def check_target_layers(project: Project, target: Target, progress: Progress) ->
     if moved := changed_inputs(lock, definition, bases):
         raise StaleError("layer-lock-outdated", f"{path} is outdated: {moved}", hint=again)
     if lock.toolchain != (here := _build_tools(project, definition)):
-        problem = f"{path} is of layers by {lock.toolchain}, and this machine has {here}"
+        problem = f"{path} is for layers by {lock.toolchain}, but this machine has {here}"
         raise StaleError("layer-lock-outdated", problem, hint=again)
     with _from_scratch(project, progress) as elsewhere:
         image = _build(elsewhere, definition, progress)
@@ -546,7 +547,7 @@ def _build(project: Project, definition: BuildSpec, progress: Progress) -> Image
 
 @contextmanager
 def _from_scratch(project: Project, progress: Progress) -> Iterator[Project]:
-    """Yield the project with an empty store, and a cache that has only fetched files."""
+    """Yield the project with an empty store, and a cache with only fetched files."""
     layout, cache = project.layout, project.settings.cache_path
     with (
         layout.in_use(progress),

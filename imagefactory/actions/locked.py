@@ -29,14 +29,14 @@ from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
 from imagefactory.project import Project
 
 TO_BUILD = "to build"
-"""The state of a target whose recipe names sources without a wheel."""
+"""The lock state of a target whose recipe has sources without a wheel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedBase:
     """A base and its committed lock.
 
-    `flaw` is why the lock cannot be read, `content_hash` the required one.
+    `flaw` is the error of an unreadable lock, `content_hash` the required hash.
     """
 
     base: BaseSpec
@@ -56,9 +56,9 @@ class LockedBase:
 
     @property
     def locks(self) -> tuple[BaseLock, ...]:
-        """The locks from the lowest parent to this base, none if one is missing or the base is pulled.
+        """The locks from the lowest parent to this base, none if a lock is missing or the base is pulled.
 
-        Raises LockError for a malformed one.
+        Raises LockError for a malformed lock.
         """
         if self.flaw:
             raise self.flaw
@@ -95,8 +95,8 @@ def locked_base(project: Project, base: BaseSpec) -> LockedBase:
 class LockedTarget:
     """A target with all inputs of its packages, and its committed lock.
 
-    `content_hash` is the required one, empty if the parent is not locked. `flaw` is why a lock with that hash
-    does not count: it is malformed, differs from the written form, or a local wheel has changed.
+    `content_hash` is the required hash, empty if the parent is not locked. `flaw` is the error of a lock
+    with that hash: malformed, changed manually, or with a changed local wheel.
     """
 
     target: Target
@@ -109,12 +109,12 @@ class LockedTarget:
 
     @property
     def parents(self) -> tuple[LockedTarget, ...]:
-        """The targets that this one is built on, the lowest first."""
+        """The targets that this target is built on, the lowest first."""
         return (*self.parent.parents, self.parent) if self.parent else ()
 
     @property
     def current(self) -> bool:
-        """Whether locking the target now would keep the lock."""
+        """Whether locking the target now would not change the lock."""
         return self.lock is not None and self.lock.content_hash == self.content_hash and not self.flaw
 
     @property
@@ -131,7 +131,7 @@ class LockedTarget:
         return "none" if self.lock is None else "stale"
 
     def problem(self, folder: Path) -> ImagefactoryError | None:
-        """Return why the target cannot be built, None if its lock is current."""
+        """Return the reason why the target cannot be built, None if its lock is current."""
         name, hint = self.target.name, f"imagefactory lock {self.target.name}"
         if self.target.sources:
             sources = ", ".join(self.target.sources)
@@ -160,7 +160,7 @@ class LockedTarget:
 
 
 def locked_target(project: Project, target: Target) -> LockedTarget:
-    """Read a target's lock, those of its parents and that of its base, each once."""
+    """Read the locks of a target, its parents and its base, each once."""
     folder, below = project.lock_folder, project.target_below(target)
     base, parent = project.base_of(target), locked_target(project, below) if below else None
     under = parent.lock if parent else None
@@ -199,7 +199,7 @@ def locked_target(project: Project, target: Target) -> LockedTarget:
 def require_locked(project: Project, target: Target) -> LockedTarget:
     """Return a target whose lock is current.
 
-    Raises LockError if there is none or it lacks the framework or CUDA that the target names, StaleError if
+    Raises LockError if there is no lock, or it lacks the target's framework or CUDA. Raises StaleError if
     the recipe or the lock of the parent has changed, and for sources without a wheel.
     """
     locked = locked_target(project, target)
@@ -223,9 +223,9 @@ def lock_state(project: Project, target: Target) -> str:
 
 
 def read_unsolvable_reason(project: Project, target: Target) -> UnsolvableTarget | None:
-    """Return why the target has no solution, by the record of its last lock; None if that is unknown.
+    """Return the reason why the target has no solution, from the record of its last lock; None if unknown.
 
-    Records of another recipe and malformed ones do not count.
+    Malformed records and records of another recipe are ignored.
     """
     return locked_target(project, target).unsolvable
 
@@ -236,14 +236,14 @@ def base_state(project: Project, base: BaseSpec) -> str:
 
 
 def base_locks(project: Project, base: BaseSpec) -> tuple[BaseLock, ...]:
-    """Return the locks from the lowest parent to `base`, as `LockedBase.locks`."""
+    """Return the locks from the lowest parent to `base`, as `LockedBase.locks` does."""
     return locked_base(project, base).locks
 
 
 def orphans(project: Project) -> tuple[Path, ...]:
-    """Return the locks and definitions of targets and bases that no recipe has.
+    """Return the locks and definitions of targets and bases that are in no recipe.
 
-    None while recipes have errors: their targets are unknown.
+    Returns none while recipes have errors, because their targets are unknown.
     """
     if project.faults:
         return ()
@@ -263,7 +263,7 @@ def orphans(project: Project) -> tuple[Path, ...]:
 def holding(project: Project, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
     """Return the targets whose own locks have all of `packages`, not from a parent.
 
-    Raises NothingSelectedError if there is none.
+    Raises NothingSelectedError without a match.
     """
     normal_names = {canonicalize_name(package) for package in packages}
 
@@ -274,6 +274,8 @@ def holding(project: Project, targets: Sequence[Target], packages: Sequence[str]
     chosen = tuple(t for t in targets if normal_names <= names(t) - names(project.target_below(t)))
     if not chosen:
         raise NothingSelectedError(
-            "lock-without-package", f"no lock has {' and '.join(packages)}", hint="imagefactory show TARGET"
+            "lock-without-package",
+            f"no lock has the package {' and '.join(packages)}",
+            hint="to see the packages of a lock, run imagefactory show TARGET",
         )
     return chosen

@@ -1,4 +1,4 @@
-"""Create a project: empty, or with bundled recipes, and with its nightly build. Add rows to its recipes."""
+"""Create a project, empty or with bundled recipes and a nightly build. Add rows to its recipes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ SETTINGS = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewProject:
-    """A new project. `families` are the copied ones with their parents; `written` are names below the root.
+    """A new project. `families` are the copied ones with their parents, `written` file names below the root.
 
-    `target` can be built at once: the newest of the first requested family.
+    `target` can be built at once: it is the newest target of the first requested family.
     """
 
     families: tuple[str, ...]
@@ -61,8 +61,8 @@ def create_project(
 ) -> NewProject:
     """Write the bases and the `requested` bundled families, with their parents.
 
-    `nights` are further files, from `nightly_files`. Existing files stay. Raises NothingSelectedError for an
-    unknown family. Raises UsageError, before anything is written, if a file exists and differs.
+    `nights` are further files, from `nightly_files`. Existing equal files stay. Raises NothingSelectedError
+    for an unknown family, and UsageError, before anything is written, if a file exists with other content.
     """
     nights = nights or {}
     targets = shipped_targets(settings, environ)
@@ -77,8 +77,8 @@ def create_project(
             if (root / name).read_text(encoding="utf-8", errors="replace") != texts[name]:
                 raise UsageError(
                     "file-exists",
-                    f"{root / name} exists and differs from the file of imagefactory; nothing was written",
-                    hint="rename it, repeat the command, and merge the two"
+                    f"{root / name} exists with other content, so nothing was written",
+                    hint="rename the file, run the command again, and merge the two files"
                     if name in nights
                     else "choose a new directory: imagefactory init DIR",
                 )
@@ -89,7 +89,7 @@ def create_project(
     except OSError as error:
         raise UsageError(
             *os_problem("write", error.filename or root, error),
-            hint="choose a directory that you may write to",
+            hint="choose a directory that you can write",
         ) from error
     newest = [target for target in targets if requested and target.family == requested[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
@@ -103,7 +103,7 @@ def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Tar
 
 
 def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> Target | None:
-    """Return the bundled target `name`; None if the project has a recipe of its family, or there is none."""
+    """Return the bundled target `name`, None if there is none or the project has a recipe of its family."""
     try:
         target = select_single(shipped_targets(settings, environ), name)
     except NothingSelectedError:
@@ -133,7 +133,7 @@ def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -
 
 
 def _always() -> list[str]:
-    """Return the names of the files that any project has."""
+    """Return the names of the files of every project."""
     recipes = SHIPPED / "recipes"
     paths = (recipes / BASES_FILE, *recipes.glob("*.schema.json"))
     locks = (SHIPPED / _base_lock(base.name) for base in read_bases(recipes))
@@ -145,7 +145,7 @@ def _base_lock(name: str) -> str:
 
 
 def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequence[str]) -> list[str]:
-    """Return the names of the files of families, besides those `always` written."""
+    """Return the file names of families, without the `always` written files."""
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
@@ -175,12 +175,12 @@ NIGHTLY_FILES = {
 SOURCE = "source.json"
 """The file of the package in which release.yml records the repository and the commit of a release."""
 _OWN = re.compile(r"\$/(\.github/workflows/[a-z]+\.yml)")
-"""imagefactory's own workflows use this name of the reusable ones: same repository, same commit."""
+"""A `$/...` path in imagefactory's own workflows: a reusable workflow of the same repository and commit."""
 _ADDRESS = re.compile(
     r"(?:(?P<web>https?://)|ssh://|(?=[^@/\s]+@))(?:[^@/\s]+@)?"
     r"(?P<host>\w[\w.-]*)(?P<port>:\d+)?[:/](?P<path>\w[\w.-]*(?:/\w[\w.-]*)+)"
 )
-"""An address of a repository in git's forms: for the web, for ssh, or USER@HOST:PATH."""
+"""The address of a git repository: https, ssh, or USER@HOST:PATH."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -195,7 +195,7 @@ class ImagefactorySource:
 def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
     """Return the text of each nightly file by its path below `root`, pinned to this imagefactory's commit.
 
-    Raises UsageError if that commit is not known, or if `root` is a directory within a repository.
+    Raises UsageError if the commit is unknown, or if `root` is a subdirectory of a repository.
     """
     rows = [row for service in services for row in NIGHTLY_FILES[service].items()]
     if not rows:
@@ -207,7 +207,7 @@ def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
         raise UsageError(
             "not-repository-root",
             f"{root} is in the repository {above}: a nightly build must be in its top directory",
-            hint=f"make it a repository of its own: git init {shlex.quote(str(root))}",
+            hint=f"create a repository for it: git init {shlex.quote(str(root))}",
         )
     source = find_source(SHIPPED.parent)
     return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in rows}
@@ -230,7 +230,7 @@ def _pin(text: str, source: ImagefactorySource) -> str:
 def find_source(package: Path) -> ImagefactorySource:
     """Return the origin of `package`: a release, a clone, or a repository that pip installed.
 
-    Raises UsageError if no commit is known, or if the commit of a clone is in no branch of its origin.
+    Raises UsageError if the commit is unknown, or no branch of a clone's origin has it.
     """
     if (package / SOURCE).exists():
         row = json.loads((package / SOURCE).read_text("utf-8"))
@@ -249,8 +249,8 @@ def _source_of_clone(clone: Path) -> ImagefactorySource:
     if not _git(clone, "for-each-ref", "--contains", source.commit, "refs/remotes/origin"):
         raise UsageError(
             "commit-not-pushed",
-            f"{clone} is at commit {source.commit[:12]}, which is in no branch of {source.url}",
-            hint="push the commit, or check out a pushed one",
+            f"{clone} is at commit {source.commit[:12]}, which no branch of {source.url} has",
+            hint="push the commit, or check out a commit that is pushed",
         )
     return source
 
@@ -260,7 +260,7 @@ def _read_source(url: str, commit: str) -> ImagefactorySource:
     if not (match and _COMMIT.fullmatch(commit)):
         raise UsageError(
             "commit-unknown",
-            "a nightly build is pinned to a commit of imagefactory, and the commit of this one is not known",
+            "a nightly build needs the commit of this imagefactory, which is unknown",
             hint=f"install a release of {DISTRIBUTION}, or pip install git+https://github.com/OWNER/NAME@COMMIT",
         )
     port = match["port"] or "" if match["web"] else ""
@@ -277,7 +277,7 @@ def _git(clone: Path, *words: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAddition:
-    """A row to write at `path`, and the targets that it adds."""
+    """A row to write to the recipe at `path`, and the targets that it adds."""
 
     path: Path
     addition: RecipeAddition
@@ -285,7 +285,7 @@ class RowAddition:
 
 
 def plan_addition(project: Project, family: str, version: str, cuda: str) -> RowAddition:
-    """Return the row of a family for a version. Raises UsageError, and RecipeError if it does not fit."""
+    """Return the row of a family for a version. Raises UsageError, and RecipeError for an invalid row."""
     folder = recipes_directory(project.settings)
     recipes, faults = read_each(folder)
     known = [recipe.family for recipe in recipes]
@@ -312,7 +312,7 @@ def make_addition(
 ) -> Iterator[str]:
     """Write the row, then lock and render its targets. Yields their names.
 
-    The row stays if a target cannot be locked. Raises UsageError for a file that cannot be written, and as
+    The row stays if a target cannot be locked. Raises UsageError if the file cannot be written, and as
     `lock_target` does.
     """
     try:

@@ -1,4 +1,4 @@
-"""The inputs of a plan: locks and images of targets, a list of GPUs, a file of rows."""
+"""Read the inputs of a plan: locks and images of targets, a list of GPUs, a CSV file of rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ MAX_BYTES = 4 * 1024 * 1024
 class PlanLookup:
     """The place and time of a plan's search for images. `registry` is empty for the store.
 
-    `also` is a registry besides the store. `renew`: verdicts that expire soon count as expired.
+    `also` is a registry to search besides the store. With `renew`, verdicts that expire soon count as
+    expired.
     """
 
     now: datetime
@@ -65,9 +66,9 @@ class PlanLookup:
 
 
 def read_stages(project: Project, targets: Sequence[Target], asking: PlanLookup) -> tuple[TargetStatus, ...]:
-    """Return how far each target is: its lock, its base, and whether the store or registry has its image.
+    """Return the status of each target: its lock, its base, and its image in the store or registry.
 
-    Raises UsageError for no registry, RegistryError for one that does not answer.
+    Raises UsageError if no registry is set, RegistryError if the registry does not answer.
     """
     if asking.registry:
         look = _lookup_in_registry(project, asking)
@@ -87,7 +88,7 @@ def read_stages(project: Project, targets: Sequence[Target], asking: PlanLookup)
 
 
 StatusLookup = Callable[[TargetStatus], TargetStatus]
-"""Completes the stage of a target whose lock is current."""
+"""A function that completes the status of a target whose lock is current."""
 
 
 def _read_stage(project: Project, target: Target, look: StatusLookup) -> TargetStatus:
@@ -127,7 +128,7 @@ def _lookup_in_store(project: Project, asking: PlanLookup) -> StatusLookup:
 
 
 def _lookup_in_both(project: Project, asking: PlanLookup) -> StatusLookup:
-    """Look up the candidate in the registry, else the stored image. A registry that is down is reported."""
+    """Look up the candidate in the registry, else the stored image. An unreachable registry is reported."""
     in_store = _lookup_in_store(project, asking)
     try:
         in_registry = _lookup_in_registry(project, replace(asking, registry=asking.also), hurried=True)
@@ -173,7 +174,7 @@ def _lookup_in_registry(project: Project, asking: PlanLookup, *, hurried: bool =
 
 
 def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
-    """Return earlier scans of the layers of an image, None if one of them is not scanned yet."""
+    """Return earlier scans of the layers of an image, None if one of them was never scanned."""
     scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
@@ -185,7 +186,7 @@ def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
 class PlanGpus:
     """The GPUs to plan for. `pool` is the file of an inventory, empty for a list of GPUs.
 
-    `avoided` are the reasons why jobs avoid some of them.
+    `avoided` are the reasons why jobs avoid some GPUs.
     """
 
     devices: tuple[PlanGpu, ...] = ()
@@ -196,7 +197,7 @@ class PlanGpus:
 def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
     """Return the GPUs of a list, or of an inventory on the machines that match `patterns`.
 
-    Raises RecipeError and UsageError for errors in the file, NothingSelectedError if there is no GPU.
+    Raises RecipeError and UsageError for errors in the file, NothingSelectedError without a GPU.
     """
     if path.is_file():
         with path.open("rb") as file:
@@ -219,9 +220,9 @@ def read_devices(path: Path) -> tuple[PlanGpu, ...]:
 def inventory_devices(
     inventory: Inventory, patterns: Sequence[str] = ()
 ) -> tuple[tuple[PlanGpu, ...], Mapping[PlanGpu, str]]:
-    """Return each type of GPU of a pool by capability, slice (MIG) and driver, and reasons to avoid some.
+    """Return each type of GPU of a pool by capability, MIG slice and driver, and the reasons to avoid some.
 
-    A type has a name if all its GPUs have the same. Raises NothingSelectedError if there is none.
+    A type has a name if all its GPUs have the same one. Raises NothingSelectedError without a GPU.
     """
     names: dict[PlanGpu, set[str]] = {}
     machines: dict[PlanGpu, list[str]] = {}
@@ -239,8 +240,8 @@ def inventory_devices(
     if not names:
         raise NothingSelectedError(
             "inventory-no-gpu",
-            "no GPU to plan for in the inventory",
-            hint="see what it has: imagefactory gpus --inventory FILE",
+            "the inventory has no GPU to plan for",
+            hint="to see its GPUs, run imagefactory gpus --inventory FILE",
         )
     kinds = sorted(
         names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)
@@ -257,7 +258,7 @@ def inventory_devices(
 
 
 def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
-    """Return the rows of a CSV. Raises RecipeError with file:line of its problems, UsageError for no file."""
+    """Return the rows of a CSV file. Raises RecipeError with file:line, UsageError if unreadable."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -273,6 +274,6 @@ def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "is not UTF-8")
+        problem = Diagnostic("not-utf8", f"{path.name}:{line}", "the line is not UTF-8 text")
         raise RecipeError([problem], hint="save the file as UTF-8") from error
     return parse_rows(text, path.name, families())

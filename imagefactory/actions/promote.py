@@ -1,8 +1,9 @@
-"""Tags follow verdicts: promotions, approvals, revocations, and the record of a retired key.
+"""Move tags to verified images: promotions, approvals, revocations, and the record of a retired key.
 
-trust/tags.py decides which tags move. One process at a time moves tags from one store; if another store
-moved a tag meanwhile, everything is read and decided again. If the policy requires approvals
-(`promotion-signatures`), a promotion to a registry adds the user's own, and moves what enough keys approved.
+trust/tags.py decides which tags move. A lock ensures that one process moves tags of a store at a time. If
+another store moved a tag meanwhile, everything is read and decided again. If the policy requires approvals
+(`promotion-signatures`), a promotion to a registry adds the user's own approval, and moves the tags with
+enough approvals.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ from imagefactory.trust.verdict import VerdictStatus, VerificationResult
 from imagefactory.verify.report import VerifiedImage
 
 TRIES = 3
-"""How often tags are decided again if another process moved one meanwhile."""
+"""The most attempts to move tags while another process moves them too."""
 _STATEMENT_TYPES = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionResult:
-    """The decision on each tag. `faults` are those that could not be moved, with the error."""
+    """The decision for each tag. `faults` are the tags that could not be moved, with their errors."""
 
     target: str
     place: str
@@ -89,15 +90,15 @@ class PromotionResult:
 
     @property
     def proven(self) -> bool:
-        """Whether any tag points to a candidate that fulfils its rule."""
+        """Whether at least one tag points to a candidate that fulfills its rule."""
         return any(fate.proven for fate in self.fates)
 
 
 def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> PromotionResult:
-    """Let the tags of a target follow the valid verdicts (trust/tags.py).
+    """Move the tags of a target to the images with valid verdicts (trust/tags.py).
 
-    Raises RegistryError or StoreError, also if others keep moving the same tags, and the errors of
-    `signing_key` and of the key if it has to approve.
+    Raises RegistryError or StoreError, also if other processes keep moving the same tags. Raises the errors
+    of `signing_key` and of the key, if it has to approve.
     """
     place, policy = promoting.place, read_verification_policy(access, promoting.now)
     rule = PromotionRule(
@@ -138,7 +139,7 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
 
 @dataclass(kw_only=True)
 class _Approver:
-    """A reader of approvals for new images of tags, which adds the user's own. The caller locks."""
+    """Reads the approvals for new images of tags, and adds the user's own. The caller holds the lock."""
 
     access: Access
     promoting: PromotionRequest
@@ -148,7 +149,7 @@ class _Approver:
     envelopes: dict[str, list[bytes]] = field(default_factory=dict)
 
     def approve(self, fate: TagDecision) -> TagDecision:
-        """Return the decision on a tag by its approvals, with one of our own if a key signs here."""
+        """Return the decision for a tag by its approvals, with the user's own if this machine has a key."""
         if fate.after not in self.images:  # the tag is removed, or keeps an image that was not promoted
             return fate
         now, needed = self.promoting.now, self.trust.policy.signatures
@@ -165,7 +166,7 @@ class _Approver:
         return approve_tag(fate, needed, approved, others(self.trust, approved, now))
 
     def _may_go_back(self, fate: TagDecision, needed: int) -> bool:
-        """Return whether expired approvals can move a tag: its present image must lose it."""
+        """Return whether expired approvals can move a tag, because its current image must lose the tag."""
         if not fate.before:
             return False
         known = fate.before in self.images
@@ -184,7 +185,7 @@ class _Approver:
         return verify_approvals(self.envelopes[manifest], approval, self.trust, self.promoting.now, revoked)
 
     def _sign(self, fate: TagDecision, approved: Sequence[str]) -> bool:
-        """Attach our own approval. Return whether one was added: by a trusted key that had not approved."""
+        """Attach the user's approval. Return whether a trusted key added one that it had not given before."""
         place, now, approval = self.promoting.place, self.promoting.now, self._subject(fate.tag, fate.after)
         key = signing_key(self.access, now)
         trusted = self.trust.key(key.keyid) if key else None
@@ -220,7 +221,7 @@ def _log_moves(access: Access, place: StoreRepository, fates: Iterable[TagDecisi
 def _move_all(
     access: Access, place: StoreRepository, fates: Sequence[TagDecision]
 ) -> tuple[tuple[str, ImagefactoryError], ...] | None:
-    """Move the tags. Return the faults, or None if another process moved one of the tags meanwhile."""
+    """Move the tags. Return the faults, or None if another process moved one of them meanwhile."""
     faults: list[tuple[str, ImagefactoryError]] = []
     for fate in (fate for fate in fates if fate.moved):
         manifest = place.store.manifest(place.repository, fate.tag)
@@ -249,9 +250,9 @@ def _move_all(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeRequest:
-    """The verdicts to revoke, on the image that the tag or digest `wanted` names in `place`.
+    """The verdicts to revoke, on the image with the tag or digest `wanted` in `place`.
 
-    The first digits of a digest in `verdicts` are enough. `target` is the name of the image.
+    `verdicts` are digests or their first digits. `target` is the name of the image.
     """
 
     place: StoreRepository
@@ -274,7 +275,7 @@ class RevokeResult:
 
 
 def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: Progress) -> RevokeResult:
-    """Sign and attach a revocation of verdicts of an image, and store it here.
+    """Sign a revocation of verdicts, attach it to the image, and store it locally.
 
     Raises CheckFailedError if this project does not trust the key, or if there is nothing to revoke.
     """
@@ -300,7 +301,7 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
         raise CheckFailedError(
             "nothing-to-revoke",
             f"no valid verdict of {place}@{subject.manifest} to revoke",
-            hint="see imagefactory verdict list",
+            hint="to see its verdicts, run imagefactory verdict list",
         )
     if not isinstance(place.store, LayoutStore):
         own = local_place(access, ANY)
@@ -320,7 +321,7 @@ def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
         raise UsageError(
             "verdict-not-unique",
             f"'{text[:80]}' matches {len(digests)} verdicts of this image",
-            hint="use a digest that imagefactory verdict list shows",
+            hint="use more digits of a digest from imagefactory verdict list",
         )
     return digests[0]
 
@@ -328,7 +329,7 @@ def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
 def follow(
     access: Access, revoked: RevokeRequest, target: Target, progress: Progress
 ) -> tuple[PromotionResult, ...]:
-    """Let the tags of the target follow a revocation, in its place and in the local store."""
+    """Move the tags of the target after a revocation, in its place and in the local store."""
     places, local = [revoked.place], local_place(access, target.family)
     if not isinstance(revoked.place.store, LayoutStore) and any(
         belongs(tag, plain_tag(target)) for tag in local.store.tags(local.repository)
@@ -348,9 +349,10 @@ def follow(
 
 
 def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
-    """Return the record of all that a key has signed: verdicts, statements of portability and approvals.
+    """Return the record of everything that a key signed: verdicts, portability statements and approvals.
 
-    Raises RegistryError if the registry of the settings does not answer: the record would be incomplete.
+    Raises RegistryError if the registry of the settings does not answer, since the record would be
+    incomplete.
     """
     trust = TrustRules(keys=(key,))
     statements = (*stored_statements(project.layout), *AttachJournal(project.layout.path).read_all())
@@ -371,15 +373,15 @@ def _envelopes(place: StoreRepository, manifest: str, kind: str) -> Iterator[byt
 
 
 def write_record(folder: Path, name: str, record: bytes) -> Path:
-    """Write the record of a key next to imagefactory.toml. Raises UsageError."""
+    """Write the record of a key next to imagefactory.toml. Return the path. Raises UsageError."""
     path = folder / RECORDS / f"{name}.txt"
     try:
         path.parent.mkdir(exist_ok=True)
         if path.parent.is_symlink():
             raise UsageError(
                 "directory-is-link",
-                f"{path.parent} is a symbolic link, so it is not read",
-                hint="replace it by a directory",
+                f"{path.parent} is a symbolic link, expected a directory",
+                hint="replace the link by a directory",
             )
         with replacing(path, durable=True) as file:
             file.write(record)
@@ -389,7 +391,7 @@ def write_record(folder: Path, name: str, record: bytes) -> Path:
 
 
 def next_name(name: str, names: set[str]) -> str:
-    """Return the name of the key that replaces another: `lab` becomes `lab-2`, `lab-2` `lab-3`."""
+    """Return the name of the next key: `lab` becomes `lab-2`, `lab-2` becomes `lab-3`."""
     match = re.fullmatch(r"(.*?)(?:-([0-9]{1,4}))?", name)
     base, number = (match[1], int(match[2] or 1)) if match else (name, 1)
     while (new := f"{base}-{number + 1}") in names:

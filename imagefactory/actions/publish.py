@@ -1,8 +1,8 @@
-"""Publish a catalog, or an earlier one again. It never silently replaces a catalog of another key.
+"""Publish a catalog, or an earlier one again. Never silently replace a catalog of another key.
 
     read_current(place) -> check_signer() -> prepare_catalog() or roll_back() -> publish()
 
-The revocations of the last catalog stay in the next one.
+The next catalog includes the revocations of the last one.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ JOIN_AGAIN = "--yes-everybody-must-join-again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCatalog:
-    """The current catalog of a place. `keyid` is empty if it names no key.
+    """The current catalog of a place. `keyid` is empty if the catalog names no key.
 
-    `catalog` is None if no key that is trusted now signed it.
+    `catalog` is None if no trusted key signed it.
     """
 
     where: str
@@ -93,16 +93,16 @@ class PublishedCatalog:
 
 
 def current_place(project: Project, registry: str) -> StoreRepository:
-    """Return the repository of the catalog, in the registry `registry` or that of the settings."""
+    """Return the repository of the catalog, in `registry` or in the registry of the settings."""
     host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     return StoreRepository(store=open_registry(project, host), repository=reference.repository)
 
 
 def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime) -> PublishedCatalog | None:
-    """Return the catalog that is there now, None if there is none.
+    """Return the current catalog, None if there is none.
 
-    Raises RegistryError if a registry does not answer, UsageError for a file that cannot be read.
+    Raises RegistryError if a registry does not answer, UsageError for an unreadable file.
     """
     name = str(where) if isinstance(where, Path) else f"{where}:{CURRENT}"
     data = _read(where)
@@ -110,7 +110,7 @@ def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime
 
 
 def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[PublishedCatalog, str]:
-    """Return a catalog by a key that is trusted now, even if it expired; else why it does not count."""
+    """Return a catalog that a trusted key signed, even if it expired, or the reason to reject it."""
     try:
         opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
     except StatementError as error:
@@ -138,7 +138,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
         except OSError as error:  # its signer is unknown
             raise UsageError(
                 *os_problem("read", where, error),
-                hint="it would be replaced: make it readable, or write to another file",
+                hint="make this file readable, or write the catalog to another file",
             ) from error
     manifest = where.store.manifest(where.repository, CURRENT)
     if manifest is None:
@@ -151,7 +151,7 @@ def _read(where: StoreRepository | Path) -> bytes | None:
 
 
 def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: TrustRules, now: datetime) -> None:
-    """Raise CheckFailedError if another key signed the current catalog, unless that key is retired here."""
+    """Raise CheckFailedError if another key signed the current catalog and is not retired here."""
     if current is None or current.keyid in ("", key.keyid):
         return
     other = trust.key(current.keyid)
@@ -161,13 +161,13 @@ def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: Trust
     raise CheckFailedError(
         "catalog-other-key",
         f"{current.where} is signed by {whose}, and people who joined may trust only that key",
-        hint=f"sign with that key, or retire it (key rotate); to replace its catalog: {JOIN_AGAIN}, then "
-        "imagefactory site invite --push",
+        hint="sign with that key, or retire it (imagefactory key rotate). To replace this catalog: "
+        f"{JOIN_AGAIN}, then imagefactory site invite --push",
     )
 
 
 def publishing_key(project: Project, now: datetime) -> SigningKey:
-    """Return the key that signs. Raises CheckFailedError if this project trusts none of the local keys."""
+    """Return the signing key. Raises CheckFailedError if this project trusts none of the local keys."""
     key = signing_key(project, now)
     if key is None:
         raise CheckFailedError(
@@ -193,9 +193,9 @@ def prepare_catalog(
 def _with_previous_revocations(
     result: CatalogResult, former: Catalog | None, dropped: Iterable[str]
 ) -> CatalogResult:
-    """Add the revocations of the last catalog, also of `dropped` targets.
+    """Add the revocations of the last catalog, also those of `dropped` targets.
 
-    A dropped image without any tag stays in the list without verdicts: its users learn why not to use it.
+    A dropped image without any tag stays in the catalog without verdicts, so that its users see the reason.
     """
     before = {image.target: image for image in former.images} if former else {}
     images = [
@@ -220,9 +220,10 @@ def publish(
     output: Path | None = None,
     rollback: str = "",
 ) -> tuple[Catalog, tuple[str, ...]]:
-    """Sign a catalog and write it to `output` or a registry. Return it as signed, and the places.
+    """Sign a catalog, and write it to `output` or a registry. Return the signed catalog and its places.
 
-    It expires with its key at the latest. `rollback` says which earlier catalog it is.
+    It expires with its key at the latest. `rollback` is the name of the earlier catalog that is published
+    again.
     """
     trusted = read_trust(project.settings.files).key(key.keyid)
     if trusted:
@@ -256,7 +257,7 @@ def publish_again(
 ) -> tuple[str, ...]:
     """Sign the catalog again in its place. Return the places, none if there never was a catalog.
 
-    `before` is what was there, if the caller has read it. Raises as `publish`.
+    `before` is the current catalog, if the caller has read it. Raises as `publish`.
     """
     trust = read_trust(project.settings.files)
     output: Path | None = None
@@ -282,7 +283,7 @@ def publish_again(
 
 PREVIOUS = "previous"
 MOST_OPENED = 60
-"""Catalogs to open in search of the previous one: anyone who may push can write many tags."""
+"""The most catalogs to open in search of the previous one: anyone who may push can write many tags."""
 _OWN = re.compile(r"([0-9]{8})-([0-9a-f]{12})")
 _Form = TypeVar("_Form", CatalogImage, CatalogSif)
 
@@ -297,7 +298,7 @@ class CatalogRevision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogChange:
-    """A target whose image or verdicts differ: its digests now and then, and the numbers of verdicts."""
+    """A target whose image or verdicts differ: its digests now and then, and its numbers of verdicts."""
 
     target: str
     now: str
@@ -308,7 +309,7 @@ class CatalogChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
-    """The catalog that would replace the current one, and the changes."""
+    """The earlier catalog that would replace the current one, and the changes."""
 
     earlier: CatalogRevision
     made: CatalogResult
@@ -328,8 +329,8 @@ def find_earlier(
 ) -> CatalogRevision:
     """Return the catalog of a tag, a digest or its first digits, or the PREVIOUS one.
 
-    Raises UsageError if none or several match, StatementError unless a key that is trusted now signed it:
-    with a retired key anyone who has it can write any date.
+    Raises UsageError unless exactly one matches, StatementError unless a trusted key signed it. A retired
+    key does not count, because anyone who has the key can write any date.
     """
     place, now = current_place(project, request.registry), request.now
     tags = [match for tag in place.store.tags(place.repository) if (match := _OWN.fullmatch(tag))]
@@ -351,7 +352,7 @@ def find_earlier(
         raise UsageError(
             "catalog-digest-mismatch",
             f"{place}:{names[0]} is {revision.digest}, not {name[:80]}",
-            hint="use its tag",
+            hint=f"use the tag {names[0]}",
         )
     return revision
 
@@ -363,7 +364,7 @@ def _find_previous(
     trust: TrustRules,
     now: datetime,
 ) -> CatalogRevision:
-    """Return the newest one from before the current one. A tag only counts on the day in its content."""
+    """Return the newest catalog before the current one. A tag counts only on the day in its content."""
     manifest = place.store.manifest(place.repository, CURRENT)
     digits = manifest[0].digest.removeprefix("sha256:") if manifest else ""
     last = current.catalog.made if current and current.catalog else now
@@ -379,7 +380,7 @@ def _find_previous(
                 raise RegistryError(
                     "catalog-search-limit",
                     f"{place} has more than {MOST_OPENED} catalogs that are not the previous one",
-                    hint="name it: --rollback DIGEST",
+                    hint="pass the catalog's digest: --rollback DIGEST",
                 )
             try:
                 revision = _open_catalog(place, name, trust, now)
@@ -394,7 +395,7 @@ def _find_previous(
     why = f": {faults[0]}" if faults else ""
     raise UsageError(
         "no-earlier-catalog",
-        f"{place} has no earlier catalog by a key that is trusted now{why}",
+        f"{place} has no earlier catalog that a trusted key signed{why}",
         hint="create one from the available images: imagefactory site publish",
     )
 
@@ -407,7 +408,7 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
         raise UsageError(
             "rollback-not-found",
             f"no catalog at {where}",
-            hint="see imagefactory site publish --rollback --dry-run",
+            hint="to see the newest valid one, run imagefactory site publish --rollback --dry-run",
         )
     try:
         layer = parse_layer(manifest[1], where)
@@ -432,18 +433,18 @@ def roll_back(
     earlier: CatalogRevision,
     progress: Progress,
 ) -> RollbackPlan:
-    """Return an earlier catalog's images, as far as they count now. Raises RegistryError and StoreError.
+    """Return the images of an earlier catalog that are valid now. Raises RegistryError and StoreError.
 
-    Raises CheckFailedError if clients would take it for older than the current one, NothingSelectedError if
-    none of them counts.
+    Raises CheckFailedError if readers would reject it as older than the current one, NothingSelectedError if
+    no image is valid.
     """
     now = time.replace(microsecond=0)
     former = current.catalog if current else None
     if former and former.made >= now:
         raise CheckFailedError(
             "clock-before-catalog",
-            f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
-            hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
+            f"this machine's time {format_time(now)} is before the catalog's, {format_time(former.made)}",
+            hint="set this machine's clock: readers reject a catalog that is older than one they have seen",
         )
     policy = read_verification_policy(project, time)
     review = _ImageReview(project=project, policy=policy, revocations=_revocations_of(former))
@@ -465,7 +466,7 @@ def roll_back(
         why = [f"{target}: {line}" for target, line in skipped] or ["it has no images"]
         raise NothingSelectedError(
             "catalog-nothing-valid",
-            f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
+            f"no image of the catalog {earlier.digest} is valid now: {'; '.join(why[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
     catalog = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
@@ -493,7 +494,7 @@ def _changes(now: Catalog | None, then: Catalog) -> Iterator[CatalogChange]:
 
 
 def _compared_parts(image: CatalogImage | None) -> tuple[str, frozenset[str]]:
-    """Return the digest of an image and its verdicts, those of its .sif files too."""
+    """Return the digest of an image and its verdicts, including those of its .sif files."""
     if image is None or (image.revoked and not image.envelopes and not image.sifs):
         return "", frozenset()
     envelopes = (image.envelopes, *(sif.envelopes for sif in image.sifs))
@@ -512,14 +513,14 @@ def _revocations_of(catalog: Catalog | None) -> Mapping[str, Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ImageReview:
-    """A second verification of images. `revocations` are those of the current catalog."""
+    """Verifies images of an earlier catalog again. `revocations` are those of the current catalog."""
 
     project: Project
     policy: VerificationPolicy
     revocations: Mapping[str, Mapping[str, bytes]]
 
     def verify_image(self, image: CatalogImage) -> tuple[CatalogImage | None, list[str]]:
-        """Return the image with its valid statements, None if it is gone, and a line for each invalid one."""
+        """Return the image with its valid statements, None if it is gone; and a line for each invalid one."""
         lines: list[str] = []
         verified = self._verify(image, lines)
         if verified is None:

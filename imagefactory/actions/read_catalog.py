@@ -1,8 +1,8 @@
-"""Read a catalog: from a file, a registry or a mirror, else the cached copy; or build the project's own.
+"""Read a catalog from a file, a registry, a mirror or the cache; or build the project's own.
 
-A cached copy is verified as strictly as a new one: its digest, signature and time. One request finds out
-which one is current. An attacker who moves that tag cannot bring back an older catalog, without later
-revocations, for clients that saw the newer one.
+A cached copy is verified like a new one: its digest, signature and time. One request finds out which catalog
+is current. An attacker who moves that tag cannot bring back an older catalog, without later revocations, to
+readers who saw the newer one.
 
 If a place cannot be read, its mirrors are tried, then the cached copy. There is no fallback for a catalog
 that is rejected.
@@ -43,13 +43,13 @@ from imagefactory.trust.policy import TrustRules, read_trust
 
 
 MOST = 16
-"""Cached catalogs; the least recently used one is removed first."""
+"""The most cached catalogs. The least recently used one is removed first."""
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCatalog:
-    """The cached catalog of a place with the name `where`."""
+    """The cached catalog of the place with the name `where`."""
 
     cache: Path
     where: str
@@ -67,7 +67,7 @@ class CachedCatalog:
         return hashlib.sha256(os.fsencode(self.where)).hexdigest()
 
     def read(self) -> bytes:
-        """Return the bytes, none if they cannot be read."""
+        """Return the cached bytes, empty if they cannot be read."""
         with contextlib.suppress(OSError):  # another user's may be read only
             os.utime(self.path)
         with contextlib.suppress(OSError), self.path.open("rb") as file:
@@ -75,21 +75,21 @@ class CachedCatalog:
         return b""
 
     def seen(self) -> str:
-        """Return the time of the newest catalog seen of this place, empty if unknown."""
+        """Return the time of the newest catalog that was read from this place, empty if unknown."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = self.seen_path.read_text(encoding="ascii")
             return text if _TIME.fullmatch(text) else ""
         return ""
 
     def refuse_older(self, time: datetime) -> None:
-        """Raise StatementError for a catalog older than the newest one seen of this place."""
+        """Raise StatementError for a catalog older than the newest one that was read from this place."""
         seen, text = self.seen(), format_time(time)
         if seen > text:
             raise StatementError(
                 "catalog-rolled-back",
-                f"{self.where} has a catalog of {text}, older than the one of {seen} that was there before",
-                hint="ask the project's maintainers for a new catalog; if they restored this one: "
-                f"rm {self.seen_path}",
+                f"{self.where} has a catalog from {text}, and you have already read one from {seen}",
+                hint="ask the project's maintainers for a new catalog; if they restored this one, "
+                f"run rm {self.seen_path}",
             )
 
     def write(self, data: bytes, time: datetime) -> None:
@@ -117,12 +117,12 @@ def _cached(settings: Settings, place: str) -> CachedCatalog:
 
 
 def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
-    """Cache a catalog that was just published, for this machine while the registry is down."""
+    """Cache a catalog that was just published, for use while the registry is down."""
     _cached(settings, registry).write(pack_artifact(envelope), time)
 
 
 def cached_expiry(settings: Settings) -> datetime | None:
-    """Return when the newest cached catalog of the setting `registry` expires, None if there is none."""
+    """Return the expiry of the newest cached catalog of the setting `registry`, None without one."""
     cached = _cached(settings, settings.registry.value)
     try:
         time = datetime.fromisoformat(cached.seen())
@@ -137,13 +137,13 @@ def read_catalog(
 ) -> Catalog:
     """Return the catalog of the setting `catalog`, else the project's own, else that of `registry`.
 
-    In a project only its own file and the environment name another one: the settings of a user or a site are
-    for people without a project. The project's own is built now, of the target `name` or of all, and is not
-    signed. Any other must be signed by a trusted key and be valid. If the registry does not answer, the
-    catalog is that of a mirror or the cached copy: `source` and `notes` say so. With `hurried` the timeouts
-    are short.
+    In a project only its own file and the environment can name another catalog: the settings of a user or a
+    site are for people without a project. The project's own catalog is built now, for the target `name` or
+    for all targets, and is not signed. Any other must be valid and signed by a trusted key. If the registry
+    does not answer, the catalog is read from a mirror or the cache: `source` and `notes` say so. `hurried`
+    sets short timeouts.
 
-    Raises UsageError if none is set, StatementError for one that is rejected, RegistryError.
+    Raises UsageError if none is set, StatementError for a rejected one, RegistryError.
     """
     place = settings.catalog.value
     trust = read_trust(settings.files, settings.limits)
@@ -195,7 +195,7 @@ class _CatalogReader:
         return self._with_notes(self._open(cached, data, cached.where))
 
     def read_cached(self, cached: CachedCatalog, error: RegistryError | UsageError, *faults: str) -> Catalog:
-        """Return the cached copy, or raise `error` (why the place cannot be read) if none is valid."""
+        """Return the cached copy. Raises `error` (the reason for no catalog) if no copy is valid."""
         if not (data := cached.read()):
             raise error
         try:
@@ -208,7 +208,7 @@ class _CatalogReader:
         return self._with_notes(replace(catalog, source=CatalogSource.KEPT), error.message, *faults, note)
 
     def _open(self, cached: CachedCatalog, data: bytes, where: str) -> Catalog:
-        """Return the catalog in these bytes, and cache it. Raises StatementError for one that is rejected."""
+        """Return the catalog in these bytes, and cache it. Raises StatementError if it is rejected."""
         catalog = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
         cached.refuse_older(catalog.made)
         cached.write(data, catalog.made)
@@ -230,14 +230,14 @@ class _CatalogReader:
         if len(data) > LARGEST:
             raise StatementError(
                 "catalog-too-large",
-                f"{place} has more than {LARGEST} bytes",
-                hint="check that it is a catalog",
+                f"{place} is not a catalog: it has more than {LARGEST} bytes",
+                hint="fix the setting catalog (imagefactory config)",
             )
         return data
 
 
 def read_limited(path: Path, largest: int, hint: str) -> bytes:
-    """Return the bytes of a file, one more than `largest` of a file that is larger. Raises UsageError."""
+    """Return at most `largest` + 1 bytes of a file, so that a larger file is detected. Raises UsageError."""
     try:
         with path.open("rb") as file:
             return file.read(largest + 1)
@@ -253,7 +253,7 @@ def age_of(catalog: Catalog, now: datetime) -> str:
 
 
 def _mirrors(settings: Settings) -> tuple[str, ...]:
-    """Return the mirrors of the catalog, none if a closer file or the environment names another catalog."""
+    """Return the mirrors of the catalog, none if a closer file or the environment sets another catalog."""
 
     def distance(setting: SettingValue) -> int:
         known = [str(path) for path in settings.files]
@@ -269,9 +269,9 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
 def with_former_families(
     project: Project, result: CatalogResult, registry: str, now: datetime
 ) -> CatalogResult:
-    """Add the last catalog's images of families whose recipes have errors now.
+    """Add images of the last catalog for families whose recipes have errors now.
 
-    People use these images, and their verdicts are valid: a typing mistake must not remove them.
+    These images have valid verdicts and users: an error in a recipe must not remove them.
     """
     host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
@@ -289,7 +289,7 @@ def with_former_families(
 def _read_registry(
     access: Access, reference: ImageReference, cached: bytes = b"", retry_policy: RetryPolicy | None = None
 ) -> bytes:
-    """Return the bytes of the layer: those that are `cached` if they are the same."""
+    """Return the bytes of the catalog's layer, from `cached` if they are the same."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     store = open_registry(access, mirror.registry, retry_policy=retry_policy)
     manifest = store.manifest(mirror.repository, mirror.tag_or_digest)

@@ -1,7 +1,7 @@
-"""From a name to one image: its target, its lock, and where it is stored.
+"""Resolve a name to one image: its target, its lock, and its places.
 
-An image is verified by its digest, with the expectations of the lock that it was built from. If the lock here
-is a different one, the image is rejected.
+An image is verified by its digest, with the expectations of the lock that it was built from. It is rejected
+if the current lock is a different one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedImage:
-    """An image or .sif of the store. `where` is its reference in a registry, None if it is only stored."""
+    """An image or .sif of the store. `where` is its reference in a registry, None if only stored here."""
 
     made: Image | SifArtifact
     subject: VerifiedImage
@@ -52,9 +52,9 @@ def resolve_image(
     """Return the image of a target, a tag or digest of the store, `TARGET@sha256:...`, or a reference.
 
     The caller has checked the name. An image that is not in the store is pulled by digest. With `registry`
-    (`host[/path]`) the image must be there too. Raises NothingSelectedError and BuildError if there is no
-    image, UsageError if it is not of a target of this project or, with `gpu`, only for CPUs, StaleError if it
-    was built from another lock.
+    (`host[/path]`) that registry must have the image too. Raises NothingSelectedError and BuildError without
+    an image, UsageError for an image that is not of this project's targets or, with `gpu`, only for CPUs,
+    and StaleError for an image of another lock.
     """
     artifact, where = _find(project, name, registry, progress)
     definition = definition_of(project, artifact, name)
@@ -67,17 +67,17 @@ def resolve_image(
 
 
 def check_not_cpu(target: Target) -> None:
-    """Raise UsageError for a target without GPUs: the GPU suite has nothing to verify there."""
+    """Raise UsageError for a target without GPUs, which the GPU suite cannot verify."""
     if not target.gpu:
         raise UsageError(
             "target-without-gpu",
             f"{target.name} is only for CPUs, so the GPU suite cannot verify it",
-            hint=f"its smoke test is its only check: imagefactory build {target.name}",
+            hint=f"run its smoke test instead: imagefactory build {target.name}",
         )
 
 
 def check_name(project: Project, name: str, *, gpu: bool = True) -> None:
-    """Raise for an invalid name or, with `gpu`, one of a CPU target. Fetches and reads no image."""
+    """Raise an error for an invalid name or, with `gpu`, a CPU target. Fetches and reads no image."""
     plain, at, digest = name.partition("@")
     if "/" in name:
         parse_reference(name)
@@ -110,7 +110,7 @@ def _find(
 def _from_registry(
     access: Access, reference: ImageReference, progress: Progress
 ) -> tuple[Image | SifArtifact, ImageReference]:
-    """Pull an image under a name derived from its digest, so the tag of a target stays."""
+    """Pull an image under a name derived from its digest, so that the tag of the target does not move."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     place = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
     digest = read_manifest(place, mirror.tag_or_digest).descriptor.digest
@@ -150,8 +150,8 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
     if at and plain != target.name and project.target(plain):
         raise UsageError(
             "image-target-mismatch",
-            f"{name} is an image of {target.name}",
-            hint=f"use only its digest, or {target.name}@{digest}",
+            f"{name} is an image of {target.name}, not of the target in this name",
+            hint=f"use {target.name}@{digest}",
         )
     definition = define_target(project, target)
     # The manifest of a .sif names only the target; the suite checks the packages inside all the same.
@@ -159,14 +159,14 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
     if labels.get(LOCK_LABEL, digest if isinstance(artifact, SifArtifact) else "") != digest:
         raise StaleError(
             "image-outdated",
-            f"{name} was built from another lock of {target.name} than the present one",
+            f"{name} was not built from the current lock of {target.name}",
             hint=f"imagefactory build {target.name}, or check out the revision that has its lock",
         )
     return definition
 
 
 def _labels(access: Access, artifact: Image | SifArtifact) -> dict[str, str]:
-    """Return the labels of an image, of a .sif only that of its target."""
+    """Return the labels of an image. A .sif has only the label of its target."""
     layout = access.layout
     if isinstance(artifact, Image):
         config = json.loads(layout.read(Descriptor(media_type="", digest=artifact.config, size=0)))

@@ -1,4 +1,4 @@
-"""Run a command in an image, by the runner that fits."""
+"""Run a command in an image, with a suitable runner."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from imagefactory.trust.keys import keys_directory
 
 
 def find_built(access: Access, target: Target, runner: str) -> Image | SifArtifact:
-    """Return a target's image, or its .sif by Apptainer if there is no image or the runner fits both.
+    """Return a target's image, or its .sif by Apptainer if there is no image or the runner supports both.
 
-    `runner` is empty for the setting, or for the one that fits. Raises BuildError if nothing is built.
+    `runner` is empty for the setting, or for a suitable one. Raises BuildError if nothing is built.
     """
     settings = access.settings
     artifact: Image | SifArtifact | None = stored_image(access, target)
@@ -48,9 +48,9 @@ def find_built(access: Access, target: Target, runner: str) -> Image | SifArtifa
 
 
 def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageReference:
-    """Return where the image of a catalog is; with `sif` that of its own .sif if there is no image.
+    """Return the reference of a catalog's image. With `sif` that of its .sif, if there is no image.
 
-    Raises NothingSelectedError if no registry has it.
+    Raises NothingSelectedError if no registry has the image.
     """
     if offered.reference and not offered.only_sif:
         return parse_reference(offered.reference)
@@ -62,14 +62,14 @@ def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageRefer
         f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
         hint=f"run apptainer exec --nv oras://{reference} COMMAND"
         if reference
-        else "see others with imagefactory search",
+        else "to see other images, run imagefactory search",
     )
 
 
 def fetch_offered(access: Access, offered: CatalogImage, progress: Progress) -> Image:
-    """Return the image of a catalog, pulled by its digest if the store lacks it.
+    """Return the image of a catalog, pulled by digest if the store lacks it.
 
-    Raises NothingSelectedError if no registry has it, and what `pull_image` raises.
+    Raises NothingSelectedError if no registry has the image, and the errors of `pull_image`.
     """
     reference = offered_reference(offered)
     name = local_name(access, reference)
@@ -81,9 +81,9 @@ def fetch_offered(access: Access, offered: CatalogImage, progress: Progress) -> 
 
 
 def own_start(artifact: Image | SifArtifact, target: Target | None) -> ContainerStart:
-    """Return how a container starts by its recipe, or its image. `command` contains the entry point.
+    """Return the container start in the recipe, else in the image. `command` contains the entry point.
 
-    It is empty if neither sets it, also for the default `python`. `user` is a number.
+    It is empty if neither sets a start, also for the default `python`. `user` is a number.
     """
     start = target.start if target else artifact.start if isinstance(artifact, Image) else ContainerStart()
     entrypoint = start.entrypoint[len(INIT) :] if start.entrypoint[: len(INIT)] == INIT else start.entrypoint
@@ -99,7 +99,7 @@ def own_start(artifact: Image | SifArtifact, target: Target | None) -> Container
 
 
 def fitting_runner(access: Access, artifact: Image | SifArtifact, runner: str) -> str:
-    """Return the requested runner, else the one of the setting, else the one that fits."""
+    """Return the requested runner, else the one of the setting, else a suitable one."""
     fits = ENGINES[access.settings.engine.value].runner if isinstance(artifact, Image) else "apptainer"
     return runner or access.settings.runner.value or fits
 
@@ -122,7 +122,7 @@ def run_artifact(
 
 
 def mounted_directory(access: Access, folder: Path) -> tuple[Mount | None, str]:
-    """Return the mount of a directory that its caller has not mounted, and a note on it."""
+    """Return the mount of a directory that the caller has not mounted, and a note on it."""
     account = ""
     with contextlib.suppress(KeyError):  # in a container the user may have no account
         account = pwd.getpwuid(os.getuid()).pw_dir

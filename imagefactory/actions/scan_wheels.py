@@ -50,7 +50,7 @@ _PACKAGES = re.compile(r"torch|tensorflow|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|onn
 
 
 def required_libraries(contents: ScanResult) -> ScanResult:
-    """Return a scan without the libraries on which nothing depends."""
+    """Return a scan without the libraries that no other file needs."""
     framework = find_framework(contents)
     counted = (LibraryRole.GATES, LibraryRole.ON_DEMAND)
     libraries = tuple(
@@ -102,7 +102,7 @@ def _modules(modules: ModuleCount) -> str:
 def _text(value: str) -> str:
     if not value.isprintable() or '"' in value or "\\" in value:
         raise UsageError(
-            "wheel-text-invalid", f"scanned.toml cannot contain {value!a}", hint="omit this wheel"
+            "wheel-text-invalid", f"scanned.toml cannot contain {value!a}", hint="do not pass this wheel"
         )
     return f'"{value}"'
 

@@ -38,13 +38,13 @@ from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.report import VerifiedImage
 
 RETENTION = timedelta(days=60)
-"""How long a sweep is stored; its results can be signed for 14 days (verify/nonces.py)."""
+"""The time to keep a sweep. Its results can be signed for 14 days (verify/nonces.py)."""
 
 
 def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
-    """Return what `image prune` keeps without a tag: verified images, and valid statements.
+    """Return the digests that `image prune` keeps without a tag: verified images, and valid statements.
 
-    Raises UsageError for unreadable trust: then nothing is deleted.
+    Raises UsageError for unreadable trust, so that nothing is deleted.
     """
     court, layout, digests = read_verification_policy(access, now), access.layout, []
     place = local_place(access, ANY)
@@ -63,7 +63,7 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
 
 
 def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Removal:
-    """Delete from the cache all that no committed lock names, all segments and unpacked files.
+    """Delete from the cache all files that are in no committed lock, all segments and unpacked files.
 
     Waits for running builds, as `image prune` does.
     """
@@ -87,9 +87,9 @@ def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Rem
 
 
 def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
-    """Delete the sweeps of the store that are older than RETENTION: it is too late to sign their results.
+    """Delete the sweeps of the store that are older than RETENTION, whose results can no longer be signed.
 
-    A sweep with a verdict that is signed and not attached yet stays.
+    A sweep with a signed verdict that is not attached yet stays.
     """
     removal = Removal(access.layout.path, dry_run=dry_run)
     for folder in entries_of(sweeps_directory(access.settings)):
@@ -114,7 +114,7 @@ def _is_waiting(folder: Path) -> bool:
 
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
-    """Return the findings of `check`, and the lines of the journal that cannot be read."""
+    """Return the findings of `check`, and the journals with unreadable lines."""
     result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)
@@ -133,7 +133,7 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryListing:
-    """A repository of a registry, and what its tags point to."""
+    """A repository of a registry, and the images that its tags point to."""
 
     registry: str
     repository: str
@@ -143,7 +143,7 @@ class RepositoryListing:
 def list_registry(
     project: Project, targets: Sequence[Target], registry: str, progress: Progress
 ) -> tuple[RepositoryListing, ...]:
-    """Return the tags of the repositories of targets, with what they point to."""
+    """Return the tags in the repositories of targets, with the images that they point to."""
     host, path = registry_place(project, registry)
     store = open_registry(project, host)
     plain = {plain_tag(target) for target in project.targets}

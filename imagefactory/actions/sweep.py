@@ -197,7 +197,7 @@ def make_node_kit(node: SweepNode, definition: BuildSpec, request: GpuRequest, n
 def _predict(
     project: Project, stage: TargetStatus, definition: BuildSpec, progress: Progress
 ) -> dict[str, Predicted]:
-    """Return the predictions by a scan of the image, or of the wheels if this machine never had it."""
+    """Return the predictions from a scan of the image, or of the wheels if the image is not in the store."""
     image = stored_image(project, stage.target)
     if image is not None and stage.image in ("", image.digest):
         with project.layout.in_use(progress):
@@ -210,17 +210,17 @@ JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a job on a pool: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"
 WRITTEN = frozenset({"request_memory", "request_disk"})
-"""The commands required by sites that every job of a sweep has."""
+"""The submit commands of HTCondor that every job of a sweep has, so a site need not require them."""
 FAILED = "failed"
-"""The rule of a cell whose image is not available."""
+"""The rule for cells whose image is not available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
+    """Options of a sweep. `image` is docker, oras, sif or empty.
 
-    `folder` is None for one in the store. `pool` is a row of POOLS, `site` one of sites.toml. `at_once` is
-    how many jobs may be in the queue, 0 for all.
+    `registry` is HOST[/PATH], empty for the setting. `folder` is None for a directory in the store. `pool`
+    is a row of POOLS, `site` one of sites.toml. `at_once` is the most jobs in the queue, 0 for all.
     """
 
     asked: CellRequest = field(default_factory=CellRequest)
@@ -236,9 +236,9 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDependencies:
-    """The process's clock, random bytes and pools.
+    """The clock, random bytes and pools of this process.
 
-    `queue`: the pools may be queried for running sweeps. `user` is the requester, None for anyone.
+    With `queue` the pools may be queried for running sweeps. `user` is the requester, None for anyone.
     """
 
     clock: Callable[[], datetime]
@@ -251,10 +251,10 @@ class SweepDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDraft:
-    """A planned sweep: its cells, where its images go, its options.
+    """A planned sweep: its cells, the destination of its images, its options.
 
-    `inventory` has only usable machines. `own` are the settings' additions to the jobs, `faults` are those of
-    the excluded machines.
+    `inventory` has only usable machines. `own` are the additions of the settings to the jobs. `faults` are
+    those of the excluded machines.
     """
 
     plan: SweepPlan
@@ -268,7 +268,7 @@ class SweepDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCreated:
-    """A written sweep, the errors of targets whose images are not available, and the notes of its plan."""
+    """A written sweep, the errors of targets without an available image, and the notes of its plan."""
 
     sweep: SweepSpec
     folder: Path
@@ -283,7 +283,7 @@ def prepare_sweep(
     options: SweepOptions,
     bench: SweepDependencies,
 ) -> SweepDraft:
-    """Plan a sweep; builds and sends nothing. Raises UsageError for invalid options."""
+    """Plan a sweep. Builds and sends nothing. Raises UsageError for invalid options."""
     check_limits(options.limits)
     own = own_of(options.pool, project.settings)
     site = find_site(options.site)
@@ -320,7 +320,7 @@ def prepare_sweep(
 def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> tuple[NodeFault, ...]:
     """Return the faults of machines in the sweeps of the last days.
 
-    A sweep that cannot be read is skipped: `read_underway` reports it.
+    An unreadable sweep is skipped: `read_underway` reports it.
     """
     now = bench.clock()
     blamed: list[NodeFault] = []
@@ -351,7 +351,7 @@ def _images(project: Project, plan: SweepPlan, kind: ImageKind) -> Images:
 
 
 def check_limits(limits: JobLimits) -> None:
-    """Raise UsageError if results could come after LIFETIME: then their nonces have expired."""
+    """Raise UsageError if results could come after LIFETIME, when their nonces have expired."""
     longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
     if longest > LIFETIME:
         raise UsageError(
@@ -363,12 +363,12 @@ def check_limits(limits: JobLimits) -> None:
 
 
 def format_id(now: datetime, random: bytes) -> str:
-    """Return `20261122-061500-1f3a`: it sorts by time, and the random end makes it unique."""
+    """Return an id such as `20261122-061500-1f3a`, which sorts by time and ends in random digits."""
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{random.hex()}"
 
 
 def sweeps_directory(settings: Settings) -> Path:
-    """Return the directory of sweeps without a directory of their own."""
+    """Return the parent directory of sweeps without `--dir`."""
     return settings.store_path / "sweeps"
 
 
@@ -377,7 +377,7 @@ def make_sweep(
 ) -> SweepCreated:
     """Write a sweep: images, nonces and files. A target that cannot be built does not stop the others.
 
-    Raises NothingSelectedError if there is nothing to verify, UsageError for a directory that is in use.
+    Raises NothingSelectedError if there is nothing to verify, UsageError for an existing directory.
     """
     folder = prepared.place.folder
     if not prepared.plan.cells:
@@ -386,7 +386,7 @@ def make_sweep(
         raise NothingSelectedError(
             "nothing-to-verify",
             f"nothing to verify on this pool{counts and f': {counts}'}",
-            hint="see the skipped cells above; --ignore-rule RULE includes them",
+            hint="to include skipped cells, pass --ignore-rule RULE",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
@@ -444,7 +444,7 @@ def make_sweep(
     kits = [kit for kit in kits if not lost[kit.node.name]]
     if not kits:
         raise NothingSelectedError(
-            "cells-claimed", skipped[-1].reason, hint=f"--ignore-rule {CLAIMED} queues it anyway"
+            "cells-claimed", skipped[-1].reason, hint=f"to queue it anyway, pass --ignore-rule {CLAIMED}"
         )
     sweep = SweepSpec(
         id=prepared.id,
@@ -485,7 +485,7 @@ def _claim(
     *,
     ask: bool,
 ) -> ClaimResult:
-    """Claim the cells of nodes. With `ask`, cells that another store has are dropped."""
+    """Claim the cells of nodes. With `ask`, cells that another store claimed are dropped."""
     request = ClaimRequest(
         sweep=sweep,
         registry=registry,
@@ -502,7 +502,7 @@ def _claim(
 def claim_again(
     access: Access, folder: Path, registry: str, bench: SweepDependencies, progress: Progress
 ) -> None:
-    """Claim the remaining cells of a continued sweep, even if another store has them."""
+    """Claim the remaining cells of a continued sweep, even if another store claimed them."""
     sweep = read_sweep(folder)
     pool, registry = bench.pools(sweep.pool), registry or access.settings.registry.value
     nodes = [node for node in sweep.nodes if _will_run(pool.read_node(folder, node, sweep.limits))]
@@ -516,7 +516,7 @@ def capable_machines(
 ) -> tuple[MachinesByCapability, ...]:
     """Return the machines of a pool by the rows of `nodes`, and by row and the driver that comes first.
 
-    Several startds of one machine (`glidein_7@gpu01`) are that machine, as in the logs of its jobs.
+    Several startds of one machine (`glidein_7@gpu01`) count as one machine, as in the logs of its jobs.
     """
 
     def names(row: str, driver: str) -> Iterator[str]:
@@ -532,7 +532,7 @@ def capable_machines(
 
 
 def submit_sweep(folder: Path, pools: Pools) -> str:
-    """Submit a sweep, or continue one whose DAG ended early. Return the job that drives it.
+    """Submit a sweep, or continue one whose DAG ended early. Return the job that drives the sweep.
 
     Raises UsageError for a directory that is not a sweep or has nothing to run, ToolError.
     """
@@ -541,7 +541,7 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
     if not any(_will_run(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             "sweep-finished",
-            f"every node of {folder} has an outcome, and submitting it again would run them all again",
+            f"every node of {folder} has an outcome, and submitting it would run all nodes again",
             hint=f"run imagefactory sweep collect {folder}",
         )
     job = pool.submit(folder)
@@ -564,16 +564,16 @@ def read_submitted(folder: Path) -> tuple[str, ...]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "sweep-file-invalid",
-            f"{folder / SUBMITTED} cannot be read",
-            hint="delete it: it only lists the jobs of the sweep",
+            f"{folder / SUBMITTED} is corrupt",
+            hint=f"delete it (rm {folder / SUBMITTED}): it only lists the jobs of the sweep",
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """The present status of a sweep. `driven`: a job of the pool drives it, None if the pool was not queried.
+    """The current status of a sweep. `driven` is true if a job drives it, None if the pool was not queried.
 
-    `machines` are those that failed jobs.
+    `machines` are those on which jobs failed.
     """
 
     folder: Path
@@ -602,7 +602,7 @@ class SweepStatus:
 
 
 def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:
-    """Return the status by the files of the jobs, with `queue` also by the pool.
+    """Return the status from the files of the jobs, with `queue` also from the pool.
 
     Raises UsageError, ToolError.
     """
@@ -638,5 +638,5 @@ def find_sweep(settings: Settings, name: str) -> Path:
     raise NothingSelectedError(
         "sweep-unknown",
         f"no sweep {name[:200]!r}",
-        hint=f"the latest are {', '.join(ids[-5:])}" if ids else "start one: imagefactory sweep start TARGET",
+        hint=f"use one of {', '.join(ids[-5:])}" if ids else "start one: imagefactory sweep start TARGET",
     )

@@ -1,11 +1,11 @@
-"""Images where the jobs of a pool find them: built and sent only if they are missing.
+"""Put images where the jobs of a pool find them. Images are built and sent only if they are missing.
 
     docker   the candidate in the registry, by digest
-    oras     the .sif of it, as an artifact of that registry
-    sif      that file in the setting `sif_folder`, else in the sweep's directory, which sends it to the jobs
-    osdf     that file at a place that only tools of the site write to: a person copies it there
+    oras     the .sif of the image, as an artifact in that registry
+    sif      that file in the setting `sif_folder`, else in the sweep's directory, which jobs transfer
+    osdf     that file at a place that only tools of the site can write: a person copies the file
 
-A .sif is verified as a subject of its own: no conversion creates the same file twice.
+A .sif is verified as its own subject, because no conversion creates the same file twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMPRESSION = "fast"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDelivery:
-    """The way images reach jobs: `registry` is HOST[/PATH] or empty, `folder` is that of the sweep."""
+    """The destination of images for jobs. `registry` is HOST[/PATH] or empty, `folder` that of the sweep."""
 
     kind: ImageKind
     registry: str
@@ -51,8 +51,8 @@ class ImageDelivery:
 def choose_image_type(project: Project, requested: str, registry: str) -> ImageKind:
     """Return the requested type, else one by the settings: `sif_folder`, then a registry, else a .sif.
 
-    The content of the store does not count: a verdict on a .sif is not one on the image, so the type must not
-    change by itself. Raises UsageError for one that needs a registry if none is set.
+    The content of the store is ignored: a verdict on a .sif is not one on the image, so the type must not
+    change by itself. Raises UsageError for a type that needs a registry if none is set.
     """
     folder = project.settings.sif_folder.value
     sif = ImageKind.OSDF if folder.startswith(OSDF) else ImageKind.SIF
@@ -72,7 +72,7 @@ def choose_image_type(project: Project, requested: str, registry: str) -> ImageK
 def read_pool_stages(
     project: Project, targets: Sequence[Target], place: ImageDelivery
 ) -> tuple[TargetStatus, ...]:
-    """Return how far each target is, with the verdicts on the pool's form of its image."""
+    """Return the status of each target, with the verdicts on the pool's format of its image."""
     if place.kind is ImageKind.DOCKER:
         return read_stages(project, targets, PlanLookup(now=place.now, registry=place.registry))
     reader = VerdictReader(project, place.now)
@@ -98,7 +98,7 @@ def _sif_of(project: Project, image: Image) -> SifArtifact | None:
 def ensure_image(
     project: Project, stage: TargetStatus, place: ImageDelivery, progress: Progress
 ) -> PoolImage:
-    """Build, convert and send the image of a target as far as needed. Return it where jobs find it.
+    """Build, convert and send the image of a target, as far as needed. Return its location for jobs.
 
     Raises the errors of these steps, and CheckFailedError for an image that fails its CPU checks.
     """
@@ -110,7 +110,7 @@ def ensure_image(
             if isinstance(image, SifArtifact):
                 raise UsageError(
                     "image-only-sif",
-                    f"Apptainer built {target.name} as a .sif, so --image-format docker has no image of it",
+                    f"Apptainer built {target.name} as a .sif, so it has no image for --image-format docker",
                     hint="pass --image-format oras or --image-format sif",
                 )
             reference = str(replace(_push(project, target, image, place, progress), tag=""))
@@ -142,7 +142,7 @@ def _locked_image(project: Project, target: Target, progress: Progress) -> Image
             raise CheckFailedError(
                 "smoke-test-failed",
                 f"{target.name} does not pass its CPU checks",
-                hint=f"imagefactory build {target.name} shows them; a GPU does not change them",
+                hint=f"to see the failed checks, run imagefactory build {target.name}",
             )
         artifact = built.image
     return artifact
@@ -170,7 +170,7 @@ def _push(
 
 
 def _in_registry(project: Project, target: Target, reference: str) -> PoolImage:
-    """Return an image that this machine may never have had, by its registry."""
+    """Return an image from its registry, for a machine that never had the image."""
     where = parse_reference(reference)
     place = place_of(project, where)
     subject = replace(read_subject(place, where.tag_or_digest), target=target.name)
@@ -186,14 +186,14 @@ def _in_registry(project: Project, target: Target, reference: str) -> PoolImage:
 
 
 def unpacked_of(size: int) -> int:
-    """Return an estimate of the unpacked bytes of layers: zstd packs frameworks to about a third."""
+    """Return the estimated bytes of unpacked layers: zstd packs frameworks to about a third."""
     return 3 * size
 
 
 def _place_file(
     project: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
 ) -> str:
-    """Return the path of the .sif for jobs, copied there if needed: its name has its digest."""
+    """Return the path of the .sif for jobs, copied if needed. Its name contains its digest."""
     name, shared = sif_name(target.name, sif.file.digest), project.settings.sif_folder.value
     if place.kind is ImageKind.OSDF:
         return f"{shared.rstrip('/')}/{name}"
@@ -203,7 +203,8 @@ def _place_file(
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                *os_problem("create", path.parent, error), hint="set another sif-folder"
+                *os_problem("create", path.parent, error),
+                hint="set sif-folder to a directory that you can write",
             ) from error
         if shared or not _link(sif.path, path):
             copy_sif(sif, path, progress)
@@ -211,7 +212,7 @@ def _place_file(
 
 
 def _link(source: Path, path: Path) -> bool:
-    """Add a name for the stored file. Return False if another file system or owner prevents it."""
+    """Create a hard link to the stored file. Return False if another file system or owner prevents it."""
     try:
         os.link(source, path)
     except OSError:

@@ -1,6 +1,6 @@
-"""Images between the store, registries and .sif files.
+"""Copy images between the store, registries and .sif files.
 
-Every push first writes a candidate, a tag named after its content that never moves.
+Every push first writes a candidate: a tag named after its content, which never moves.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
 class PushOptions:
     """Options of a push. `registry` is `host[:port][/path]`, empty for the setting. `tags` are further tags.
 
-    With `sif` a .sif in that compression (`fast`, `small`) is pushed, converted if needed. `made` is the
-    artifact of a build that just ended, which overrides the target's tag.
+    With `sif` a .sif with that compression (`fast`, `small`) is pushed, converted if needed. `made` is the
+    artifact of a build that just ended, and is pushed in place of the target's tag.
     """
 
     now: datetime
@@ -99,7 +99,7 @@ class PushOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformIndexPush:
-    """The index of the images of a target for several platforms, a candidate that has the further tags."""
+    """The index of a target's images for several platforms: a candidate with the further tags."""
 
     platforms: tuple[str, ...]
     reference: ImageReference
@@ -108,10 +108,10 @@ class PlatformIndexPush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """One push. `reference` has the tag of the candidate and the digest that the registry confirmed.
+    """The result of a push. `reference` has the tag of the candidate and the digest from the registry.
 
-    `manifest` is the digest of the platform manifest or of the .sif; `file` is the name of the .sif. `joined`
-    is the index of this image and those of the store for other platforms.
+    `manifest` is the digest of the platform manifest or of the .sif, `file` the name of the .sif. `joined`
+    is the index of this image and the stored images for other platforms.
     """
 
     target: Target
@@ -123,7 +123,7 @@ class PushResult:
 
 
 def check_push(access: Access, options: PushOptions) -> None:
-    """Raise UsageError for no registry, RegistryError for one that fails, before the work starts."""
+    """Raise UsageError if no registry is set, RegistryError if the registry fails, before work starts."""
     host, _ = registry_place(access, options.registry)
     open_registry(access, host).check()
 
@@ -131,9 +131,9 @@ def check_push(access: Access, options: PushOptions) -> None:
 def push_target(project: Project, target: Target, options: PushOptions, progress: Progress) -> PushResult:
     """Push a built artifact as an immutable candidate, then set its further tags.
 
-    A target that only Apptainer has built is pushed as its .sif. One that is not built is pushed by its layer
-    lock if the registry has the layers. Raises BuildError if it lacks them, UsageError for a tag that only
-    promotion moves, RegistryError.
+    A target that only Apptainer has built is pushed as its .sif. A target that is not built is pushed by its
+    layer lock, if the registry has the layers. Raises BuildError if the registry lacks layers, UsageError
+    for a tag that only promotion moves, RegistryError.
     """
     promised: Image | None = None
     with project.layout.in_use(progress):
@@ -173,7 +173,7 @@ def push_target(project: Project, target: Target, options: PushOptions, progress
 
 
 def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
-    """Return the targets that differ only by their platform, with `target`, the plain name first."""
+    """Return the targets that differ only by platform, the one with the plain name first."""
     plain = plain_name(target)
     same = [row for row in targets if plain_name(row) == plain and row.family == target.family]
     return tuple(sorted(same, key=lambda row: (row.name != plain, PLATFORMS.index(row.platform))))
@@ -224,7 +224,7 @@ def _push(
 ) -> tuple[ImageReference, TransferResult]:
     """Push a manifest with its blobs, and the record of the first push.
 
-    `promised` is the image if only its layer lock knows the layers.
+    `promised` is the image of the layer lock, if the image is not built.
     """
     host, path = registry_place(project, options.registry)
     for tag in options.tags:
@@ -281,7 +281,7 @@ def make_image(
     report: Callable[[BuildResult], None],
     progress: Progress,
 ) -> PushResult | None:
-    """Build and test the image of a lock, call `report`, and push it if it passed and `push` is set."""
+    """Build and test the image of a lock, call `report`, and with `push` push the image if it passed."""
     check_build(options)
     built = build_image(project, define_target(project, target), options, progress)
     report(built)
@@ -293,8 +293,8 @@ def make_image(
 def inputs_digest(project: Project, target: Target, digest: str = "") -> str:
     """Return the digest of all inputs of an image: its definition, the lock of its base, engine and codec.
 
-    With `digest` it is that of this image, empty if the store does not know the image as built from them.
-    Otherwise raises LockError and StaleError as `define_target` does.
+    With `digest` the result is empty if the store does not know that this image was built from them.
+    Raises LockError and StaleError as `define_target` does, without `digest`.
     """
     settings = project.settings
     try:
@@ -316,7 +316,7 @@ def inputs_digest(project: Project, target: Target, digest: str = "") -> str:
 def _annotate_inputs(
     place: StoreRepository, candidate: Descriptor, now: datetime, inputs: str, key: str
 ) -> None:
-    """Add the inputs to the record of a candidate that was pushed before, and keep its time."""
+    """Add the inputs to the record of a candidate that was pushed before. Its time stays."""
     if not inputs:
         return
     records = read_records(place, candidate.digest, key=key)
@@ -325,7 +325,7 @@ def _annotate_inputs(
 
 
 def explain_no_candidate(project: Project, place: StoreRepository) -> str:
-    """Return why `find_candidate` found none; without the key, pushes of other stores do not count."""
+    """Return why `find_candidate` found none. Without the key, pushes of other stores are ignored."""
     reason = f"{place} has no image of what the lock gives"
     if read_nonce_store_key(project.environ):
         return reason
@@ -336,7 +336,7 @@ def explain_no_candidate(project: Project, place: StoreRepository) -> str:
 
 
 def find_candidate(project: Project, target: Target, place: StoreRepository) -> Descriptor | None:
-    """Return the candidate of the present lock in a registry.
+    """Return the candidate of the current lock in a registry, None without one.
 
     Only the local record of pushes counts, and records with the MAC of IMAGEFACTORY_LEDGER_KEY. Raises
     LockError and StaleError as `define_target` does.
@@ -358,10 +358,10 @@ def find_candidate(project: Project, target: Target, place: StoreRepository) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
-    """One pull: `name` is its tag in the store.
+    """The result of a pull. `name` is the tag in the store.
 
-    If only the manifest of one platform of an index was pulled, that is `alone`, and `digest` is not that of
-    the index.
+    If only the manifest of one platform of an index was pulled, `alone` is that manifest. Then `digest` is
+    not the digest of the index.
     """
 
     name: str
@@ -372,12 +372,12 @@ class PullResult:
 
     @property
     def whole(self) -> bool:
-        """Whether it is the requested index itself."""
+        """Whether the requested index itself was pulled."""
         return not self.alone
 
 
 def target_reference(project: Project, text: str, registry: str = "") -> tuple[Target, ImageReference]:
-    """Return `TARGET[:TAG][@sha256:...]` as a reference to the registry, by default with the target's tag."""
+    """Return the registry reference of `TARGET[:TAG][@sha256:...]`, by default with the target's tag."""
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
     target = project.select_single(name)
@@ -421,8 +421,7 @@ def _check_image(
 ) -> None:
     """Raise RegistryError for an artifact, such as a .sif, which must not become the image of a target.
 
-    Also for a malformed config: such an image must not get a name here. And if the index does not name
-    platforms, for a config that is not for `platform`.
+    Also for a malformed config, and for a config of another platform if the index names no platforms.
     """
     manifests = [row for row in graph.manifests if row.descriptor.media_type in MANIFEST_TYPES]
     configs = [read_config(source, manifest) for manifest in manifests]
@@ -436,14 +435,14 @@ def _check_image(
     if platform and others:
         raise RegistryError(
             "platform-ambiguous",
-            f"{reference} does not say which image is for {platform}; the first is for {others[0][:40]!r}",
+            f"{reference} does not label its image for {platform}; its first image is for {others[0][:40]!r}",
             hint="pull by the digest of the image's manifest: HOST/NAME@sha256:...",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifPullResult:
-    """A pulled .sif. `how` says in a few words where it came from."""
+    """A pulled .sif. `how` is its origin in a few words."""
 
     reference: ImageReference
     path: Path
@@ -462,10 +461,10 @@ def pull_sif(
     output: Path | None = None,
     platform: str = "",
 ) -> SifPullResult:
-    """Write the .sif file of an image or .sif in a registry to `output`, by default named after `file`.
+    """Write the .sif of an image or .sif in a registry to `output`, by default named after `file`.
 
-    `name` is the tag in the store. If the registry has a .sif of the image, that is pulled; otherwise the
-    image is pulled and converted. Raises RegistryError and ToolError.
+    `name` is the tag in the store. If the registry has a .sif of the image, the .sif is pulled; otherwise
+    the image is pulled and converted. Raises RegistryError and ToolError.
     """
     check_output(output or Path("image.sif"))
     mirror = resolve_mirror(reference, access.settings.mirror_map)
@@ -497,7 +496,7 @@ def pull_sif(
 
 
 def _sif_in_registry(source: StoreRepository, digest: str) -> str:
-    """Return the manifest of the .sif that `digest` is or that was converted from it, empty for none."""
+    """Return the manifest of `digest` itself if a .sif, or of the .sif converted from it; empty for none."""
     manifest = read_manifest(source, digest)
     if is_sif_manifest(json.loads(manifest.data)):
         return digest
@@ -513,9 +512,9 @@ def _sif_in_registry(source: StoreRepository, digest: str) -> str:
 def local_name(access: Access, reference: ImageReference) -> str:
     """Return the tag in the store for a pull by a full reference: `repository:tag`.
 
-    From the site's own registry it is that of the target, as for a built image. From elsewhere it begins with
-    the host (`docker.io/library/debian`), so an untrusted image never replaces that of a target. For a
-    reference by digest it has the first 12 hex digits.
+    An image from the site's own registry gets the tag of its target. Other tags begin with the host
+    (`docker.io/library/debian`), so an untrusted image never replaces the image of a target. A reference by
+    digest gets the first 12 hex digits as its tag.
     """
     host = re.sub(r"[^a-z0-9]+", ".", reference.registry.lower()).strip(".")
     repository = f"{host}/{reference.repository}"
@@ -531,7 +530,7 @@ def local_name(access: Access, reference: ImageReference) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
-    """One copy; `destination` has the digest that its registry confirmed."""
+    """The result of a copy. `destination` has the digest that its registry confirmed."""
 
     source: ImageReference
     destination: ImageReference
@@ -549,13 +548,13 @@ def copy_image(
 ) -> CopyResult:
     """Copy an image, with `referrers` also its verdicts and other artifacts.
 
-    Blobs stream through this machine; within one registry they are mounted.
+    Blobs are streamed through this machine. Within one registry they are mounted.
     """
     if not destination.tag or destination.digest:
         raise UsageError(
             "reference-invalid",
-            f"the destination '{destination}' must have a tag, and no digest",
-            hint="use HOST/NAME:TAG; the digest is copied with the image",
+            f"the destination '{destination}' must have a tag and no digest",
+            hint="use HOST/NAME:TAG: the copy has the same digest",
         )
     mirror = resolve_mirror(source, access.settings.mirror_map)
     with progress.stage(f"copy {mirror} to {destination}"):
@@ -584,7 +583,7 @@ def copy_image(
 def export_sif(
     access: Access, target: Target, progress: Progress, *, compression: str = "", output: Path | None = None
 ) -> tuple[SifArtifact, Path]:
-    """Write the .sif of a target, of its image or as Apptainer built it. Return it and its path.
+    """Write the .sif of a target, converted or built by Apptainer. Return the .sif and its path.
 
     `compression` is by default `fast`, or that of the built .sif. Raises BuildError if nothing is built,
     UsageError for another compression than that of a built .sif.

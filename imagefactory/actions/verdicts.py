@@ -1,6 +1,6 @@
-"""Verdicts of images: where they are stored, how they are read and verified, signed and attached.
+"""Read, verify, sign and attach the verdicts of images.
 
-Each read verifies a verdict again, by the trust that the settings name. Tags only follow.
+Each read verifies a verdict again, with the trust of the settings. Tags have no influence.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from imagefactory.verify.report import GpuReport, VerifiedImage, format_gpu_repo
 from imagefactory.verify.suite_files import suite_digest
 
 ANY = "any"
-"""A repository of the local store, where all repositories share one pool."""
+"""The repository name for the local store, where all repositories share one pool of blobs."""
 
 
 def local_place(access: Access, family: str) -> StoreRepository:
@@ -76,7 +76,7 @@ def registry_of(access: Access, family: str, registry: str = "") -> StoreReposit
 
 
 def place_of(access: Access, where: ImageReference | None, family: str = ANY) -> StoreRepository:
-    """Return the repository of a reference; without one, that of the family in the local store."""
+    """Return the repository of a reference, or the family's repository in the local store without one."""
     if where is None:
         return local_place(access, family)
     store = open_registry(access, where.registry) if where.registry else LayoutStore(access.layout)
@@ -84,7 +84,7 @@ def place_of(access: Access, where: ImageReference | None, family: str = ANY) ->
 
 
 def subject_name(place: StoreRepository) -> str:
-    """Return the name to show: the local store is one for all repositories."""
+    """Return the name of a place to show. The local store has one name for all repositories."""
     return place.store.name if isinstance(place.store, LayoutStore) else str(place)
 
 
@@ -98,9 +98,9 @@ def subject_of(artifact: Image | SifArtifact, target: str) -> VerifiedImage:
 
 
 class VerdictReader:
-    """A reader that verifies verdicts by the trust, policy and suite of the settings, at one time.
+    """Verifies verdicts with the trust, policy and suite of the settings, at one time.
 
-    If no key is trusted no verdict counts, and nothing is read.
+    If no key is trusted, no verdict is valid and nothing is read.
     """
 
     def __init__(self, access: Access, now: datetime) -> None:
@@ -108,11 +108,11 @@ class VerdictReader:
 
     @cached_property
     def court(self) -> VerificationPolicy:
-        """The trust and policy. Raises UsageError for rows of trust that cannot be read."""
+        """The trust and policy. Raises UsageError for invalid rows of trust."""
         return read_verification_policy(self.access, self.now)
 
     def stored(self, artifact: Image | SifArtifact) -> tuple[VerificationResult, ...]:
-        """Return the verdicts in the local store on an image or .sif of it."""
+        """Return the verdicts in the local store on one of its images or .sif files."""
         return self._verify(local_place(self.access, ""), subject_of(artifact, ""))
 
     def there(self, place: StoreRepository, digest: str) -> tuple[VerificationResult, ...]:
@@ -131,7 +131,7 @@ def read_verification_policy(access: Access, now: datetime) -> VerificationPolic
 def find_in(
     access: Access, place: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
 ) -> VerdictSet:
-    """Return `find_verdicts` with the revocations in the local store, whatever a registry lists."""
+    """Return `find_verdicts` with the revocations of the local store, which a registry may not list."""
     return find_verdicts(place, subject, court, (local_place(access, ANY),))
 
 
@@ -141,7 +141,7 @@ def verdicts_of(access: Access, place: StoreRepository, name: str, now: datetime
 
 
 def count_valid(access: Access, place: StoreRepository, now: datetime) -> Callable[[str], int]:
-    """Return a function that counts the valid verdicts on a manifest of `place` with outcome `verified`."""
+    """Return a function that counts the valid `verified` verdicts on a manifest of `place`."""
     court = read_verification_policy(access, now)
 
     def count(digest: str) -> int:
@@ -177,7 +177,7 @@ def read_signed(place: StoreRepository, manifest: str, keys: Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatementRequest:
-    """A statement about an image. `until` is when it expires, None for never."""
+    """A statement to attach to an image. `until` is its expiry, None for never."""
 
     subject: VerifiedImage
     kind: str
@@ -191,7 +191,7 @@ def attach_signed(
     """Attach a verdict to its image in the local store and at `where`. Return the names of the places.
 
     Raises UsageError if neither has the image, RegistryError and StoreError. Statements that a registry
-    rejected stay in the journal, and `verdict sync` sends them.
+    rejected stay in the journal, and `verdict sync` sends them again.
     """
     places = places_of(access, signed.verdict.report.subject, where)
     for place, subject in places:
@@ -206,7 +206,7 @@ def attach_signed(
 def places_of(
     access: Access, own: VerifiedImage, where: ImageReference | None
 ) -> tuple[tuple[StoreRepository, VerifiedImage], ...]:
-    """Return where verdicts on an image go (the local store, and `where`), each with the subject there.
+    """Return the places for verdicts on an image (the local store, and `where`), each with its subject.
 
     Raises UsageError if neither has the image, RegistryError.
     """
@@ -227,7 +227,7 @@ def places_of(
         raise UsageError(
             "image-not-stored",
             f"{own.manifest} is not in the local store",
-            hint="pass where it is stored: HOST/NAME@sha256:...",
+            hint="pass its registry and name: HOST/NAME@sha256:...",
         )
     return tuple(places)
 
@@ -235,7 +235,7 @@ def places_of(
 def verdict_statements(
     envelopes: tuple[bytes, bytes], until: datetime, subject: VerifiedImage
 ) -> tuple[StatementRequest, ...]:
-    """Return the two statements of a verdict: its own envelope, and that of the test result."""
+    """Return the two statements of a verdict: its own envelope, and the test result (in-toto)."""
     return tuple(
         StatementRequest(subject=subject, kind=kind, envelope=envelope, until=until)
         for kind, envelope in zip((VERDICT_TYPE, TEST_RESULT_TYPE), envelopes, strict=True)
@@ -247,7 +247,7 @@ def attach_all(
 ) -> tuple[ImagefactoryError | None, ...]:
     """Attach statements at one place, under one lock. Return the error of each, or None.
 
-    A registry gets several at a time, once the journal has all of them.
+    A registry gets several at a time, after the journal has all of them.
     """
     statements: dict[int, SignedStatement] = {}
     faults: list[ImagefactoryError | None] = [None] * len(batch)
@@ -306,9 +306,9 @@ def writing(access: Access, place: StoreRepository, progress: Progress) -> Itera
 def repair_all_referrers(
     project: Project, registry: str, now: datetime, progress: Progress
 ) -> tuple[RepairResult, ...]:
-    """Make every repository of a registry list again what this store attached or knows.
+    """Repair the referrers lists in every repository of a registry, from the statements in this store.
 
-    These are the repositories of all families, and those in the journal. Raises RegistryError.
+    Covers the repositories of all families, and those in the journal. Raises RegistryError.
     """
     host, path = registry_place(project, registry)
     journal, store = AttachJournal(project.layout.path), open_registry(project, host)
@@ -368,7 +368,7 @@ def _entry(where: str, statement: SignedStatement) -> AuditEntry | None:
 
 
 def nonce_store(access: Access, folder: Path | None = None) -> NonceStore:
-    """Return the nonces of the local store, or those of a directory, with their key from the environment.
+    """Return the nonce store of the local store, or of a directory, with its key from the environment.
 
     A named directory may travel between the jobs of a CI run, and belongs to that run. Raises UsageError for
     a weak key, which others could guess.
@@ -380,7 +380,7 @@ def nonce_store(access: Access, folder: Path | None = None) -> NonceStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedReport:
-    """A report and its verdict. `signed` is None if it was not signed; `why` gives the reason in one line."""
+    """A report and its verdict. `signed` is None without a signature, and `why` is the reason."""
 
     signed: SignedVerdict | None
     why: str
@@ -410,7 +410,7 @@ def signing_key(access: Access, now: datetime) -> SigningKey | None:
 
 
 def check_key_trusted(key: SigningKey, trust: TrustRules, now: datetime) -> None:
-    """Raise CheckFailedError if this project itself does not accept signatures of the key at `now`."""
+    """Raise CheckFailedError if this project does not accept signatures of the key at `now`."""
     trusted = trust.key(key.keyid)
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
     if late:
@@ -424,7 +424,7 @@ def check_key_trusted(key: SigningKey, trust: TrustRules, now: datetime) -> None
 def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: datetime) -> SignedReport:
     """Spend the nonce of a run on this machine and sign its report.
 
-    A report stays unsigned if there is no key, or if the host does not know the GPU. Raises NonceError.
+    A report stays unsigned without a key, or if the host does not know the GPU. Raises NonceError.
     """
     if not signable(report):
         return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")

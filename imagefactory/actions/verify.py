@@ -1,4 +1,4 @@
-"""Run the GPU suite in an image, here or by a kit elsewhere; sign and attach the verdict.
+"""Run the GPU suite in an image, on this machine or with a kit; sign and attach the verdict.
 
     name -> resolve -> preflight (GPU, key, suite) -> run -> report -> sign -> attach -> tags
 
@@ -88,7 +88,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyDependencies:
-    """The inputs of a verification from this machine. `runner` is None to select it by name."""
+    """The inputs of a verification from this machine. `runner` is None to select one by name."""
 
     evidence: Evidence = _LOCAL_EVIDENCE
     clock: Callable[[], datetime] = utc_now
@@ -98,10 +98,10 @@ class VerifyDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """Options of a verification. An empty `runner` is the setting or the one that fits.
+    """Options of a verification. An empty `runner` means the setting, or a suitable one.
 
-    A GPU must have the `capability`. The verdict goes to the store and, with `registry` (`host[/path]`),
-    there too. The report goes to `output`, None for a file in the store.
+    A GPU must have the `capability`. The verdict goes to the store, and to `registry` (`host[/path]`) if
+    set. The report goes to `output`, None for a file in the store.
     """
 
     level: str = FULL
@@ -114,7 +114,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """One verification. `attached` are the places that have the verdict."""
+    """The result of a verification. `attached` are the places that have the verdict."""
 
     chosen: ResolvedImage
     report: GpuReport
@@ -131,7 +131,7 @@ class VerifyResult:
 def verify_and_attach(
     project: Project, name: str, options: VerifyOptions, bench: VerifyDependencies, progress: Progress
 ) -> VerifyResult:
-    """Verify the image of a name. Raises NoGpuError before anything is fetched if this machine has no GPU."""
+    """Verify the image with this name. Raises NoGpuError, before anything is fetched, without a GPU."""
     check_name(project, name)
     hardware = bench.evidence.read()
     key = signing_key(project, bench.clock())
@@ -209,13 +209,13 @@ def verify_image(
 def _predicted(
     access: Access, artifact: Image | SifArtifact, hardware: Hardware | None, progress: Progress
 ) -> dict[str, Predicted]:
-    """Return the predictions by a scan of the image, by capability."""
+    """Return the predictions from a scan of the image, by capability."""
     gpus = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
     return predict_coverage(inspect_artifact(access, artifact, progress).contents, gpus)
 
 
 def runner_name(access: Access, artifact: Image | SifArtifact, requested: str) -> str:
-    """Return the requested runner, else the one of the setting, else the one that fits."""
+    """Return the requested runner, else the one of the setting, else a suitable one."""
     name = requested or access.settings.runner.value
     if isinstance(artifact, SifArtifact):
         if name not in ("", "apptainer"):
@@ -227,7 +227,7 @@ def runner_name(access: Access, artifact: Image | SifArtifact, requested: str) -
 
 
 def check_output(path: Path) -> None:
-    """Raise UsageError if no report can be written: before minutes of work, not after."""
+    """Raise UsageError if the report cannot be written, before minutes of work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -239,7 +239,7 @@ def check_output(path: Path) -> None:
 
 
 def write_unsigned_report(access: Access, report: GpuReport, output: Path | None) -> Path:
-    """Write the unsigned report to `output`, or into the store by its nonce. Return the path."""
+    """Write the unsigned report to `output`, or into the store under its nonce. Return the path."""
     path = output or access.layout.path / "reports" / f"{report.nonce}.json"
     with explain_full_disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def _promote(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitDestination:
-    """The directory of a kit, and that of its nonce: None for the store."""
+    """The directory of a kit, and the directory of its nonce (None for the store)."""
 
     folder: Path
     ledger: Path | None = None
@@ -269,7 +269,7 @@ class KitDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitFiles:
-    """A kit: its nonce, its image, where that can be pulled, and when its collection ends."""
+    """A kit: its nonce, its image, a reference to pull the image, and the time limit for its result."""
 
     subject: VerifiedImage
     reference: str
@@ -331,9 +331,10 @@ def write_kit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectOptions:
-    """`ledger` is the directory that issued the nonces, None for the store. With `promote` tags follow.
+    """Options of `collect`. `ledger` is the directory that issued the nonces, None for the store.
 
-    Verdicts go to the store and to `registry` (`host[/path]`), empty for the registry of the kit's image.
+    With `promote` tags move. Verdicts go to the store and to `registry` (`host[/path]`), empty for the
+    registry of the kit's image.
     """
 
     ledger: Path | None = None
@@ -343,7 +344,7 @@ class CollectOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitResult:
-    """The verdict of a kit, and the places that have it. `again`: it was signed before."""
+    """The verdict of a kit, and the places that have it. `again` is true if it was signed before."""
 
     verdict: Verdict
     attached: tuple[str, ...]
@@ -364,8 +365,8 @@ def collect(
 ) -> KitResult:
     """Sign and attach the results of a kit. Raises as `collect_kit`, and UsageError without a key.
 
-    Raises CheckFailedError if the run says nothing about the image (`infrastructure`, `not-tested`),
-    StatementError if the host's evidence lacks the GPU of the suite. Then nothing is spent.
+    Raises CheckFailedError if the run has no result about the image (`infrastructure`, `not-tested`),
+    StatementError if the host's evidence lacks the GPU of the suite. Then the nonce is not spent.
     """
     nonces = nonce_store(project, options.ledger)
     signed = earlier = unsettled(nonces, folder)
@@ -405,10 +406,10 @@ def _promote_kit(
 def _signed_before(
     project: Project, report: GpuReport, where: ImageReference | None, now: datetime
 ) -> tuple[Verdict, tuple[str, ...]] | None:
-    """Return the verdict of this run that is attached already, and the places that have it.
+    """Return the attached verdict of this run, and the places that have it; None if there is none.
 
-    A named nonce directory may be a copy, as in CI jobs: it does not always know what is spent. Raises
-    NonceError (replayed) if the verdict is of another result.
+    A named nonce directory may be a copy, as in CI jobs, so it does not know all spent nonces. Raises
+    NonceError (replayed) if the verdict is for another result.
     """
     key = signing_key(project, now)
     keys = {key.keyid: key.public} if key else {}
@@ -420,19 +421,19 @@ def _signed_before(
             if _result_of(verdict.report) != _result_of(report):
                 raise NonceError(
                     "nonce-replayed",
-                    f"the nonce {report.nonce} was spent on another result",
-                    hint="one kit gives one verdict: make a new one",
+                    f"the nonce {report.nonce} was used for another result",
+                    hint="create a new kit: each kit gives one verdict",
                 )
     return (next(iter(verdicts.values())), tuple(verdicts)) if verdicts else None
 
 
 def _result_of(report: GpuReport) -> GpuReport:
-    """Return the report without what this imagefactory derived from it."""
+    """Return the report without the fields that this imagefactory derived."""
     return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
 
 
 def unsettled(ledger: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | None:
-    """Return the verdict that an earlier call signed and could not attach, and the reference of the kit."""
+    """Return the verdict that an earlier call signed and could not attach, and the kit's reference."""
     try:
         data = ledger.unsettled(read_nonce(folder))
     except NonceError:
@@ -441,20 +442,20 @@ def unsettled(ledger: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | N
 
 
 def _sign_kit(access: Access, kit: KitReport, ledger: NonceStore, now: datetime) -> tuple[SignedVerdict, str]:
-    """Sign the report of a kit and spend its nonce. Return the verdict and the reference of the kit."""
+    """Sign the report of a kit and spend its nonce. Return the verdict and the kit's reference."""
     report = kit.report
     if not signable(report):
         raise CheckFailedError(
             "kit-not-signable",
             f"{report.outcome}: {report.reason}",
-            hint="nothing was signed; run the kit again, on that machine or another",
+            hint="run the kit again, on the same or another machine",
         )
     key = signing_key(access, now)
     if key is None:
         raise UsageError(
             "kit-key-missing",
             "no signing key on this machine, so the kit's result cannot be signed",
-            hint="imagefactory key create NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
+            hint="run imagefactory key create NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
         )
     days = read_trust(access.settings.files).policy.days
     signed = sign(report, key, now=now, days=jittered_expiry(report, days))
@@ -485,7 +486,7 @@ def parse_signed(data: bytes) -> tuple[SignedVerdict, str]:
 def _image_source(
     project: Project, report: GpuReport, reference: str, registry: str
 ) -> ImageReference | None:
-    """Return where the image is besides the store: in the named registry, else in that of the kit."""
+    """Return where the image is besides the store: in the named registry, else in the kit's registry."""
     if not registry:
         return parse_reference(reference) if reference else None
     target = _target(project, report, "so its repository is not known")

@@ -2,9 +2,9 @@
 
 The base comes from the store, through an image layout that Apptainer reads (`Bootstrap: oci`), without a
 registry. This machine's settings (index, channels, certificates) are in a directory that is mounted at /mnt
-while %post runs, and are in no file of the .sif.
+while %post runs. They are in no file of the .sif.
 
-Apptainer's output differs from run to run, so it is recorded by the hash of its inputs, and named by its own
+Apptainer's output differs from run to run. So it is recorded by the hash of its inputs, and named by its own
 sha256.
 """
 
@@ -42,7 +42,7 @@ from imagefactory.runtime.apptainer_command import SQUASHFS, ApptainerCommand, S
 
 DEFINITION = "apptainer.def"
 SHARED_IMAGE = "image"
-"""The directory of a shared layout. A .sif has the name (`from: image`), so it names no machine."""
+"""The directory of a shared layout. A .sif contains this name (`from: image`), which names no machine."""
 
 
 def make_engine(access: Access) -> ApptainerEngine:
@@ -51,7 +51,7 @@ def make_engine(access: Access) -> ApptainerEngine:
 
 
 class ApptainerEngine:
-    """An engine that builds .sif files into `layout`. `secrets` is called only for a build."""
+    """Builds .sif files into `layout`. `secrets` is called only for a build."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ApptainerEngine:
         return self.command.require(building=True)
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> SifArtifact | None:
-        """Return the .sif of this definition on this base, if the store has all of it."""
+        """Return the .sif of this definition on this base, None if the store lacks a part of it."""
         return get_cached_sif(self.layout, self._key(definition, base))
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> SifArtifact:
@@ -122,16 +122,16 @@ class ApptainerEngine:
 
 
 def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
-    """Create a layout of one image with the store's own blobs; return its manifest's descriptor.
+    """Create a layout of one image with the store's own blobs. Return its manifest's descriptor.
 
-    apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is rejected).
+    The image has no tag: apptainer 1.4 takes a layout's only image, and rejects `oci:DIRECTORY:TAG`.
     """
     blob = layout.manifest(manifest)
     if blob is None:
         raise StoreError(
             "manifest-missing",
             f"{manifest} is not in {layout.path}",
-            hint="build it again: `imagefactory build TARGET`",
+            hint="build it again: imagefactory build TARGET",
         )
     with explain_full_disk(layout.path):
         folder.mkdir()
@@ -144,7 +144,7 @@ def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
 
 @contextmanager
 def scratch(layout: Layout) -> Iterator[Path]:
-    """Yield a directory in the store's tmp/ for one build: on the store's disk, and deleted after a kill."""
+    """Yield a directory in the store's tmp/ for one build. A killed build's directory is deleted later."""
     with explain_full_disk(layout.path):
         layout.tmp.mkdir(parents=True, exist_ok=True)
         with temporary_directory("sif-", layout.tmp) as folder:

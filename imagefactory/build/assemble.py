@@ -1,10 +1,10 @@
-"""The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
+"""The embedded engine: build an OCI image from a lock, without daemon, root or Dockerfile.
 
-The digest is a function of only lock, recipe, base and the codec's version. `plan_layers` decides which
-packages share a layer. Each layer is built as soon as its packages have arrived, while others are fetched and
-the base is installed. Layers are recorded by their inputs, so another image with the same package writes
-nothing. Wheels become layers directly; conda packages are linked into a staging prefix first
-(conda/prefix.py), and read from there.
+The digest depends only on lock, recipe, base and the codec's version. `plan_layers` decides which packages
+share a layer. Each layer is built as soon as its packages have arrived, while others are fetched and the
+base is installed. Layers are recorded by their inputs, so another image with the same package writes
+nothing. Wheels become layers directly. Conda packages are first linked into a staging prefix
+(conda/prefix.py).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ HISTORY = "conda-meta/history"
 
 
 def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
-    """Yield a line for each two conda packages that have different content at one path."""
+    """Yield a line for each pair of conda packages with different content at one path."""
     paths: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
         if not claim.same:
@@ -114,33 +114,33 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOwners:
-    """The package of each path: `owners` maps paths to (package, content hash).
+    """The package that owns each path. `owners` maps paths to (package, content hash).
 
-    `lost` maps (package that keeps, package that loses) to the paths; wheels are named by their files.
+    `lost` maps (package that keeps, package that loses) to the paths. Wheels are named by their files.
     """
 
     owners: Mapping[str, tuple[str, str]]
     lost: Mapping[tuple[str, str], frozenset[str]]
 
     def excluded(self, package: str) -> frozenset[str]:
-        """Return the paths of a package that belong to another one."""
+        """Return the paths of a package that another package owns."""
         return frozenset(
             path for (_, loser), paths in self.lost.items() if loser == package for path in paths
         )
 
     def image_files(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (package, content hash, path) of the image."""
+        """Yield (package, content hash, path) of all files in the image."""
         for path, (package, content) in self.owners.items():
             yield package, content, path
 
 
 def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank]) -> PathOwners:
-    """Decide which package's file is at each path.
+    """Decide which package owns the file at each path.
 
-    `laid` yields (package, content hash, path). The same file in several packages is fine
-    (`nvidia/__init__.py` is in nine). Where contents differ, the wheel of the least rank keeps it. Anything
-    without a rank (the environment's own files, conda packages) conflicts: raises BuildError naming both
-    packages for such a path, and for a path that is a file of one and a directory of another.
+    `laid` yields (package, content hash, path). Several packages may have the same file
+    (`nvidia/__init__.py` is in nine). If contents differ, the wheel with the lowest rank keeps the path.
+    Files without a rank (the environment's own files, conda packages) conflict. Raises BuildError with both
+    packages for such a conflict, and for a path that is a file of one and a directory of another.
     """
     owners: dict[str, tuple[str, str]] = {}
     rivals: dict[str, list[tuple[str, str]]] = {}
@@ -183,7 +183,7 @@ def _check_directories(owners: Mapping[str, tuple[str, str]]) -> None:
 
 
 def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> Iterator[str]:
-    """Yield a line for each two wheels that have different content at one path."""
+    """Yield a line for each pair of wheels with different content at one path."""
     for (keeper, loser), paths in sorted(settled.lost.items()):
         (_, unnamed, name), (_, other_unnamed, other) = ranks[keeper], ranks[loser]
         files = f"{min(paths)}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
@@ -213,13 +213,13 @@ def make_engine(access: Access) -> AssembleEngine:
 
 
 class AssembleEngine:
-    """An engine that builds into `layout` with `workers` threads; `cache` has small segments."""
+    """Builds into `layout` with `workers` threads. `cache` has small segments."""
 
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
-        """Return the image of this definition on this base, if the store has all of it."""
+        """Return the image of this definition on this base, None if the store lacks a part of it."""
         return recorded_image(self.layout, self._image_key(definition, base), definition.target)
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
@@ -309,7 +309,7 @@ class AssembleEngine:
         arrivals: PendingDownloads,
         progress: Progress,
     ) -> Iterator[LinkedPrefix | None]:
-        """Yield the target's conda packages, linked; None for a target without any."""
+        """Yield the target's linked conda packages, None for a target without conda packages."""
         if not definition.lock.conda:
             yield None
             return
@@ -338,9 +338,10 @@ class AssembleEngine:
         base: BuiltBase,
         progress: Progress,
     ) -> LayerResult:
-        """Return the layer of changes by post-link scripts, run in the base: found, or built.
+        """Return the layer of changes by post-link scripts, which run in the base unless it is recorded.
 
-        It is the last one. Scripts may not change files of wheels: other engines run them before.
+        It is the last layer. Scripts must not change files of wheels, because other engines run scripts
+        first.
         """
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
@@ -445,7 +446,7 @@ class AssembleEngine:
         return self._layer("environment", base.epoch, lay)[0]
 
     def _layer(self, title: str, epoch: int, lay: Callable[[TarSegment], T]) -> tuple[OciLayer, T]:
-        """Write a layer and return it with the result of `lay`."""
+        """Write a layer. Return the layer and the result of `lay`."""
         packer, plain = codec(self.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
             segment = TarSegment(packer, blob, plain, epoch=epoch)
@@ -481,7 +482,7 @@ class AssembleEngine:
 
 
 def _of_config(definition: BuildSpec) -> list[object]:
-    """Return the inputs of only an image's config; `start` if it differs from the default."""
+    """Return the inputs of the image's config. `start` is included if it differs from the default."""
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
     own = [start.command, start.workdir, start.user]
     return [*decided, *(own if start != PLAIN_START else [])]

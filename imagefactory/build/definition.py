@@ -1,6 +1,6 @@
-"""Target, base and lock become a BuildSpec: all inputs of an engine, which leave no choice.
+"""Turn a target, its base and its lock into a BuildSpec: all inputs of an engine, without open choices.
 
-Pure. The few files of the environment that are equal for every engine are defined here.
+No I/O. The few files of the environment that are equal for every engine are defined here.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from imagefactory.recipes.values import named_packages
 
 PREFIX = "/opt/env"
 HOME = "/home/user"
-"""The home of users without their own in the image: everybody may write there."""
+"""The home of users without a home in the image. Everyone can write there."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DRIVER = "/usr/local/nvidia"
-"""The driver's programs and libraries by Kubernetes and the first NVIDIA container tools."""
+"""The directory in which Kubernetes and early NVIDIA container tools mount the driver."""
 _LOCAL = "bin|etc|games|include|lib|sbin|share|src"
 SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/src|usr/local(/({_LOCAL}))?)")
 """Directories that every image has and project files may add to."""
 INIT = ("/usr/bin/tini", "-s", "--")
-"""The init of an image's command, which reaps orphans: with `-s` also if it is not process 1."""
+"""The init of an image's command, which reaps orphans; with `-s` also if it is not process 1."""
 
 
 def define(
@@ -48,10 +48,10 @@ def define(
     under: tuple[Lock, ...] = (),
     files: tuple[OwnFile, ...] = (),
 ) -> BuildSpec:
-    """Return the definition of `target`'s image; `under` are the locks of its parents, lowest first.
+    """Return the definition of `target`'s image. `under` are the locks of its parents, the lowest first.
 
-    Raises LockError if `lock` is another target's, or lacks the framework or a package of `under`;
-    RecipeError if the target does not fit the base or sets a variable that every image has.
+    Raises LockError if `lock` is another target's, or lacks the framework or a package of `under`. Raises
+    RecipeError if the target does not fit the base or sets a variable that imagefactory sets.
     """
     _check_fit(target, base, lock)
     _check_parent(target, lock, under)
@@ -72,7 +72,7 @@ def define(
     for name, _ in target.environment:
         if name in environment:
             what = f"environment sets {name}, which imagefactory sets in every image"
-            raise RecipeError([Diagnostic("name-reserved", str(target.where), what)])
+            raise RecipeError([Diagnostic("name-reserved", str(target.where), what, "remove it")])
     environment |= _defaults(target, lock) | dict(target.environment)
     if cuda and not base.image:  # such an image sets its own directories
         own = environment.get("LD_LIBRARY_PATH")
@@ -124,8 +124,11 @@ def group_packages(definition: BuildSpec) -> tuple[tuple[LockedPackage, ...], ..
 
 
 Rank = tuple[int, bool, str]
-"""The rank of a wheel among those with one path; the least wins. It has the target that added the wheel, the
-lowest first, so that parents stay the same; whether the recipe does not name it; its name."""
+"""The rank of a wheel among wheels with the same path; the lowest wins.
+
+The parts are the number of the target that added the wheel (the lowest parent first, so that parents stay
+the same), whether the recipe does not name it, and its name.
+"""
 
 
 def rank_wheels(definition: BuildSpec) -> dict[str, Rank]:
@@ -152,7 +155,7 @@ def files_digest(files: Iterable[OwnFile]) -> str:
 
 
 def new_places(definition: BuildSpec) -> tuple[str, ...]:
-    """Return the topmost paths that project files add to an image, sorted."""
+    """Return the topmost new paths that project files add to an image, sorted."""
     places = set()
     for file in definition.files:
         parts = file.path.strip("/").split("/")
@@ -189,8 +192,8 @@ def framework_package(target: Target, lock: Lock) -> LockedPackage:
 def pyvenv_cfg(definition: BuildSpec) -> str:
     """Return the text of `<prefix>/pyvenv.cfg`, which makes the prefix a virtual environment (PEP 405).
 
-    Without the patch version that `python -m venv` adds: the base may get a newer one. A conda environment
-    has its own Python and neither this file nor `venv_links`.
+    It lacks the patch version that `python -m venv` adds, because the base may get a newer one. A conda
+    environment has its own Python, and neither this file nor `venv_links`.
     """
     return (
         f"home = {interpreter(definition).rpartition('/')[0]}\n"
@@ -218,10 +221,11 @@ def interpreter(definition: BuildSpec) -> str:
 
 def _check_parent(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
     if target.on != (under[-1].target if under else ""):
-        owner = under[-1].target if under else "no target's"
+        owner = f"of {under[-1].target}" if under else "missing"
         raise LockError(
             "lock-mismatch",
-            f"{target.name} is built on {target.on or 'no target'}, but got {owner} lock",
+            f"{target.name} is built on {target.on or 'no target'}, but its parent lock is {owner}",
+            hint=f"run imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.packages}
     for below in under:
@@ -253,8 +257,8 @@ def _check_fit(target: Target, base: BaseSpec, lock: Lock) -> None:
         )
     machine = MACHINES.get(target.platform)
     if machine is None:
-        what = f"platform '{target.platform}' is not one of {', '.join(MACHINES)}"
-        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what)])
+        what, fix = f"unknown platform '{target.platform}'", f"use one of {', '.join(MACHINES)}"
+        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what, fix)])
     if (lock.target, lock.python) != (target.name, target.python) or not lock.platform.endswith(machine):
         raise LockError(
             "lock-mismatch",

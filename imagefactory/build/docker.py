@@ -1,9 +1,9 @@
 """The docker engine: BuildKit builds the rendered Dockerfile, and the result goes to the store.
 
-Only `docker buildx build` is run as a command; everything else uses the SDK (docker_daemon.py). The base is
-the store's own, loaded into the daemon. The result comes back as a stream of `docker save`: layers of the
-store stay as they are, new ones go through the codec. The image also keeps its name in the daemon, so that
-`docker run pytorch:2.3-cu121` works.
+Only `docker buildx build` runs as a command; everything else uses the SDK (docker_daemon.py). The store's
+base image is loaded into the daemon. The result is a stream of `docker save`: layers of the store stay
+unchanged, new ones are packed by the codec. The image keeps its name in the daemon, so that `docker run
+pytorch:2.3-cu121` works.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _PREAMBLE = re.compile(r"--[a-z]+=\S+ |set -eu; |if test -e \S+; then export \S+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildxRequest:
-    """One build. Paths of `context` and secrets are relative to the command's directory.
+    """A build by buildx. Paths of `context` and secrets are relative to the command's directory.
 
     `secrets` are (id, source): `env=NAME` or `src=FILE`. `epoch` is the timestamp of config and history, in
     seconds since 1970. With `host_network` the build uses this machine's own network. `builder` is the name
-    of docker's context: each has the daemon's own BuildKit under its name.
+    of docker's context, which is also the name of the daemon's own BuildKit.
     """
 
     context: str
@@ -104,10 +104,10 @@ class BuildEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildEvent:
-    """One line. `step` is None outside of all steps.
+    """A line of the build's output. `step` is None outside of all steps.
 
-    `text` is the step's name at its start, its output, or the reason of its failure; `seconds` is the time of
-    a finished step.
+    `text` is the step's name at its start, its output, or the reason of its failure. `seconds` is the time
+    of a finished step.
     """
 
     kind: BuildEventKind
@@ -117,7 +117,7 @@ class BuildEvent:
 
 
 def parse_line(line: str) -> BuildEvent:
-    """Return the event of a line. `text` has no escapes and control characters; nothing else changes."""
+    """Return the event of a line. `text` has no escape sequences and control characters."""
     numbered = _NUMBERED.fullmatch(line.rstrip("\r\n"))
     if not numbered:
         return BuildEvent(kind=BuildEventKind.OTHER, step=None, text=clean(line))
@@ -140,7 +140,7 @@ def parse_line(line: str) -> BuildEvent:
 
 
 def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
-    """Return `line` as a terminal finally shows it: without colors, overwritten parts, control characters."""
+    """Return `line` as a terminal finally shows it, without colors and control characters."""
     text = _ESCAPES.sub("", line.rstrip("\r\n")).rpartition("\r")[2]
     text = "".join(c if c.isprintable() else " " for c in text).rstrip()
     return text if len(text) <= longest else text[:longest] + " ..."
@@ -148,7 +148,7 @@ def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFailure:
-    """Why a build failed: the step's short name (empty outside of one), the reason, the last lines."""
+    """The failure of a build: the step's short name (empty outside of steps), the reason, the last lines."""
 
     step: str
     reason: str
@@ -190,7 +190,7 @@ class BuildLog:
 
     @property
     def total(self) -> int:
-        """The number of instructions, of all stages that have begun."""
+        """The number of instructions in all stages that have begun."""
         return sum(self._stages.values())
 
     def counts(self, step: int | None) -> bool:
@@ -198,7 +198,7 @@ class BuildLog:
         return step is not None and _PLACE.match(self._names.get(step, "")) is not None
 
     def name(self, step: int | None) -> str:
-        """Return a step's name, short: `build 3/3: RUN pip install ...`."""
+        """Return a step's short name: `build 3/3: RUN pip install ...`."""
         text = self._names.get(step, "") if step is not None else ""
         place = _PLACE.match(text)
         if place:
@@ -207,7 +207,7 @@ class BuildLog:
         return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + " ..."
 
     def failure(self) -> BuildFailure:
-        """Return why the build failed."""
+        """Return the reason for the failed build."""
         outside = tuple(self._tails.get(None, ()))
         if self._failed is not None:
             tail = tuple(self._tails.get(self._failed.step, ()))
@@ -241,9 +241,9 @@ def count(names: Iterable[str]) -> str:
 
 
 OLDEST_DOCKER = (23, 0)
-"""The first whose BuildKit (0.11) supports SOURCE_DATE_EPOCH."""
+"""The first Docker whose BuildKit (0.11) supports SOURCE_DATE_EPOCH."""
 OLDEST_BUILDX = (0, 10)
-"""The first with --provenance."""
+"""The first buildx with --provenance."""
 VERSION = 1
 """The version of this engine's output. Another number rebuilds every image."""
 PIP_CONF_VARIABLE = "IMAGEFACTORY_PIP_CONF"
@@ -261,9 +261,9 @@ def make_engine(access: Access) -> DockerEngine:
 
 
 class DockerEngine:
-    """An engine that builds by `daemon` and stores images in `layout`, new layers packed by `codec`.
+    """Builds with `daemon` and stores images in `layout`. `codec` packs new layers.
 
-    `secrets` is called once a build for this machine's access to packages.
+    `secrets` is called once for each build, for this machine's access to packages.
     """
 
     def __init__(self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: AskSecrets) -> None:
@@ -276,7 +276,7 @@ class DockerEngine:
             raise ToolError(
                 "docker-is-podman",
                 f"podman {facts.version} answers at {self.daemon.place}; buildx needs docker's own BuildKit",
-                hint="set DOCKER_HOST to a dockerd, or build with `--engine assemble`, which needs neither",
+                hint="set DOCKER_HOST to a dockerd, or build with --engine assemble, which needs neither",
             )
         if parse_version(facts.version) < OLDEST_DOCKER:
             raise ToolError(
@@ -299,7 +299,7 @@ class DockerEngine:
             raise ToolError(
                 "tool-missing",
                 "docker has no buildx plugin",
-                hint="apt-get install docker-buildx (Debian), docker-buildx-plugin (docker's own packages)",
+                hint="apt-get install docker-buildx (package of Debian) or docker-buildx-plugin (of Docker)",
             )
         if parse_version(version[1]) < OLDEST_BUILDX:
             raise ToolError(
@@ -310,7 +310,7 @@ class DockerEngine:
         return version[1]
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
-        """Return the image of this definition on this base, if the store has all of it."""
+        """Return the image of this definition on this base, None if the store lacks a part of it."""
         return recorded_image(self.layout, self._key(render(definition), base), definition.target)
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
@@ -406,13 +406,13 @@ class DockerEngine:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return the caller's environment without variables that lead buildx away from the SDK's daemon."""
+        """Return the caller's environment, without variables that point buildx to another daemon."""
         excluded = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
         return {name: value for name, value in self.daemon.environ.items() if name not in excluded}
 
     @contextmanager
     def _removed(self, temporary: str) -> Iterator[None]:
-        """Remove a name in the daemon at the end, and one of a killed build at the start."""
+        """Remove a name in the daemon at the end, and before that the name of a killed build."""
         self.daemon.untag(temporary)
         try:
             yield
@@ -426,7 +426,8 @@ class DockerEngine:
         if built is None:
             raise BuildError(
                 "docker-image-missing",
-                f"{definition.target.name}: docker does not have the image that it built",
+                f"{definition.target.name}: the image is missing in docker after its build",
+                hint="build again, and do not delete images in docker meanwhile",
             )
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
@@ -444,6 +445,7 @@ class DockerEngine:
             raise StoreError(
                 "docker-image-mismatch",
                 f"{definition.target.name}: docker saved a different image than it built",
+                hint="build again: another build may have replaced the image in docker",
             )
         base_layers = len(job.base.image.layers)
         layers = []
@@ -519,7 +521,7 @@ def _started(
 
 
 def _watch(lines: Iterator[str], transcript: BuildLog, progress: Progress) -> None:
-    """Report the build's output. There is no total: one step of the file takes nearly all of the time."""
+    """Report the build's output. There is no total, because one step takes nearly all of the time."""
     reported: set[int | None] = set()
     with progress.task("docker build", unit="steps") as task:
         for line in lines:
@@ -555,13 +557,13 @@ def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
             "docker-build-failed", f"{target}: docker build was killed by signal {-code}", hint="run it again"
         )
     if re.search(r"no space left on device", text):
-        hint = "free space in docker's folder: docker builder prune, docker image prune"
+        hint = "free space in docker's directory: docker builder prune, docker image prune"
     elif re.search(r"CERTIFICATE_VERIFY_FAILED|certificate verify failed", text):
         hint = "set `certificates` to your site's CA bundle (imagefactory.toml)"
     elif re.search(r"No matching distribution|Temporary failure in name resolution|Connection", text):
-        hint = "can a container reach the package index? `imagefactory doctor` names it"
+        hint = "check that containers can reach the package index, which imagefactory doctor shows"
     else:
-        hint = f"build it manually: docker build definitions/{target}"
+        hint = f"to see all output, run docker build definitions/{target}"
     return BuildError(
         "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{lines}", hint=hint
     )

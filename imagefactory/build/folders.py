@@ -24,9 +24,10 @@ DIFF_LINES = 12
 
 
 def render(definition: BuildSpec) -> dict[str, str]:
-    """Return file name -> text of a target's directory; building it needs no other files.
+    """Return file name -> text of a target's directory, which is all that its build needs.
 
-    With conda packages it has their explicit lists, and the program that installs them with its requirement.
+    With conda packages it has their explicit lists, and the program that installs them with its
+    requirements.
     """
     lock = definition.lock
     files = {
@@ -55,8 +56,8 @@ def write_definitions(
 ) -> None:
     """Write `files` (path inside `folder`, with `/` -> text) and `copied` files, each atomically.
 
-    A file that is already right is not touched; files of earlier renderings that are no longer rendered are
-    removed. Raises UsageError for a path that leaves the directory and for one that cannot be written.
+    Unchanged files are not touched. Files of earlier renderings that are no longer rendered are removed.
+    Raises UsageError for a path outside the directory, and for a file that cannot be written.
     """
     try:
         for path in folder.glob("*.*"):
@@ -74,7 +75,7 @@ def write_definitions(
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(
-                    "link-leaves-project", f"{path} is a link out of {folder}", hint="remove the link"
+                    "link-leaves-project", f"{path} is a link to outside {folder}", hint="remove the link"
                 )
             data, mode = _data(content)
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
@@ -91,10 +92,10 @@ def write_definitions(
 def check_definitions(
     folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
 ) -> tuple[str, ...]:
-    """Return the differences between rendered and present files of `folder`: one entry for each file.
+    """Return the differences between rendered and existing files of `folder`, one entry for each file.
 
-    An entry has the file and the beginning of the difference. Files that are not rendered are named too.
-    Raises UsageError for a file that cannot be read.
+    An entry has the file and the beginning of the difference. Files that are not rendered are listed too.
+    Raises UsageError for an unreadable file.
     """
     faults = []
     every: dict[str, str | OwnFile] = {**files, **(copied or {})}
@@ -146,7 +147,9 @@ def _difference(present: str, rendered: str) -> str:
 def _place(folder: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
-        raise UsageError("path-invalid", f"{name!r} is not a path inside {folder}")
+        raise UsageError(
+            "path-invalid", f"{name!r} is not a path inside {folder}", hint="use a relative path without '..'"
+        )
     return folder / pure
 
 

@@ -1,4 +1,4 @@
-"""An image by its layer lock: its digest, config, manifest and index, without any layer bytes. Pure.
+"""Compute an image from its layer lock: digest, config, manifest and index, without layer bytes. No I/O.
 
 Only for the embedded engine, on a base of Debian packages.
 """
@@ -34,7 +34,7 @@ from imagefactory.oci.manifests import (
 def write_image(
     blobs: BlobSink, definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]
 ) -> Descriptor:
-    """Add config, manifest and index of an image of all these `layers`. Return the index's descriptor."""
+    """Add config, manifest and index of an image with these `layers`. Return the index's descriptor."""
     config = blobs.add(canonical_json(format_config(definition, base, layers)), CONFIG_TYPE)
     return write_manifest(
         blobs, config, layers, definition.target.platform, image_annotations(definition, base)
@@ -47,10 +47,10 @@ def image_annotations(definition: BuildSpec, base: BuiltBase) -> dict[str, str]:
 
 
 def format_config(definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]) -> dict[str, object]:
-    """Return the OCI image config. Its one clock is the base's.
+    """Return the OCI image config. Its only time is the base's.
 
-    A pulled base's variables stay, below ours; its user, entry point, labels and the like do not: all users
-    of the image get root and a Python, whatever its base.
+    Variables of a pulled base stay, below ours. Its user, entry point and labels do not: all users of the
+    image get root and a Python, on any base.
     """
     created = format_time(base.epoch)
     start = definition.start
@@ -73,9 +73,9 @@ def format_config(definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLa
 
 
 def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return a base's variables that apply to an image on it: not PATH, nor Python's own.
+    """Return the variables of a base that its images keep, without PATH and Python's own.
 
-    PYTHONPATH and the like would lead the environment's Python to packages that are not locked.
+    PYTHONPATH and similar ones would lead the environment's Python to packages that are not locked.
     """
     return tuple(
         (name, value)
@@ -87,9 +87,9 @@ def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], 
 
 
 def merge_environment(definition: BuildSpec, base: BuiltBase) -> tuple[tuple[str, str], ...]:
-    """Return the definition's variables, then those of the base that it does not set.
+    """Return the definition's variables, then those of the base that the definition does not set.
 
-    The base's directories come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
+    The base's directories come last in PATH, so that programs of the base (/usr/local/cuda/bin) are found.
     """
     ours = dict(definition.environment)
     theirs = dict(base.image.environment)
@@ -109,9 +109,9 @@ def own_title(definition: BuildSpec) -> str:
 
 
 def lay_own_files(definition: BuildSpec, segment: TarSegment) -> None:
-    """Write project files as root's, readable by all.
+    """Write project files as owned by root, and readable by all.
 
-    Directories that every image has get no entry, so they stay as they are. Raises BuildError for a file that
+    Directories that every image has get no entry, so they stay unchanged. Raises BuildError for a file that
     has changed since it was hashed.
     """
     segment.known(*_shared(definition))
@@ -142,7 +142,7 @@ def _read(file: OwnFile) -> Iterator[bytes]:
 
 
 def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, toolchain: str) -> LayerLock:
-    """Return the layer lock of a built image on bases of those locks, the lowest first."""
+    """Return the layer lock of a built image, on bases with these locks, the lowest first."""
     return LayerLock(
         target=definition.target.name,
         lock=lock_digest(definition.lock),
@@ -171,7 +171,7 @@ def _bases_key(bases: Sequence[BaseLock]) -> str:
 def image_of(
     lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock], blobs: BlobSink | None = None
 ) -> Image:
-    """Return the image of a definition and these layers; its config, manifest and index go to `blobs`."""
+    """Return the image of a definition with the layers of `lock`. Its small blobs are added to `blobs`."""
     epoch, below = bases[0].source_date_epoch, lock.layers[: len(bases)]
     named = _LayerNamer()
     index = write_base(named, below, epoch, definition.base.platform)
@@ -188,7 +188,7 @@ def image_of(
 
 
 class _LayerNamer:
-    """A sink that computes digests as a layout does, and knows the last blob of each media type."""
+    """Computes digests as a layout does, and remembers the last blob of each media type."""
 
     def __init__(self, blobs: BlobSink | None = None) -> None:
         self.blobs, self.last, self.config = blobs, dict[str, Descriptor](), b""

@@ -1,4 +1,4 @@
-"""Assign packages to the layers of an image, and compute the keys of layers. Pure."""
+"""Assign packages to the layers of an image, and compute the keys of layers. No I/O."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import hash_key
 
 OWN_LAYER_BYTES = 8_000_000
-"""A package of this size or more has its own layer; smaller ones are not worth one."""
+"""The least bytes of a package that gets its own layer. Smaller ones are not worth one."""
 MOST_OWN_LAYERS = 48
-"""Docker stops at 127 layers, overlay mounts get slow long before."""
+"""The most packages with their own layer. Docker stops at 127 layers, and overlay mounts get slow earlier."""
 BUCKETS = 8
-"""The other packages share this many layers, by hash of name: one changed package rebuilds one bucket."""
+"""The number of layers for the other packages, by hash of name. A changed package rebuilds one of them."""
 MORE_OWN_LAYERS, MORE_BUCKETS = 12, 4
-"""The same for additions to a parent target, whose layers count as well."""
+"""These limits for additions to a parent target, whose layers count as well."""
 MOST_LAYERS = 110
-"""The most layers of packages, with those of parents: above it a target adds two. The base has some too."""
+"""The most layers of packages, including those of parents. Above it a target adds two. The base adds more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
-    """The common inputs of all layers of a build; those that decide bytes are part of each layer's key.
+    """The common inputs of all layers of a build. Those that determine bytes are part of each layer's key.
 
-    `interpreter` is the Python that compiles byte code and `environment` the variables to start it;
+    `interpreter` is the Python that compiles byte code, and `environment` the variables to start it.
     `compiler` names both: of the base, or conda's own. `linked` is the directory of a linked conda prefix,
-    None for none; `linker` names its linker. `processor` is that of the base's programs.
+    None for none, and `linker` names its linker. `processor` is that of the base's programs.
     """
 
     store: Path
@@ -52,10 +52,10 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPackage:
-    """One package for a layer; `key` is the hash of all inputs of its segment.
+    """One package for a layer. `key` is the hash of all inputs of its segment.
 
     `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package. `left_out`
-    are paths of the wheel that the image has from another one.
+    are paths of the wheel that another package owns in the image.
     """
 
     key: str
@@ -65,7 +65,7 @@ class LayerPackage:
     left_out: frozenset[str] = frozenset()
 
     def without(self, paths: frozenset[str]) -> LayerPackage:
-        """Return the package without paths that belong to another one."""
+        """Return the package without the paths that another package owns."""
         if not paths:
             return self
         return replace(self, key=hash_key("without", self.key, *sorted(paths)), left_out=paths)
@@ -82,7 +82,7 @@ class LayerPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """One layer to build or to find: its packages, in order. `shared` layers are buckets."""
+    """A layer to build or to find, with its packages in order. `shared` layers have small packages."""
 
     key: str
     title: str
@@ -99,11 +99,11 @@ Group = Mapping[LockedPackage, LayerPackage]
 
 
 def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
-    """Return the layers for groups of packages. Pure; the same packages, the same plan.
+    """Return the layers for groups of packages. The same packages give the same plan.
 
-    The first group is planned as if it were alone, so are the first two, and so on: a target's additions to
-    its parent change none of the parent's layers. Conda packages and wheels share no layer; conda packages
-    come first.
+    The first group is planned without the others, then the first two, and so on. So a target's additions to
+    its parent change no layer of the parent. Conda packages and wheels share no layer. Conda packages come
+    first.
     """
     plans: list[LayerPlan] = []
     for number, group in enumerate(groups):
@@ -158,7 +158,7 @@ def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> LayerPacka
 
 
 def conda_part(package: LockedCondaPackage, prefix: LinkedPrefix, bench: LayerInputs) -> LayerPackage:
-    """Return a linked package. A library without Python code is the same for every Python."""
+    """Return a linked conda package. A library without Python code is the same for every Python."""
     record = read_record(prefix.record(package))
     key = hash_key(
         "conda",
@@ -177,27 +177,27 @@ def conda_part(package: LockedCondaPackage, prefix: LinkedPrefix, bench: LayerIn
 
 
 def in_build_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
-    """Return buckets first, then the largest: the last layers are small, so no worker waits long for another.
+    """Return shared layers first, then the largest. The last layers are small, so threads finish together.
 
-    A bucket's bytes say little of its work: its packages are Python, which is compiled.
+    The bytes of a shared layer do not predict its time, because its packages are Python code to compile.
     """
     return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
 
 
 def conda_python(lock: Lock) -> str:
-    """Return the name of a conda environment's Python: its archive decides the byte code."""
+    """Return the name of a conda environment's Python, whose archive determines the byte code."""
     for package in lock.conda:
         if package.name == "python":
             return f"conda python {package.sha256}"
     raise BuildError(
         "lock-without-python",
         f"the lock of {lock.target} has no python",
-        hint=f"imagefactory lock {lock.target}",
+        hint=f"run imagefactory lock {lock.target}",
     )
 
 
 def build_tools_hash(lock: Lock, codec_name: str) -> str:
-    """Return the hash of the tools that decide layer bytes, besides the lock's packages and their base."""
+    """Return the hash of the tools that determine layer bytes, besides the lock's packages and their base."""
     import installer
 
     tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
@@ -206,5 +206,5 @@ def build_tools_hash(lock: Lock, codec_name: str) -> str:
 
 
 def linker() -> str:
-    """Return the linker of conda packages: another version may link them differently."""
+    """Return the linker of conda packages. Another version may link them differently."""
     return f"py-rattler {importlib.metadata.version('py-rattler')}, {conda_install.LINKER}"

@@ -36,15 +36,16 @@ from imagefactory.trees import printable
 
 _LONGEST_COMPLAINT = 2000
 SERVER = Path(__file__).with_name("pyc_server.py")
+OTHER_BASE = "choose another base with a standard CPython"
 LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
 
 
 class BaseCompiler:
     """A compiler that uses the Python of a base image, through `pyc_server.py` running in it.
 
-    `start` starts a command inside the unpacked base with pipes on its three streams, at the first source:
-    no output of a base reaches the terminal. `interpreter` is the absolute path of that Python, empty
-    for Debian's. Raises BuildError if the base's Python is not `python` (`3.11`) or stops answering.
+    `start` starts a command inside the unpacked base with pipes on its three streams, at the first source.
+    No output of a base reaches the terminal. `interpreter` is the absolute path of that Python, empty for
+    Debian's. Raises BuildError if the base's Python is not `python` (`3.11`) or stops answering.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class BaseCompiler:
 
     @contextmanager
     def wheel(self) -> Iterator[BaseCompiler]:
-        """Compile all sources of one wheel inside this."""
+        """Yield this compiler for all sources of one wheel."""
         process = self._running()
         self._write(process, b"W")
         try:
@@ -78,7 +79,9 @@ class BaseCompiler:
         size = int.from_bytes(self._read(process, 4), "big")
         if size > LARGEST:
             raise BuildError(
-                "bytecode-failed", f"the base's Python reports {size} bytes of bytecode for {path}"
+                "bytecode-failed",
+                f"the base's Python wrote {size} bytes of bytecode for {path}, more than {LARGEST}",
+                hint=OTHER_BASE,
             )
         return self._read(process, size) or None
 
@@ -106,7 +109,11 @@ class BaseCompiler:
                 ) from None
             expected = "cpython-" + self._python.replace(".", "")
             if tag != expected:
-                raise BuildError("base-python-mismatch", f"the base's Python is {tag}, expected {expected}")
+                raise BuildError(
+                    "base-python-mismatch",
+                    f"{self._interpreter} of the base is {tag}, expected {expected}",
+                    hint=OTHER_BASE,
+                )
         return self._process
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
@@ -137,7 +144,7 @@ class _StderrTail:
                 self._kept = (self._kept + data)[-_LONGEST_COMPLAINT:]
 
     def text(self) -> str:
-        """Return the last line of a process that has ended, after a colon; empty for none."""
+        """Return the last line of an ended process, after a colon; empty without a line."""
         self._thread.join(timeout=10)
         lines = self._kept.decode("utf-8", "replace").split("\n")
         last = next((line for line in map(printable_line, reversed(lines)) if line), "")
@@ -145,7 +152,7 @@ class _StderrTail:
 
 
 class CompilerPool:
-    """Compilers for threads: each serves one package at a time, and only packages with sources.
+    """Compilers for threads. Each serves one package at a time, and only packages with sources.
 
     `ready` returns when `make` can create a new one.
     """
@@ -156,7 +163,7 @@ class CompilerPool:
 
     @contextmanager
     def package(self) -> Iterator[LazyCompiler]:
-        """Compile all sources of one package inside this."""
+        """Yield a compiler for all sources of one package."""
         with ExitStack() as lending:
             yield LazyCompiler(lambda: lending.enter_context(self._lent()))
 
@@ -181,7 +188,7 @@ class CompilerPool:
 
 @dataclass(slots=True)
 class LazyCompiler:
-    """A compiler that it gets from `lend` at the first source."""
+    """A compiler that is requested from `lend` at the first source."""
 
     lend: Callable[[], BaseCompiler]
     lent: BaseCompiler | None = None
@@ -192,7 +199,7 @@ class LazyCompiler:
 
 
 KILLED = 128 + signal.SIGKILL
-"""The sandbox's messages about a killed command: by a limit of a run, or for lack of memory."""
+"""The sandbox's exit code for a killed command: by a limit of a run, or for lack of memory."""
 
 
 def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
@@ -200,11 +207,11 @@ def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
         process.wait(timeout=10)
     problem = "the base's Python ended while it compiled .py files"
     if process.returncode != KILLED:
-        return BuildError("bytecode-failed", problem)
+        return BuildError("bytecode-failed", problem, hint=OTHER_BASE)
     return BuildError(
         "bytecode-failed",
-        f"{problem}: it was killed",
-        hint="it took more than a run may (`imagefactory doctor` says what), or the machine is out of memory",
+        f"{problem}: it was killed, by a limit of runs or for lack of memory",
+        hint="use a machine with more memory, or raise the limit that imagefactory doctor shows",
     )
 
 
@@ -217,9 +224,9 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 class PackageSupply:
     """The inputs that may still arrive while layers are built.
 
-    `package` returns when the wheel at that path is complete: threads wait for it until `stop` ends the work.
-    `base` builds the base, in the caller's thread, and returns its unpacked directories. `unpacked` gets each
-    layer as files too, None for no such copy.
+    `package` returns when the wheel at that path is complete; threads wait for it until `stop` ends the
+    work. `base` builds the base in the caller's thread, and returns its unpacked directories. `unpacked`
+    also gets each layer as files, None for no such copy.
     """
 
     package: Callable[[Path], None]
@@ -238,7 +245,7 @@ def build_layers(
 ) -> list[LayerResult]:
     """Return the layers of `plans` in their order, found or built by up to `workers` threads at once.
 
-    Threads are enough: inflating, hashing, packing and writing happen outside the interpreter's lock, and
+    Threads are sufficient: inflating, hashing, packing and writing release the interpreter's lock, and
     another process compiles byte code.
     """
     layout = Layout(bench.store)
@@ -279,7 +286,7 @@ class _CancelledError(Exception):
 
 
 class BuildWorkers:
-    """The shared state of a build's threads: `slots` for those that work at once, base, compilers."""
+    """The shared state of a build's threads: `slots` for threads that work at once, base, compilers."""
 
     def __init__(self, bench: LayerInputs, supply: PackageSupply, task: ProgressTask, workers: int) -> None:
         self.bench, self.supply, self.layout = bench, supply, Layout(bench.store)
@@ -289,7 +296,7 @@ class BuildWorkers:
         self._task: ProgressTask | None = task
 
     def report(self, count: int) -> None:
-        """Report bytes read of packages. A progress display that fails stops no work."""
+        """Report bytes that were read of packages. A failing progress display does not stop the work."""
         if self.supply.stop.is_set():
             raise _CancelledError
         try:
@@ -306,7 +313,7 @@ class BuildWorkers:
             self.slots.acquire()
 
     def make_layer(self, plan: LayerPlan) -> LayerResult:
-        """Return the layer of `plan`, found or built. One process builds it, others wait and find it."""
+        """Return the layer of `plan`, found or built. One process builds it; others wait and then find it."""
         for part in plan.parts:
             if not part.linked:
                 self.supply.package(part.path)
@@ -354,7 +361,7 @@ def _find_layer(layout: Layout, plan: LayerPlan) -> LayerResult | None:
 
 
 def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
-    """Write directories once, then the packages' segments; a file of several comes with the first."""
+    """Write directories once, then the packages' segments. A file of several packages is in the first."""
     packer = codec(work.bench.codec)
     segments: list[_CachedSegment] = []
     files: set[str] = set()
@@ -388,9 +395,9 @@ class _CachedSegment:
 
 
 def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _CachedSegment:
-    """Return the compressed tar entries of a small package except `skip`, cached for layers with it.
+    """Return the compressed tar entries of a small package except `skip`, cached for other layers.
 
-    A cached segment is used only if it has its recorded digest: anyone may have changed the cache.
+    A cached segment is used only if it has its recorded digest, because anyone may have changed the cache.
     """
     key = hash_key("without", part.key, *sorted(skip)) if skip else part.key
     path = work.bench.segments / key[:2] / key
@@ -436,7 +443,7 @@ def _lay(
     skip: frozenset[str] = frozenset(),
     tree: LayerTree | None = None,
 ) -> tuple[TarSegment, tuple[InstalledFile, ...]]:
-    """Write one package, reporting its bytes as they are read: `part.size` in all, once."""
+    """Write one package, and report its bytes as they are read: `part.size` in all, once."""
     bench, remaining = work.bench, 0 if skip else part.size
 
     def report(count: int) -> None:
@@ -498,7 +505,7 @@ def read_segment_record_of(layout: Layout, key: str) -> Iterator[tuple[str, str,
         raise StoreError(
             "store-changed",
             f"{segment_record_path(layout, key)} was removed or changed during the build",
-            hint="run it again",
+            hint="run the same command again",
         )
     for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:
         package, content, path = line.split("\t", 2)

@@ -19,21 +19,20 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
-"""The least bytes, in a layer and unpacked, for each byte of a package: with torch 2.3 and its dependencies,
-every wheel above 20 MB is 1.3 to 2.7 times as large unpacked."""
+"""The least bytes, in a layer and unpacked, for each byte of a package.
+
+With torch 2.3 and its dependencies, every wheel above 20 MB is 1.3 to 2.7 times as large unpacked.
+"""
 
 
 def require_image_space(store: Path, definition: BuildSpec) -> None:
-    """Raise StoreError if the store has no space for the image.
-
-    For engines that fetch inside the build.
-    """
+    """Raise StoreError if the store has no space for the image. For engines that fetch inside the build."""
     packed = sum(package.size for package in definition.lock.packages)
     require_space({store: round(LEAST_LAYER * packed)}, f"the image of {definition.target.name}")
 
 
 def recorded_image(layout: Layout, key: str, target: Target) -> Image | None:
-    """Return the image that was recorded under `key`, if the store has all of it."""
+    """Return the image that was recorded under `key`, None if the store lacks a part of it."""
     record = layout.recall("images", key)
     try:
         digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
@@ -54,7 +53,7 @@ class BuildInputs:
     """The inputs of a build, which may still be arriving.
 
     `packages` fetches the locked packages into the cache, for engines that use it. `base` fetches those of
-    the base, once. `unpacked` gets each layer as files too, None for no such copy.
+    the base, once. `unpacked` also gets each layer as files, None for no such copy.
     """
 
     base: Callable[[], PendingBase]
@@ -63,19 +62,19 @@ class BuildInputs:
 
 
 class Engine(Protocol):
-    """An engine. Its module has a `make_engine` that takes an Access; its row is in settings/choices.py."""
+    """An engine. Its module has a function `make_engine(access)`, and its row is in settings/choices.py."""
 
     def require(self) -> str:
-        """Return the engine's version. Raises ToolError if it cannot work here."""
+        """Return the engine's version. Raises ToolError if it does not work on this machine."""
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | SifArtifact | None:
-        """Return the image of this definition on this base, if the store has all of it."""
+        """Return the image of this definition on this base, None if the store lacks a part of it."""
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image | SifArtifact:
-        """Build and tag the image. Raises BuildError; nothing incomplete stays in the store."""
+        """Build and tag the image. Raises BuildError. The store gets no incomplete image."""
 
     def toolchain(self, definition: BuildSpec) -> str:
-        """Return the tools that decide layer bytes; empty for an engine that does not reproduce them."""
+        """Return the tools that determine layer bytes, empty for an engine that does not reproduce them."""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
         """Point the target's tag at the image."""

@@ -1,7 +1,7 @@
-"""A Dockerfile and an Apptainer definition file from a BuildSpec, by templates.
+"""Render a Dockerfile and an Apptainer definition file from a BuildSpec, with templates.
 
 The delimiters are `[[ ]]`, `[% %]` and `[# #]`, so that `{{ }}` is always Apptainer's own. Templates are
-files of this package; a recipe's text is only ever a value.
+files of this package. A recipe's text is only used as a value.
 """
 
 from __future__ import annotations
@@ -57,15 +57,12 @@ def _environment() -> Environment:
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return the text of a file in templates/ with `values`.
-
-    Raises UsageError for a value that cannot be in it.
-    """
+    """Return the text of a file in templates/ with `values`. Raises UsageError for an invalid value."""
     return _environment().get_template(template).render(values)
 
 
 def named_indexes(definition: BuildSpec) -> str:
-    """Return the names of further package indexes as in a sentence; empty for none."""
+    """Return the names of further package indexes for a sentence, empty for none."""
     return " and ".join(sorted(set(from_indexes(definition.lock.origins).values())))
 
 
@@ -77,7 +74,7 @@ def large_wheels(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
 
 
 def facts(definition: BuildSpec) -> str:
-    """Return a line for the reader: the image's content, and how many packages and bytes it fetches."""
+    """Return lines for the reader: the image's content, and its numbers of packages and bytes."""
     target, lock = definition.target, definition.lock
     size = format_bytes(sum(package.size for package in lock.packages))
     fetched = f"{len(lock.wheels)} packages, {size} of wheels"
@@ -92,10 +89,10 @@ def facts(definition: BuildSpec) -> str:
 
 
 def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place: str = "") -> str:
-    """Return apptainer.def on the definition's public base, or on `place` by the agent `bootstrap`.
+    """Return apptainer.def on the definition's public base, or on `place` with the agent `bootstrap`.
 
-    spython can turn it into a Dockerfile: it turns each command line of %post into a RUN and knows no build
-    arguments, so each step is one command. Raises UsageError for a value that cannot be in it.
+    spython can turn it into a Dockerfile. It turns each command line of %post into a RUN and has no build
+    arguments, so each step is one command. Raises UsageError for an invalid value.
     """
     return fill(
         "apptainer.def.jinja",
@@ -120,22 +117,22 @@ def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place:
 
 
 def _copied(definition: BuildSpec) -> tuple[str, ...]:
-    """Return the words of the COPY: one file and its new name, or several and their directory."""
+    """Return the words of COPY: one file and its new name, or several and their directory."""
     files = copies(definition)
     return files[0] if len(files) == 1 else (*(name for name, _ in files), f"{INPUT}/")
 
 
 def _variables(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
-    """Return the environment; on a pulled base PATH is already set, with the base's own directories."""
+    """Return the environment. On a pulled base PATH is already set, with the base's own directories."""
     pulled = bool(definition.base.image)
     return tuple(pair for pair in definition.environment if not (pulled and pair[0] == "PATH"))
 
 
 def render_dockerfile(definition: BuildSpec) -> str:
-    """Return the Dockerfile, for BuildKit and buildah (no `# syntax=` line, which is fetched).
+    """Return the Dockerfile, for BuildKit and buildah. It has no `# syntax=` line, which would be fetched.
 
-    The package index and the certificates of this machine come as secrets: mounted while packages are
-    fetched, in no layer, history or cache. Raises UsageError for a value that cannot be in it.
+    The package index and the certificates of this machine are secrets: mounted while packages are fetched,
+    and in no layer, history or cache. Raises UsageError for an invalid value.
     """
     target = definition.target
     rows = steps(definition)

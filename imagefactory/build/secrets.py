@@ -1,8 +1,8 @@
-"""A build's knowledge of this machine: its package index, proxy, certificates, channels.
+"""This machine's settings for a build: its package index, proxy, certificates and channels.
 
-They reach a build as secrets (docker) or a mounted directory (apptainer), under the names in build/steps.py,
-and are in no layer. The index's address may have a password: it is only in `pip_conf`, as channels'
-credentials are only in `channels`, and `hide` removes it from all output of a build.
+They are passed as secrets (docker) or a mounted directory (apptainer), with the names in build/steps.py, and
+are in no layer. The index's address may have a password. It is only in `pip_conf`, and channels' credentials
+are only in `channels`. `hide` removes passwords from all output of a build.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LARGEST_SECRET = 500 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSecrets:
-    """Secrets: `pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None for the base's.
+    """Secrets of a build. `pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None.
 
-    `channels` is the text of channels.json, empty without channels. `loopback` is true if the index, its
-    proxy or a channel is on this machine's loopback, which a build reaches only in this machine's own
-    network. `hidden` are secret words.
+    With None the base's certificates are used. `channels` is the text of channels.json, empty without
+    channels. `loopback` is true if the index, its proxy or a channel is on this machine's loopback, which a
+    build reaches only in this machine's own network. `hidden` are secret words.
     """
 
     pip_conf: str = field(repr=False)
@@ -45,13 +45,13 @@ class BuildSecrets:
     channels: str = field(default="", repr=False)
 
     def hide(self, text: str) -> str:
-        """Return `text` without passwords, fit for a log, an error or a terminal."""
+        """Return `text` without passwords, for a log, an error or a terminal."""
         for word in self.hidden:
             text = text.replace(word, "****")
         return redact(text)
 
     def write(self, folder: Path) -> None:
-        """Write the files into `folder`, readable only for this user."""
+        """Write the files into `folder`, readable only by this user."""
         files = {
             PIP_CONF: self.pip_conf.encode(),
             CERTIFICATES: self.certificates,
@@ -65,7 +65,7 @@ class BuildSecrets:
 
 
 AskSecrets = Callable[[Lock | None], BuildSecrets]
-"""Returns the secrets of a build of this lock; for None, those of every build."""
+"""A function that returns the secrets of a build of this lock; for None, those of every build."""
 
 
 def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
@@ -85,11 +85,11 @@ def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
 def find_secrets(
     index: PackageIndex, environ: Mapping[str, str], channels: ContainerChannels | None = None
 ) -> BuildSecrets:
-    """Return the secrets with which a build reaches `index`, its named indexes and `channels`.
+    """Return the secrets for a build to reach `index`, its named indexes and `channels`.
 
-    `index` decides the certificates too; if it has none or a directory, Debian's bundle is used if it exists.
-    Raises UsageError for an index or a channel that no container can reach, for certificates that cannot be
-    read, and for more of them than a build accepts.
+    The certificates are those of `index`. If it has none or a directory, Debian's bundle is used if it
+    exists. Raises UsageError for an index or a channel that containers cannot reach, for unreadable
+    certificates, and for a larger bundle than a build accepts.
     """
     for address, origin in ((index.url, index.origin), *((url, f"'{name}'") for name, url in index.named)):
         if local_path(address):
@@ -113,7 +113,9 @@ def find_secrets(
     lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items() if value)]
     if not all(line.isprintable() for line in lines):
         raise UsageError(
-            "index-invalid", f"the package index ({index.origin}) or its proxy has a control character"
+            "index-invalid",
+            f"the package index ({index.origin}) or its proxy has a control character",
+            hint="remove the character from its address",
         )
     proxies = _proxies(environ) if channels else {}
     addresses = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
@@ -143,9 +145,9 @@ _HINTS = {
 
 
 def linker_failure(text: str) -> tuple[str, str] | None:
-    """Return the error of conda_install.py in a build's output, and its fix; None for none.
+    """Return the error of conda_install.py in a build's output, and its fix; None without an error.
 
-    Its one line of JSON may have lost its end: logs cut long lines.
+    Its one line of JSON may be truncated, because logs cut long lines.
     """
     match = re.search(r'\{"error": "([a-z]+)", "message": "((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)', text)
     if not match:
@@ -164,7 +166,7 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
     except (OSError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
         raise UsageError(
-            "netrc-invalid", f"{path} cannot be read: {type(error).__name__}", hint=f"fix {path}"
+            "netrc-invalid", f"cannot read {path}: {type(error).__name__}", hint=f"fix {path}"
         ) from None
     if not login:
         return url, ()
@@ -174,7 +176,7 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
 
 
 def _passwords(url: str) -> tuple[str, ...]:
-    """Return the password of `url` as written and decoded; a user without one is often a token."""
+    """Return the password of `url`, as written and decoded. A user without a password is often a token."""
     parts = urlsplit(url)
     secret = parts.password or (parts.username if parts.password is None else "") or ""
     return tuple({secret, unquote(secret)} - {""})
@@ -194,7 +196,7 @@ def _proxy(index: PackageIndex, url: str) -> str:
 def _trusted(index: PackageIndex, url: str) -> tuple[str, ...]:
     """Return hosts without a valid certificate: those in uv's settings, and an index with plain HTTP.
 
-    Their files are checked against the lock's hashes all the same.
+    Their files are still checked against the lock's hashes.
     """
     parts = urlsplit(url)
     named = dict(index.environment).get("UV_INSECURE_HOST", "").replace(",", " ").split()
@@ -209,11 +211,11 @@ def _certificates(named: str) -> bytes | None:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(*os_problem("read", path, error)) from error
+        raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
     if len(data) > LARGEST_SECRET:
         raise UsageError(
             "certificates-too-large",
             f"the certificates {path} are {len(data):,} bytes, more than the limit ({LARGEST_SECRET:,})",
-            hint="set SSL_CERT_FILE to a file with fewer certificates; `certificates` is added to it",
+            hint="set SSL_CERT_FILE to a file with fewer certificates (the setting `certificates` is added)",
         )
     return data

@@ -1,9 +1,9 @@
-"""The builder of .sif files from images: apptainer's container around our own squashfs.
+"""Build .sif files from images: apptainer's container around our own squashfs.
 
 Layers become a squashfs without being unpacked (oci/squash_layers.py), each packed once for all images.
-Apptainer's additions to an image depend only on the image's config, so apptainer builds a .sif of an empty
-image with that config: its files are laid over the layers, and its container is put around them. The same
-image, apptainer and zstd produce the same file, because every time in it is the image's own.
+Apptainer's additions to an image depend only on the image's config. So apptainer builds a .sif of an empty
+image with that config. Its files are added to the layers, and its container is put around them. The same
+image, apptainer and zstd give the same file, because every time in it is the image's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from imagefactory.build.apptainer import SHARED_IMAGE, get_cached_sif, record_sif, scratch, sif_key
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.oci.layers import END_OF_ARCHIVE
-from imagefactory.oci.layout import REBUILD, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
@@ -43,6 +43,7 @@ from imagefactory.oci.squash_layers import (
     format_image,
 )
 from imagefactory.oci.squashfs import SUPERBLOCK
+from imagefactory.oci.store import REBUILD
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.runtime.apptainer_command import ApptainerCommand, SifRequest
 from imagefactory.scan.layers import unpacked_sif
@@ -52,18 +53,18 @@ SQUEEZES = {
     "fast": SquashCompression(level=1, block=128 << 10),
     "small": SquashCompression(level=15, block=1 << 20),
 }
-"""How a .sif's squashfs is packed, by name.
+"""The compressions of a .sif's squashfs, by name.
 
-Blocks of 128 KiB are mksquashfs's own: what a page of a library that is not in memory costs to read. Of
-pytorch-2.3-cu121 (5.4 GB), in parts of its size: zstd 1 56.0 % in such blocks and 52.3 % in those of 1 MiB;
-gzip 9, which is mksquashfs's default, 53.9 % at a fortieth of the speed.
+Blocks of 128 KiB are mksquashfs's default: the cost to read a page of a library that is not in memory. For
+pytorch-2.3-cu121 (5.4 GB), in percent of its size: zstd 1 has 56.0 % in such blocks and 52.3 % in blocks of
+1 MiB; gzip 9, mksquashfs's default, has 53.9 % at a fortieth of the speed.
 """
 _BUILT_AT = re.compile(rb'("org\.label-schema\.build-date": ?")[^"]*')
 _BUILT_FOR = re.compile(rb'("org\.label-schema\.build-arch": ?")[^"]*')
 
 
 class SifBuilder:
-    """A builder of .sif files from images of `layout`, one for each compression and apptainer version."""
+    """Builds .sif files from images of `layout`, one for each compression and apptainer version."""
 
     def __init__(self, layout: Layout, command: ApptainerCommand, *, workers: int) -> None:
         self.layout, self.command, self.workers = layout, command, workers
@@ -71,7 +72,7 @@ class SifBuilder:
     def make(self, image: Image, target: str, compression: str, progress: Progress) -> SifArtifact:
         """Return the .sif of `image`, stored with the image as its subject and named after `target`.
 
-        Environment, labels and command are the image's: apptainer itself converts its config. Raises
+        Environment, labels and command are the image's, as apptainer itself converts its config. Raises
         ToolError, BuildError or StoreError. The caller holds the layout's `in_use`.
         """
         version = self.command.require(building=True)
@@ -157,7 +158,7 @@ class SifBuilder:
             try:
                 return for_processor(around(empty_sif, change, size, moment), image.architecture)
             except ValueError as error:
-                hint = "install apptainer 1.4, whose files are known here"
+                hint = "install apptainer 1.4, which is supported"
                 raise BuildError(
                     "sif-unsupported",
                     f"this version of apptainer writes unsupported .sif files: {error}",

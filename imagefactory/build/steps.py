@@ -1,8 +1,9 @@
 """The steps of a manual build inside an image: one list for the Dockerfile and the definition file.
 
-Pure. The steps create the same files under the prefix as the assemble engine: the packages of the lock, their
-scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual environment on the
-base's Python. Conda packages have their own Python, and the base's only runs the program that links them.
+No I/O. The steps create the same files under the prefix as the assemble engine: the packages of the lock,
+their scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual environment
+on the base's Python. Conda packages have their own Python; the base's Python only runs the program that
+links them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
 
 
 class QuotedText(str):
-    """Text that is quoted for its file."""
+    """A text that is already quoted for its file."""
 
     __slots__ = ()
 
@@ -41,22 +42,22 @@ def _reject(value: str, why: str) -> UsageError:
     return UsageError(
         "value-not-quotable",
         f"{value!r} cannot be in a Dockerfile or definition: {why}",
-        hint="change the recipe's value",
+        hint="change this value in the recipe",
     )
 
 
 def single_line(value: str) -> QuotedText:
     """Return `value` as part of a comment or another line of text.
 
-    Rejects what is not printable (line ends of every alphabet, control and direction characters), a trailing
-    backslash (it swallows the next line) and `{{` (Apptainer's own substitution).
+    Rejects characters that are not printable (all line ends, control and direction characters), a backslash
+    at the end (it would join the next line) and `{{` (Apptainer's own substitution).
     """
     if not value.isprintable():
         raise _reject(value, "it has a line end or a control character")
     if value.endswith("\\"):
-        raise _reject(value, "a trailing backslash would swallow the next line")
+        raise _reject(value, "a backslash at its end would join it with the next line")
     if "{{" in value:
-        raise _reject(value, "Apptainer would replace '{{ }}'")
+        raise _reject(value, "Apptainer replaces text in '{{ }}'")
     return QuotedText(value)
 
 
@@ -66,7 +67,7 @@ def shell_word(value: str) -> QuotedText:
 
 
 def shell_words(values: Iterable[str]) -> QuotedText:
-    """Return words of a shell with blanks between them."""
+    """Return words of a shell, separated by spaces."""
     return QuotedText(" ".join(shell_word(value) for value in values))
 
 
@@ -85,7 +86,7 @@ def label(key: str) -> QuotedText:
 
 
 def trimmed(value: str) -> QuotedText:
-    """Return the value of a label in `%labels`, which has no quotes and cuts blanks off both ends."""
+    """Return the value of a label in `%labels`, which has no quotes and removes spaces at both ends."""
     if value != value.strip():
         raise _reject(value, "spaces at its ends would be lost")
     return single_line(value)
@@ -99,7 +100,7 @@ def image_reference(value: str) -> QuotedText:
 
 
 def array(values: Iterable[str]) -> QuotedText:
-    """Return the exec form of CMD: a JSON array, which no shell reads."""
+    """Return the exec form of CMD: a JSON array, which is not read by a shell."""
     return QuotedText(json.dumps([single_line(value) for value in values], ensure_ascii=False))
 
 
@@ -118,9 +119,9 @@ def _assignments(values: Iterable[tuple[QuotedText, str]], indent: int) -> Quote
 
 
 def run(commands: Iterable[str]) -> QuotedText:
-    """Return shell commands as one RUN, every line of it but the last continued.
+    """Return shell commands as one RUN, with a continuation on all lines but the last.
 
-    A line end inside a command means a blank. The commands are our own text; values inside them are quoted.
+    A line end inside a command means a space. The commands are our own text; values inside them are quoted.
     """
     lines = (" \\\n    ".join(map(single_line, command.split("\n"))) for command in commands)
     return QuotedText("; \\\n    ".join(lines))
@@ -149,13 +150,13 @@ def require_quotable(value: object) -> QuotedText:
 
 
 REQUIREMENTS = "/opt/requirements.txt"
-"""The place of the lock during installation. Not under /tmp, which apptainer hides in a build."""
+"""The path of the lock during installation. It is not under /tmp, which apptainer hides in a build."""
 
 INPUT = "/opt/install"
-"""The place of a conda target's files during installation."""
+"""The directory of a conda target's files during installation."""
 
 LINKED = f"{INPUT}/linked.json"
-"""The output of the linker, with the scripts still to run."""
+"""The output of the linker, with the scripts to run."""
 
 INSTALLER, LINKER = "install.py", "rattler.txt"
 """Names in a conda target's directory: the program that fetches and links, and its requirements."""
@@ -167,21 +168,25 @@ WHEELS = "wheels"
 """The subdirectory of a target's directory for copies of the project's own wheels."""
 
 LARGEST_COPY = 50_000_000
-"""Bytes of the largest wheel to copy there and commit: larger ones burden a Git repository."""
+"""The most bytes of a wheel to copy into a target's directory. Larger ones burden a Git repository."""
 
 PIP = "/opt/pip"
 """The environment of pip, deleted afterwards: the images have no pip."""
 
 PART = f"{PIP}/part.txt"
-"""The requirements of one run of pip."""
+"""The requirements file of one run of pip."""
 
 SITE = "/mnt"
-"""The place of the building machine's settings while packages are fetched. Every base has that directory,
-empty, so it hides no file of the base and need not be created."""
+"""The directory of the building machine's settings while packages are fetched.
+
+Every base has this directory, and it is empty, so the mount hides no file.
+"""
 
 PIP_CONF, CERTIFICATES, CHANNELS = "pip.conf", "ca.pem", "channels.json"
-"""Optional files there: pip's settings, a bundle of certificates, and the places of conda channels
-(`{"mirrors": {channel: address}, "auth": {host: ...}}`)."""
+"""Optional files in SITE: pip's settings, certificates, and the addresses of conda channels.
+
+The last one is `{"mirrors": {channel: address}, "auth": {host: ...}}`.
+"""
 
 OLDEST_PYTHON = (3, 10)
 """The oldest Python that rattler's wheels support."""
@@ -192,8 +197,9 @@ class ShellStep:
     """Shell commands with one purpose.
 
     `comment` is for readers, one line for each entry. `built` is true if the step creates the environment,
-    false if it prepares the image below it: a Dockerfile discards the stage of the former. Commands
-    run under `set -eu`; a line end inside one means a blank. `secrets` are the files of SITE that they read.
+    in a stage that a Dockerfile discards. It is false if the step prepares the image itself. Commands run
+    under `set -eu`. A line end inside a command means a space. `secrets` are the files of SITE that they
+    read.
     """
 
     comment: tuple[str, ...]
@@ -203,7 +209,7 @@ class ShellStep:
 
 
 def copies(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
-    """Return (file of the target's directory, its place while the steps run)."""
+    """Return pairs of a file in the target's directory and its path while the steps run."""
     local = tuple(
         (f"{WHEELS}/{wheel.filename}", f"{INPUT}/{wheel.filename}") for wheel in own_wheels(definition)
     )
@@ -221,16 +227,16 @@ def own_wheels(definition: BuildSpec) -> tuple[LockedWheel, ...]:
 
 
 def _requirements(definition: BuildSpec) -> str:
-    """Return the place of the requirements while they are installed: next to their wheels."""
+    """Return the path of the requirements while they are installed, next to their wheels."""
     alone = not definition.lock.conda and not own_wheels(definition)
     return REQUIREMENTS if alone else f"{INPUT}/requirements.txt"
 
 
 def explicit_lists(definition: BuildSpec) -> dict[str, str]:
-    """Return file name -> the conda packages of a list with address and hash, for conda's `--file`.
+    """Return file name -> conda packages of a list with address and hash, for conda's `--file`.
 
-    There is one list, or one for each parent, the lowest first: of two packages with one path the earlier
-    list keeps it, so that a parent stays as it is.
+    There is one list, or one for each parent, the lowest first. If two packages have one path, the package
+    of the earlier list keeps it, so that a parent stays unchanged.
     """
     lists: list[str] = []
     known: set[LockedCondaPackage] = set()
@@ -388,9 +394,9 @@ _PIP_OPTIONS = (
 def _pip(definition: BuildSpec) -> tuple[str, ...]:
     """Return commands that install the wheels of the lock into the environment.
 
-    Of two wheels with one file pip keeps that of the last one. So pip runs once for the wheels of each rank,
-    by which the assemble engine decides. Within a run pip goes by names, the first name last, as the ranks
-    do.
+    If two wheels have one file, pip keeps the file of the last one. So pip runs once for the wheels of each
+    rank, by which the assemble engine decides. Within a run pip installs in reverse order of names, as the
+    ranks require.
     """
     local = f" --find-links {shell_word(INPUT)}" if own_wheels(definition) else ""
     requirements = _requirements(definition)
@@ -417,7 +423,7 @@ def _pip(definition: BuildSpec) -> tuple[str, ...]:
 
 
 def _compile(definition: BuildSpec, folder: str, options: str = "") -> tuple[str, str]:
-    """Return commands that compile all Python of `folder` by the environment's own, and check it."""
+    """Return commands that compile all Python files of `folder` with the environment's own Python."""
     return (
         f"{shell_word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
         f"    --invalidation-mode unchecked-hash {shell_word(folder)} || true",

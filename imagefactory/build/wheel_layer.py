@@ -1,7 +1,7 @@
 """Convert a wheel to tar entries, without installing it.
 
-pypa/installer decides the path of each file (schemes, scripts, RECORD). Here its source inflates with isal in
-a fixed order, and its destination writes tar entries instead of files.
+pypa/installer decides the path of each file (schemes, scripts, RECORD). The source in this file inflates
+with isal in a fixed order, and the destination writes tar entries instead of files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHORT_TEXT = 1 << 20  # the same for files that become objects many times their 
 class PackageMismatchError(BuildError):
     """A package in the cache differs from its lock.
 
-    `name` is the wheel's file, or a linked conda package's record in conda-meta.
+    `name` is the file name of a wheel, or of a linked conda package's record in conda-meta.
     """
 
     name: str
@@ -69,7 +69,7 @@ class InstallPrefix:
         return f"{self.prefix}/lib/python{self.python}/site-packages"
 
     def folder(self, scheme: str, distribution: str) -> str:
-        """Return the scheme's directory inside the image, as sysconfig and pip have it."""
+        """Return the scheme's directory inside the image, as in sysconfig and pip."""
         include = f"include/site/python{self.python}" if self.venv else f"include/python{self.python}"
         folders = {
             "purelib": self.site_packages,
@@ -96,14 +96,14 @@ class BytecodeCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedWheelReader:
-    """A wheel's open file with the right hash, and a callback for the bytes read from it."""
+    """A wheel's open file with a verified hash, and a callback for the number of bytes read."""
 
     file: IO[bytes]
     report: Callable[[int], None]
 
 
 class WheelMember:
-    """One file of a wheel as a stream of inflated chunks, its CRC checked at the end."""
+    """One file of a wheel as a stream of inflated chunks. Its CRC is checked at the end."""
 
     def __init__(
         self, archive: VerifiedWheelReader, info: zipfile.ZipInfo, record: tuple[str, str, str]
@@ -120,14 +120,15 @@ class WheelMember:
             packed = inflate(self._packed(self._report))
         else:
             raise BuildError(
-                "wheel-invalid", f"{self.info.filename} is compressed by method {self.info.compress_type}"
+                "wheel-invalid",
+                f"{self.info.filename} has the unsupported compression method {self.info.compress_type}",
             )
         crc, size = 0, 0
         for chunk in packed:
             crc = isal_zlib.crc32(chunk, crc)
             size += len(chunk)
             if size > self.info.file_size:
-                raise BuildError("wheel-invalid", f"{self.info.filename} is larger than it says")
+                raise BuildError("wheel-invalid", f"{self.info.filename} is larger than its declared size")
             yield chunk
         if crc != self.info.CRC or size != self.info.file_size:
             raise BuildError("wheel-invalid", f"{self.info.filename} is corrupt (wrong CRC)")
@@ -149,7 +150,7 @@ class WheelMember:
         while remaining:
             data = self._archive.read(min(READ, remaining))
             if not data:
-                raise BuildError("wheel-invalid", f"{self.info.filename} is cut off")
+                raise BuildError("wheel-invalid", f"{self.info.filename} is truncated")
             remaining -= len(data)
             report(len(data))
             yield data
@@ -163,17 +164,17 @@ class WheelMember:
         return head[:count]
 
     def bytes(self, limit: int = TEXT) -> bytes:
-        """Return the whole file. Raises BuildError for one that is larger than any program or text."""
+        """Return the complete file. Raises BuildError if it is larger than `limit` bytes."""
         if self.size > limit:
             raise BuildError(
                 "wheel-too-large",
-                f"{self.info.filename} has {self.size} bytes; code or text may have {limit}",
+                f"{self.info.filename} has {self.size:,} bytes, more than the limit {limit:,}",
             )
         return b"".join(self.chunks())
 
 
 class WheelSource(WheelFile):
-    """A wheel read in sorted order; rejects entries that a wheel may not have."""
+    """A wheel that is read in sorted order. Rejects entries that are not allowed in a wheel."""
 
     def __init__(self, archive: zipfile.ZipFile, raw: VerifiedWheelReader) -> None:
         super().__init__(archive)
@@ -191,7 +192,7 @@ class WheelSource(WheelFile):
                 raise _InvalidWheelError(f"{info.filename!r} is not in a standard directory of {data}")
             _check_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
             if info.filename in seen:
-                raise BuildError("wheel-invalid", f"{info.filename} is in it twice")
+                raise BuildError("wheel-invalid", f"{info.filename} is duplicate")
             seen.add(info.filename)
 
     def read_dist_info(self, filename: str) -> str:
@@ -207,7 +208,7 @@ class WheelSource(WheelFile):
             return data.decode()
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            raise _InvalidWheelError(f"{name}, line {line}: is not UTF-8") from None
+            raise _InvalidWheelError(f"{name}, line {line}: not UTF-8 text") from None
 
     def check_scripts(self) -> None:
         """Raise _InvalidWheelError, with its line if possible, for an invalid entry point."""
@@ -223,12 +224,12 @@ class WheelSource(WheelFile):
                 and _PROGRAM.match(line)
                 and not _ENTRY.fullmatch(line.partition("=")[2].strip())
             ):
-                what = f"{line.strip()[:200]!a} is not NAME = MODULE:FUNCTION, in letters and digits"
+                what = f"expected NAME = MODULE:FUNCTION, found {line.strip()[:200]!a}"
                 raise _InvalidWheelError(f"{name}, line {number}: {what}")
         try:
             list(parse_entrypoints(text))
         except AssertionError:  # what a [DEFAULT] or an indented line adds to a program
-            what = "with [DEFAULT] and indented lines a program is not NAME = MODULE:FUNCTION"
+            what = "a program is not NAME = MODULE:FUNCTION, because of [DEFAULT] or an indented line"
             raise _InvalidWheelError(f"{name}: {what}") from None
 
     def get_contents(self) -> Iterator[WheelContentElement]:
@@ -252,7 +253,9 @@ def _check_entry(name: str, mode: int) -> None:
     _check_path(name)
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise BuildError("wheel-invalid", f"{name!r} is a link or a device; wheels hold files only")
+        raise BuildError(
+            "wheel-invalid", f"{name!r} is a link or a device, and wheels may contain only files"
+        )
     if mode & (stat.S_ISUID | stat.S_ISGID):
         raise BuildError("wheel-invalid", f"{name!r} is setuid or setgid")
 
@@ -271,11 +274,11 @@ class _InvalidWheelError(ValueError):
 
 _PROGRAM = re.compile(r"[^\s#;=][^=]*=")
 _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
-"""A module and a callable in installer's form: `re` letters exclude the marks that join them."""
+"""`MODULE:CALLABLE` in installer's form. The letters of `re` exclude combining marks."""
 
 
 class LayerDestination(WheelDestination):
-    """The destination that writes files of pypa/installer as tar entries below `place`."""
+    """Writes the files of pypa/installer as tar entries below `place`."""
 
     def __init__(self, segment: TarSegment, place: InstallPrefix, distribution: str) -> None:
         self.segment, self.place, self.distribution = segment, place, distribution
@@ -327,7 +330,7 @@ class LayerDestination(WheelDestination):
         return f"{folder}/{path}" if path else folder
 
     def _started(self, script: WheelMember) -> bytes | WheelMember:
-        """Return a Python script with the environment's own interpreter; programs stay as they are."""
+        """Return a Python script with the environment's own interpreter; other programs unchanged."""
         if script.head(len(PYTHON_SCRIPT)) != PYTHON_SCRIPT:
             return script
         with fix_shebang(BytesIO(script.bytes()), f"{self.place.prefix}/bin/python") as fixed:
@@ -365,10 +368,10 @@ def lay_wheel(
 ) -> tuple[InstalledFile, ...]:
     """Write all files of `wheel` below `place` into `segment`, its .pyc files last.
 
-    Directories called `tests` get no byte code: jobs do not import them, and they are a fifth of it. `report`
-    gets the number of bytes read. Return the files without .pyc. Raises PackageMismatchError for a file
-    without this `sha256`, and BuildError, naming the wheel, for invalid entries: paths outside, paths that
-    cannot be unpacked, links, setuid files.
+    Directories named `tests` get no byte code, which would be a fifth of it: jobs do not import them.
+    `report` is called with the number of bytes read. Return the files without .pyc. Raises
+    PackageMismatchError for a file without this `sha256`, and BuildError with the wheel's name for invalid
+    entries: paths outside, paths that cannot be unpacked, links, setuid files.
     """
     with _naming_wheel(wheel), open_verified(wheel, sha256) as raw, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is skipped, as by pip
@@ -388,7 +391,7 @@ def lay_wheel(
 
 @contextmanager
 def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
-    """Open the file once its bytes are the locked ones: later reads are of the same file."""
+    """Open the file and verify its bytes. Later reads use the same open file."""
     try:
         file = wheel.open("rb")
     except FileNotFoundError as error:  # another build found it changed and fetches it again
@@ -401,7 +404,7 @@ def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
 
 
 def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
-    """Unpack a locked wheel's packages to `folder`/site, its programs to `folder`/bin; return their bytes.
+    """Unpack a locked wheel's packages to `folder`/site, its programs to `folder`/bin. Return their bytes.
 
     Raises as `lay_wheel`, and BuildError for more bytes than `most`.
     """
@@ -416,9 +419,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
                 place = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
             size += member.size
             if size > most:
-                raise BuildError(
-                    "wheel-too-large", f"it unpacks to more than the {most:,} bytes that are free for it"
-                )
+                raise BuildError("wheel-too-large", f"it unpacks to more than {most:,} bytes, the free space")
             place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("wb") as out:
                 out.writelines(member.chunks())
@@ -428,7 +429,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
 
 
 def check_wheel(wheel: Path, sha256: str) -> None:
-    """Raise as `lay_wheel`, and BuildError for a file that differs from the wheel's RECORD."""
+    """Check a wheel. Raises as `lay_wheel`, and BuildError for a file that differs from RECORD."""
     with _naming_wheel(wheel):
         for member, _ in _members(wheel, sha256):
             name, (_, recorded, _) = member.info.filename, member.record
@@ -436,12 +437,12 @@ def check_wheel(wheel: Path, sha256: str) -> None:
             if name.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
                 kind = "sha256"  # it has no row of its own
             elif kind not in ("sha256", "sha384", "sha512"):
-                raise BuildError("wheel-invalid", f"its RECORD has no hash of {name}")
+                raise BuildError("wheel-invalid", f"RECORD has no hash of {name}")
             digest = hashlib.new(kind)
             for chunk in member.chunks():
                 digest.update(chunk)
             if value and base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != value:
-                raise BuildError("wheel-invalid", f"{name} is not what its RECORD says")
+                raise BuildError("wheel-invalid", f"{name} differs from its hash or size in RECORD")
 
 
 def _members(wheel: Path, sha256: str) -> Iterator[tuple[WheelMember, bool]]:
@@ -471,7 +472,7 @@ def _naming_wheel(wheel: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's error in one line; some have it after an object, some have none."""
+    """Return a library's error in one line. Some have the text after an object, some have no text."""
     if isinstance(error, InvalidRecordEntry):
         return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error

@@ -1,8 +1,8 @@
 """Locking: from a target to the exact packages of its image, and to their addresses.
 
-files.py reads and writes the files of a lock, content_hash.py decides when one is stale. pypi/ locks wheels
-with uv, conda/ conda packages with py-rattler, debian/ the packages of a base with apt. download.py fetches
-locked packages.
+files.py reads and writes the files of a lock, content_hash.py decides when a lock is outdated. pypi/ locks
+wheels with uv, conda/ conda packages with py-rattler, debian/ the packages of a base with apt. download.py
+fetches locked packages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from imagefactory.progress import Progress
 class LockRequest:
     """The input of a solver.
 
-    `previous` is the present lock: its packages are preferred, except those that `update` names; with
-    `update_all` all may move. `under` is the lock of the parent target, whose packages all stay. `absent` are
-    pins (`name==version`) of wheels that are omitted although others require them.
+    `previous` is the current lock. Its packages are preferred, except those in `update`; with `update_all`
+    all may change. `under` is the lock of the parent target, whose packages all stay. `absent` are pins
+    (`name==version`) of wheels that are omitted although others require them.
     """
 
     target: Target
@@ -49,10 +49,11 @@ def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutdatedPackage:
-    """A package locked at an older release than the newest within the recipe's own bounds, and why.
+    """A package that is locked at an older release than the newest within the recipe's bounds.
 
-    With `named` the recipe names it and the lock is rejected; `accept` is the bound that accepts the old
-    release in the recipe. `build` is the requirement that has no wheel and could be built, empty for none.
+    The other fields are the reason. With `named` the recipe names the package and the lock is rejected.
+    `accept` is the bound that accepts the old release in the recipe. `build` is the requirement without a
+    wheel that could be built, empty for none.
     """
 
     name: str
@@ -88,4 +89,4 @@ class Locker(Protocol):
         """Return the outdated packages of a solution for `request`. Raises like `lock`."""
 
     def addresses(self, lock: Lock) -> dict[str, str]:
-        """Return the present URL of each locked file, by file name. Raises LockError for a missing file."""
+        """Return the current URL of each locked file, by file name. Raises LockError for a missing file."""

@@ -1,4 +1,4 @@
-"""The packages that differ between two locks. Only values: the program that installs a base imports it."""
+"""The packages that differ between two locks. It has no other imports: the base installer uses it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from imagefactory.model import BaseLock, Lock, LockedCondaPackage, LockedPackage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """A package in two locks: `before` is empty for a new one, `after` for a removed one.
+    """A package in two locks. `before` is empty for a new one, `after` for a removed one.
 
-    Both are versions; if only the file changes, `after` says so (`1.2, new file`).
+    Both are versions. If only the file changes, `after` states that (`1.2, new file`).
     """
 
     name: str
@@ -29,7 +29,7 @@ class VersionChange:
 
 
 def lock_moves(before: Lock | None, after: Lock) -> tuple[VersionChange, ...]:
-    """Return the changes in an environment, by name; a conda package and a wheel of one name are two."""
+    """Return the changes in an environment, by name. A conda package and a wheel with one name are two."""
     return _moves(_packages(before), _packages(after))
 
 

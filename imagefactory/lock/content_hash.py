@@ -1,4 +1,4 @@
-"""The hash of all inputs of a target's solution; a lock with another hash is stale."""
+"""The hash of all inputs of a target's solution. A lock with another hash is outdated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FORMAT = 1
 
 
 def content_hash(target: Target, base: BaseSpec, under: Lock | None) -> str:
-    """Return `sha256:...` of all inputs of a target's solution; a lock with another one is stale.
+    """Return `sha256:...` of all inputs of a target's solution. A lock with another hash is outdated.
 
     `under` is the lock of the parent target. Excluded are name, description, checks and environment (they
-    change no package), the written order of requirements, and the versions of the solvers (a newer one must
-    not make every lock stale).
+    change no package), the written order of requirements, and the versions of the solvers (a newer solver
+    must not make every lock outdated).
     """
     conda = target.conda
     decides: dict[str, object] = {

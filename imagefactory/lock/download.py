@@ -1,12 +1,12 @@
-"""The cache of packages: downloads that resume, are checked against the lock, and are stored by their hash.
+"""The cache of packages: downloads that resume, are checked against the lock, and are stored by hash.
 
     <cache>/wheels/<first two hex of sha256>/<sha256>/<filename>        a complete, checked file
                                                      /<filename>.part   an incomplete one
                                                      /.lock             locked by the process that fetches it
     <cache>/conda/...                                                   the same for conda archives
 
-A file gets its name only after its hash was right. A file of that name with the locked size is not fetched
-again; a build checks the bytes that it reads against the hash again.
+A file gets its final name only after its hash was right. A file of that name with the locked size is not
+fetched again. A build checks the bytes that it reads against the hash again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from imagefactory.progress import Progress, ProgressTask, format_bytes
 
 
 class PendingDownloads:
-    """Packages in download to `paths`, their places in the cache: any thread can wait for one of them.
+    """Packages that are downloaded to `paths` in the cache. Any thread can wait for one of them.
 
     `stop` ends the downloads; complete files stay.
     """
@@ -55,7 +55,7 @@ class PendingDownloads:
         self._here[self.paths[package]].set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Report that nothing more will arrive; all waiters get `error`."""
+        """Report that no more packages will arrive. All waiting threads get `error`."""
         for future in self._here.values():
             if not future.done():
                 future.set_exception(error)
@@ -65,7 +65,7 @@ class PendingDownloads:
         self._here[path].result()
 
     def wait_for_all(self) -> Mapping[LockedPackage, Path]:
-        """Return the places of all packages, once they are complete. Raises the error of a download."""
+        """Return the paths of all packages, once they are complete. Raises the error of a download."""
         for path in self._here:
             self.wait(path)
         return self.paths
@@ -88,12 +88,12 @@ class PackageCache:
         self._retry_policy = retry_policy or RetryPolicy()
 
     def path(self, package: LockedPackage) -> Path:
-        """Return the place of a package's file, fetched or not."""
+        """Return the path of a package's file, which may not exist."""
         kind = "wheels" if isinstance(package, LockedWheel) else "conda"
         return self.folder / kind / package.sha256[:2] / package.sha256 / package.filename
 
     def missing(self, packages: Iterable[Package]) -> tuple[Package, ...]:
-        """Return the packages to fetch, by the size of their files."""
+        """Return the packages to fetch: those without a file of the locked size."""
         with _disk_errors(self.folder, 0):
             return tuple(package for package in packages if _size_of(self.path(package)) != package.size)
 
@@ -105,11 +105,12 @@ class PackageCache:
         *,
         arrivals: PendingDownloads | None = None,
     ) -> dict[Package, Path]:
-        """Return the file of each of `packages`, in their order, fetching missing ones in parallel.
+        """Return the file of each of `packages`, in their order. Missing ones are fetched in parallel.
 
-        `locate` returns the addresses of missing packages by file name, and is not called if there are none.
-        `arrivals` gets each complete file, and may stop the others. Raises DownloadError for a file that is
-        not available with the locked size and hash and for a full disk; the next call continues the download.
+        `locate` returns the addresses of missing packages by file name, and is not called without missing
+        ones. `arrivals` gets each complete file, and may stop the others. Raises DownloadError for a file
+        that is not available with the locked size and hash, and for a full disk. The next call continues the
+        download.
         """
         requested = tuple(packages)
         paths = {package: self.path(package) for package in requested}
@@ -139,9 +140,9 @@ class PackageCache:
         if needed + _SPARE > free:
             raise DownloadError(
                 "cache-full",
-                f"{self.folder} has {format_bytes(free)} free, the packages to download need "
+                f"{self.folder} has {format_bytes(free)} free, but the packages to download need "
                 f"{format_bytes(needed)} ({needed} bytes)",
-                hint="free space there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+                hint="free some space, or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             )
 
     def _fetch_all(
@@ -192,11 +193,11 @@ class PackageCache:
 
 
 class _DownloadCancelledError(Exception):
-    """Another transfer failed or the user interrupted; the part file stays."""
+    """Another transfer failed, or the user interrupted. The part file stays."""
 
 
 class _DownloadProgress:
-    """Progress of one file. Bytes that arrive twice are counted once, so the total stays right."""
+    """The progress of one file. Bytes that arrive twice count once, so the total stays right."""
 
     def __init__(self, task: ProgressTask, already: int) -> None:
         self._task, self._most = task, already
@@ -256,14 +257,11 @@ class _Transfer:
             "hash-mismatch",
             f"{self._title()}: the file from {redact(self.url)} has the wrong hash: "
             f"expected sha256 {self.package.sha256}, found {wrong}",
-            hint="the server or the network changed the file: try another mirror or network",
+            hint="use another mirror or network: this one changed the file",
         )
 
     def _download(self) -> str:
-        """Fetch the whole file to `part` and return its sha256.
-
-        Stops after repeated failures without progress.
-        """
+        """Fetch the file to `part`, and return its sha256. Stops after repeated failures without progress."""
         try:
             return self.retry_policy.retry(
                 self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
@@ -288,7 +286,7 @@ class _Transfer:
             ) from error
 
     def _continue(self) -> str:
-        """Append the bytes after those in `part`, once; return the sha256 of the whole."""
+        """Append the bytes after those in `part`, in one attempt. Return the sha256 of the file."""
         if self.arrivals.stop.is_set():
             raise _DownloadCancelledError
         size, digest = self.package.size, hashlib.sha256()
@@ -311,7 +309,7 @@ class _Transfer:
             os.fdatasync(file.fileno())  # the bytes must be on the disk before the name
         if position > size:
             self.part.unlink()
-            raise RejectedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
+            raise RejectedError(f"{redact(self.url)} has more than {size} bytes, the size in the lock")
         return digest.hexdigest()
 
     def _write(
@@ -353,12 +351,10 @@ class _Transfer:
                     content_range = response.headers.get("Content-Range", "")
                     if content_range != f"bytes {position}-{size - 1}/{size}":
                         self.part.unlink(missing_ok=True)
-                        raise TransientError(
-                            f"{redact(self.url)} answered with the wrong range '{content_range}'"
-                        )
+                        raise TransientError(f"{redact(self.url)} returned the wrong range '{content_range}'")
                     start = position
                 elif whole not in (None, size):
-                    raise RejectedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")
+                    raise RejectedError(f"{redact(self.url)} has {whole} bytes, expected {size} of the lock")
                 yield start, arriving(response.raw)
         except RejectedError as error:
             if error.status != 416:
@@ -390,7 +386,7 @@ def _disk_errors(folder: Path, needed: int) -> Iterator[None]:
             raise DownloadError(
                 "cache-full",
                 f"the disk of {folder} is full: {needed} bytes are needed",
-                hint="free space there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+                hint="free some space, or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             ) from error
         raise DownloadError(
             *os_problem("write", error.filename or folder, error),

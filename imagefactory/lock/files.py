@@ -1,4 +1,4 @@
-"""The files of a lock in lockfiles/, whatever the source of its packages.
+"""The files of a lock in lockfiles/, for any source of packages.
 
 A lock of wheels is one requirements file. A lock of conda packages is a conda-lock file, with a requirements
 file for packages from PyPI on top. A target without a solution has a record of the reason instead, which is
@@ -30,7 +30,7 @@ UNSOLVABLE = "unsolvable.txt"
 NOBODYS = f"sha256:{'0' * 64}"
 """A content hash that no target has."""
 MAX_TREE = 1024 * 1024
-"""The number of characters of the solver's output to store."""
+"""The most characters of the solver's output to store."""
 
 
 def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
@@ -39,14 +39,14 @@ def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
 
 
 def lock_path(folder: Path, target: Target) -> Path:
-    """Return the file of a target's lock that always exists if there is a lock."""
+    """Return the file of a target's lock that exists for every lock."""
     return folder / lock_names(target.name, conda=target.conda)[0]
 
 
 def read_lock(folder: Path, target: Target) -> Lock | None:
     """Return the lock of `target` in `folder`, or None.
 
-    Raises LockError for one that is malformed or unreadable, and for two files of different locks.
+    Raises LockError for a malformed or unreadable lock, and for two files of different locks.
     """
     path = lock_path(folder, target)
     try:
@@ -80,7 +80,7 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
 
 
 def read_remains(folder: Path, target: Target) -> Lock | None:
-    """Return the packages in files that do not belong together, with a content hash of no target.
+    """Return the packages in two files of different locks, with a content hash of no target.
 
     A killed write leaves such files. None if one of them is malformed.
     """
@@ -96,9 +96,9 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
 
 
 def write_lock(folder: Path, lock: Lock) -> None:
-    """Write the files of a lock atomically and remove those that are no longer part of it.
+    """Write the files of a lock atomically, and remove those that are no longer part of it.
 
-    Raises LockError if they cannot be written, or could not be read again, by us or by conda-lock: a
+    Raises LockError if they cannot be written, or if imagefactory or conda-lock could not read them again: a
     channel's records may have values that no lock can have.
     """
     texts = format_lock_files(lock)
@@ -125,8 +125,8 @@ def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
         except LockError as error:
             raise LockError(
                 "channel-record-invalid",
-                f"{lock.target}: a channel has a record that cannot be locked: {error.message}",
-                hint="remove that package, or get it from another channel",
+                f"{lock.target}: a channel has an invalid record: {error.message}",
+                hint="remove this package from the recipe, or get it from another channel",
             ) from error
         if all(package.md5 for package in lock.conda):  # else the lock's own head says which tools read it
             by_conda_lock.read_back(lock, texts[CONDA])
@@ -147,7 +147,7 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
 
 
 def lock_digest(lock: Lock) -> str:
-    """Return `sha256:...` of a lock's files one after the other, as in image labels."""
+    """Return `sha256:...` of a lock's files in order, as in image labels."""
     return "sha256:" + hashlib.sha256("".join(format_lock_files(lock).values()).encode()).hexdigest()
 
 
@@ -168,7 +168,7 @@ def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
         if package not in packages:
             raise LockError(
                 "lock-parent-mismatch",
-                f"{lock.target}: the lock does not have {package.filename} of its parent {under.target}",
+                f"{lock.target}: the lock lacks {package.filename}, which its parent {under.target} has",
                 hint=f"imagefactory lock {lock.target}",
             )
 
@@ -184,7 +184,7 @@ def explicit(lock: Lock) -> str:
 
 
 def in_order(packages: Iterable[LockedCondaPackage]) -> tuple[LockedCondaPackage, ...]:
-    """Return packages after their dependencies, otherwise by name; a cycle begins with its first name."""
+    """Return packages after their dependencies, otherwise by name. A cycle begins with its first name."""
     by_name: Mapping[str, LockedCondaPackage] = {
         package.name: package for package in sorted(packages, key=lambda package: package.name)
     }
@@ -220,7 +220,7 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsolvableTarget:
-    """Why a target has no solution: `reason` and `hint` in words, `tree` the solver's whole output.
+    """The record of a target without a solution: `reason` and `hint`, and the solver's output `tree`.
 
     It is valid while `content_hash` is that of the target.
     """
@@ -311,7 +311,7 @@ _COMMIT = "\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRevision:
-    """A lock committed before the present one: `day` (2026-11-22) is when the present one was committed."""
+    """A lock committed before the current one, which was committed on `day` (2026-11-22)."""
 
     lock: Lock
     day: str
@@ -320,7 +320,7 @@ class LockRevision:
 def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRevision]:
     """Return the previous lock of each target that has one, by name; empty without git or a repository.
 
-    A shallow clone has only some. A lock that is no longer readable is skipped.
+    A shallow clone has only some. An unreadable lock is skipped.
     """
     log = git_output(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
     files = {name: target for target in targets for name in _names(target)}

@@ -14,16 +14,19 @@ _SETTINGS = tuple(
     word for setting in ("log.showSignature=false", "core.fsmonitor=false") for word in ("-c", setting)
 )
 _NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none"}
-"""A partial clone fetches missing objects by a program in its configuration. The configuration cannot allow a
-protocol that this variable omits; its `protocol.NAME.allow` outweighs `-c protocol.allow`."""
+"""The setting of git that allows no protocol.
+
+A partial clone fetches missing objects with a program in its configuration, which cannot allow a protocol
+that this variable omits. (Its `protocol.NAME.allow` outweighs `-c protocol.allow`.)
+"""
 SECONDS = 60
 
 
 def git_output(folder: Path, *arguments: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
-    """Return the output of git in the repository of `folder`, empty if it fails or is missing.
+    """Return the output of git in the repository of `folder`, empty if git fails or is missing.
 
-    `arguments` are those of a command that reads only objects and references: one that reads the work tree
-    would run the filters of the repository's configuration.
+    `arguments` must only read objects and references: a command that reads the work tree would run the
+    filters of the repository's configuration.
     """
     try:
         result = subprocess.run(
@@ -49,7 +52,7 @@ VARIABLES: Mapping[str, str] = {
     "poetry-dynamic-versioning": "POETRY_DYNAMIC_VERSIONING_BYPASS",
     "uv-dynamic-versioning": "UV_DYNAMIC_VERSIONING_BYPASS",
 }
-"""Build requirements that read a version from git, and the variable of each that sets it instead."""
+"""Build requirements that read a version from git, and the variable that sets the version instead."""
 _DIGITS = 9  # of a commit, so that the size of a clone does not change a version
 _RELEASE_TAGS = "*[0-9]*"
 
@@ -61,11 +64,11 @@ class NoGitVersionError(Exception):
 def git_version(folder: Path) -> str:
     """Return the version of a directory's commit: 1.2.3, or 1.2.4.dev5+g0123abcd five commits later.
 
-    Changes that are not committed do not count. Raises NoGitVersionError.
+    Changes that are not committed are ignored. Raises NoGitVersionError.
     """
     commit = _tag_parts(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
-        raise NoGitVersionError("it is not in a git repository with a commit")
+        raise NoGitVersionError("the directory is not in a git repository with a commit")
     described = _tag_parts(
         folder, "describe", "--tags", "--long", f"--abbrev={len(commit)}", "--match", _RELEASE_TAGS, "HEAD"
     )
@@ -73,7 +76,7 @@ def git_version(folder: Path) -> str:
         tag, distance, _ = described.rsplit("-", 2)
         last = _version_of(tag)
     elif _tag_parts(folder, "rev-parse", "--is-shallow-repository") == "true":
-        raise NoGitVersionError("its repository is a shallow clone without a tag")
+        raise NoGitVersionError("the git repository is a shallow clone without a tag")
     else:
         last, distance = Version("0.0"), _tag_parts(folder, "rev-list", "--count", "HEAD")
     if distance == "0":
@@ -92,10 +95,10 @@ def _version_of(tag: str) -> Version:
             return Version(tag[match.end() :].partition("+")[0])
         except InvalidVersion:
             continue
-    raise NoGitVersionError(f"its last tag, {tag!r}, is not a version")
+    raise NoGitVersionError(f"the last git tag, {tag!r}, is not a version")
 
 
 def _next(last: Version) -> str:
-    """Return the version after a release: its last number is one more."""
+    """Return the version after a release: its last number plus one."""
     public = last.public.partition(".dev")[0]
     return re.sub(r"[0-9]+$", lambda match: str(int(match[0]) + 1), public)

@@ -1,9 +1,9 @@
-"""The layer lock of a target: the layers of its image, before any of them is built here.
+"""The layer lock of a target: the layers of its image, known before any of them is built.
 
     lockfiles/<target>.layers.txt
 
-The head names their inputs (`lock`, `base`) and tools (`made-with`). Each layer is a line with its
-digest, diff id, size and title, the lowest first.
+The head has their inputs (`lock`, `base`) and tools (`made-with`). Each layer is a line with its digest,
+diff id, size and title, the lowest first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIRST = len(_HEAD) + 2
 class LayerLock:
     """All layers of a target's image, with those of its base.
 
-    `lock` is the digest of the target's lock, `base` names the base; with other values these are layers of
+    `lock` is the digest of the target's lock, `base` names the base. With other values these are layers of
     another image. `toolchain` names the other inputs of their bytes: the codec, the layer format and the
     installers.
     """
@@ -121,7 +121,7 @@ def write_layer_lock(folder: Path, lock: LayerLock) -> None:
 
 
 def wrong_entries(lock: LayerLock, built: Sequence[OciLayer], file: str) -> tuple[str, ...]:
-    """Return the entries of a layer lock that differ from built layers; each begins with `file:line`."""
+    """Return the entries of a layer lock that differ from built layers. Each begins with `file:line`."""
     wrong = []
     for number, (entry, layer) in enumerate(zip_longest(lock.layers, built), _FIRST):
         if entry is None or layer is None or entry.title != layer.title:

@@ -1,1 +1,1 @@
-"""Tables of targets and GPUs, from predictions and verdicts for each cell. Pure."""
+"""Tables of targets and GPUs, from predictions and verdicts for each cell. No I/O."""

@@ -1,12 +1,12 @@
-"""The verified combinations: framework x version x CUDA x capability. Pure.
+"""The combinations of framework x version x CUDA x capability, with their states. No I/O.
 
     entries (targets with their verdicts and predictions) + outcomes of sweeps -> combos
 
-    valid       a verdict that counts says `verified` for an image of it, on that capability
+    valid       a valid verdict `verified` exists for an image of it, on that capability
     failed      the suite failed there (claims.REFUSALS), or its verdicts were revoked (REVOKED)
-    ruled-out   not run: a rule of the plan is against it (plan.PRUNING)
+    ruled-out   not run: a rule of the plan excludes it (plan.PRUNING)
     undecided   run without a result about the image (`held`, `timeout`, `no-match`)
-    not-tested  all else; it is never shown as one of the others
+    not-tested  all others; never shown as one of the above
 
 Each state has a basis, and bases are never mixed.
 """
@@ -43,10 +43,10 @@ class ComboState(StrEnum):
 
 
 INVALID = (ComboState.FAILED, ComboState.RULED_OUT)
-"""The states against the image. Faults of a machine or a pool are not among them."""
+"""The states that reject the image. Faults of a machine or a pool are not among them."""
 
 VERIFIED, REPORTED = "verified", "reported"
-"""Bases besides `predicted` and `documented`: by a verdict, or by a sweep and not signed."""
+"""Bases besides `predicted` and `documented`: a verdict, or an unsigned result of a sweep."""
 
 REVOKED = VerdictStatus.REVOKED.value
 """The cause of a combination whose verdicts were revoked."""
@@ -56,11 +56,11 @@ _NO_JOB = (Outcome.NO_MATCH, Outcome.NOT_TESTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComboEntry:
-    """A target with what is known about it. `images` are the digests of its images and .sif files.
+    """A target and the evidence about it. `images` are the digests of its images and .sif files.
 
     `judged` are the verdicts on each of these, the newest image first. `rulings` are the plan's for each
-    capability, without verdicts. `required` are the capabilities that its recipe requires. `block` says why
-    there is nothing to test, or is empty. `revoked` are the revoked verdicts of the newest image.
+    capability, without verdicts. `required` are the capabilities that its recipe requires. `block` is the
+    reason why nothing can be tested, or empty. `revoked` are the revoked verdicts of the newest image.
     """
 
     target: str
@@ -79,7 +79,7 @@ class ComboEntry:
 class SweepNodeState:
     """The outcome of one node of a sweep. `sweep` is the sweep's id.
 
-    `images` are the digests of the manifests that it was for; empty for the pool alone (`no-match`).
+    `images` are the digests of the tested manifests, empty for an outcome of the pool (`no-match`).
     """
 
     target: str
@@ -95,16 +95,16 @@ class SweepNodeState:
         return f"sweep {self.sweep}"
 
     def concerns(self, entry: ComboEntry) -> bool:
-        """Return whether it is about an image that the target has."""
+        """Return whether the outcome is about an image that the target has."""
         return not self.images or bool(self.images & entry.images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComboCell:
-    """One target on one capability. `cause` is empty if it is valid, `driver` the verified one.
+    """One target on one capability. `cause` is empty if it is valid, `driver` is the verified driver.
 
-    `framework` is the family's name (`pytorch`) in every source. `basis` is that of the reason, also if it is
-    not tested, such as `predicted`.
+    `framework` is the family's name (`pytorch`) for every source. `basis` is that of the reason, also if the
+    cell is not tested, such as `predicted`.
     """
 
     target: str
@@ -123,7 +123,7 @@ class ComboCell:
 def columns(
     entries: Iterable[ComboEntry], nodes: Iterable[SweepNodeState] = (), requested: Iterable[Capability] = ()
 ) -> tuple[Capability, ...]:
-    """Return the capabilities of a table: requested, required by a recipe, tried, or of a verdict."""
+    """Return the capabilities of a table: requested, required by a recipe, tested, or of a verdict."""
     capabilities = {*requested, *(node.capability for node in nodes)}
     for entry in entries:
         capabilities |= {*entry.required, *(capability for capability, _ in _signed(entry.judged))}
@@ -136,9 +136,9 @@ def make_combos(
 ) -> tuple[ComboCell, ...]:
     """Return every entry on every capability.
 
-    A verdict decides; one verified image is enough. Without one the newest outcome of a sweep for an image
-    that exists decides, then what is known. A sweep without a job (`no-match`, `not-tested`) does not replace
-    the outcome of an earlier job: its machine may only be away.
+    A verdict decides, and one verified image is enough. Without a verdict the newest outcome of a sweep for
+    an existing image decides, then predictions and documentation. A sweep without a job (`no-match`,
+    `not-tested`) does not replace the outcome of an earlier job, because its machine may be away.
     """
     tried: dict[tuple[str, Capability], list[SweepNodeState]] = {}
     for node in sorted(nodes, key=lambda row: (row.outcome not in _NO_JOB, row.made), reverse=True):
@@ -213,12 +213,12 @@ def _combo(entry: ComboEntry, capability: Capability, node: SweepNodeState | Non
 
 
 def _state(outcome: Outcome) -> ComboState:
-    """Return whether an outcome that is not `verified` is against the image."""
+    """Return the state for an outcome that is not `verified`."""
     return ComboState.FAILED if outcome in REFUSALS else ComboState.UNDECIDED
 
 
 def _invalid_reason(entry: ComboEntry, capability: Capability) -> str:
-    """Return why the verdicts on a capability do not count."""
+    """Return the reason why the verdicts on a capability are invalid."""
     words = {
         judgement.standing.value
         for judgement in chain.from_iterable(entry.judged)
@@ -241,15 +241,15 @@ def family_label(framework: str) -> str:
 def unite(combos: Iterable[ComboCell]) -> tuple[ComboCell, ...]:
     """Return one cell for each framework, version, CUDA and capability, sorted, of several targets.
 
-    It is valid if any target is. A negative verdict has priority over an untested target, and that over the
-    outcome in a sweep or the prediction of another target.
+    It is valid if any target is. A negative verdict has priority over an untested target, which has priority
+    over a sweep's outcome or a prediction for another target.
     """
     ordered = sorted(combos, key=lambda cell: (order(cell), _rank(cell), cell.target))
     return tuple(next(alike) for _, alike in groupby(ordered, key=order))
 
 
 def order(combo: ComboCell) -> tuple[object, ...]:
-    """Return a sort key: framework, version, CUDA and capability, numbers by their size."""
+    """Return a sort key: framework, version, CUDA and capability, with numbers in numerical order."""
     return combo.framework, natural(combo.version), natural(combo.cuda), combo.capability
 
 
@@ -266,7 +266,7 @@ def _rank(combo: ComboCell) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRange:
-    """Consecutive versions of a framework that are in the same state on one capability.
+    """Consecutive versions of a framework with the same state on one capability.
 
     `cuda` are the CUDA versions of the range's combinations in this state.
     """
@@ -287,7 +287,7 @@ class VersionRange:
 def make_ranges(combos: Iterable[ComboCell]) -> tuple[VersionRange, ...]:
     """Return version ranges by framework and capability, without a release in a gap.
 
-    A version is valid if it is with any CUDA, else in the most open state.
+    A version is valid if it is with any CUDA version, else it has the least certain state.
     """
     ordered = sorted(unite(combos), key=lambda cell: (cell.framework, cell.capability, natural(cell.version)))
     groups = groupby(ordered, key=lambda cell: (cell.framework, cell.capability))
@@ -330,7 +330,7 @@ def _ranges(combos: Sequence[ComboCell]) -> Iterator[VersionRange]:
 
 
 def neighbours(framework: str, lower: str, upper: str) -> bool:
-    """Return whether no release is known between two versions; for unknown ones, numbers decide."""
+    """Return whether no known release is between two versions. Unknown ones are compared by number."""
     if minor_of(lower) == minor_of(upper):
         return True  # 2.3 and 2.3.1: patches of the same
     releases = knowledge.releases(knowledge.families().get(framework, framework))

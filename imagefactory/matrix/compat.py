@@ -1,4 +1,4 @@
-"""Tables of cells: framework versions on GPUs, and the fewest images for all of them. Pure."""
+"""Tables of cells: framework versions on GPUs, and the fewest images for all of them. No I/O."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from imagefactory.trust.verdict import VerificationResult
 from imagefactory.versions import natural
 
 ANY = Capability(0, 0)
-"""The capability in a candidate's query before a GPU is chosen."""
+"""The placeholder in a candidate's query before a GPU is chosen."""
 OLDEST = Capability(5, 0)
-"""The first column of a table: no framework here is built for older GPUs."""
+"""The first column of a table. No framework in the tables is built for older GPUs."""
 RUNS = (Compatibility.YES, Compatibility.PTX)
-"""The answers without a part that fails."""
+"""The answers for code that runs completely."""
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
 _NOT = 3
 Grade = tuple[int, int]
-"""The quality of a GPU's service, lower is better: 1 for PTX, then the uncertainty (`_DOUBT`)."""
+"""The quality of an image on a GPU, lower is better: 1 for PTX, then the uncertainty (`_DOUBT`)."""
 _DOUBT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED: 2}
 
 
@@ -38,9 +38,10 @@ _DOUBT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED
 class CoverCandidate:
     """A framework version with a CUDA version: a target of the recipes, or a release without a recipe.
 
-    `name` is the target's, empty for a release. One of `group` is enough: the family of a target, else the
-    framework. `question` has no capability and driver yet. `lock` is the state of the target's lock; unless
-    it is `ok`, only the recipe's versions are known. `verdicts` are those of its image.
+    `name` is the target's, empty for a release. One candidate of a `group` is enough: the family of a
+    target, else the framework. `question` has no capability and driver yet. `lock` is the state of the
+    target's lock: unless it is `ok`, only the recipe's versions are known. `verdicts` are those on its
+    image.
     """
 
     name: str
@@ -59,7 +60,7 @@ class CoverCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatGpu:
-    """A GPU in a question. `driver` is empty for any; `count` is how many there are.
+    """A GPU in a query. `driver` is empty for any, `count` is the number of such GPUs.
 
     `host` is the architecture of its machine's processor, empty for any.
     """
@@ -109,10 +110,10 @@ def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEvidence:
-    """The evidence about a target: its lock if that is current, and the lock's state.
+    """The evidence about a target: its lock if current, and the lock's state.
 
-    `unsolvable` is why it has no solution, or empty. `image` is the scan of its image in the store, which
-    counts with its `verdicts` only while the image has the locked packages.
+    `unsolvable` is the reason for no solution, or empty. `image` is the scan of its image in the store. It
+    is used with its `verdicts` only while the image has the locked packages.
     """
 
     lock: Lock | None
@@ -123,7 +124,7 @@ class TargetEvidence:
 
 
 def candidate_of(target: Target, known: TargetEvidence) -> CoverCandidate:
-    """Return a target by its lock, or by its recipe without one."""
+    """Return the candidate of a target, from its lock, or from its recipe without a lock."""
     question, image = cell_query(target, known.lock, ANY), known.image
     contents = image if image and _has_locked_packages(image, question) else None
     evidence = CellEvidence(unsolvable=known.unsolvable, contents=contents)
@@ -156,7 +157,7 @@ def _release(framework: str, version: str, cuda: str) -> CoverCandidate:
 
 
 def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
-    """Return the version in `torch==2.6` or `torch==2.6.0+cu124`, with `cuda` or each known CUDA.
+    """Return the version in `torch==2.6` or `torch==2.6.0+cu124`, with `cuda` or each known CUDA version.
 
     An unknown version is one candidate without CUDA. Raises UsageError for a text without a version.
     """
@@ -171,7 +172,7 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
         raise UsageError(
             "option-conflict",
             f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
-            hint="remove one of the CUDA versions",
+            hint=f"pass only one CUDA version, {local_cuda} or {cuda}",
         )
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
@@ -194,9 +195,9 @@ def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple
 
 
 def columns(*, amd: bool = False) -> tuple[CompatGpu, ...]:
-    """Return the capabilities of separate GPUs, with any driver; with `amd` AMD's processors.
+    """Return the capabilities of discrete GPUs, with any driver; with `amd` AMD's processors.
 
-    GPUs integrated with an ARM processor (rule R2) are skipped: no x86-64 image runs there.
+    GPUs integrated with an ARM processor (rule R2) are skipped, because no x86-64 image runs there.
     """
     cuda = tuple(row for row in knowledge.capabilities() if row not in INTEGRATED and row >= OLDEST)
     every = knowledge.processors() if amd else cuda
@@ -204,7 +205,7 @@ def columns(*, amd: bool = False) -> tuple[CompatGpu, ...]:
 
 
 def newest_first(candidates: Iterable[CoverCandidate]) -> tuple[CoverCandidate, ...]:
-    """Return candidates by framework version, then CUDA, the newest first; equal ones stay in order."""
+    """Return candidates by framework version, then CUDA, the newest first. The order of equal ones stays."""
 
     def order(candidate: CoverCandidate) -> tuple[object, ...]:
         return natural(candidate.question.version), natural(candidate.question.cuda)
@@ -213,14 +214,14 @@ def newest_first(candidates: Iterable[CoverCandidate]) -> tuple[CoverCandidate, 
 
 
 def severe_rules(cell: Cell) -> tuple[CellClaim, ...]:
-    """Return the known faults of a cell that runs, without those that only cost time."""
+    """Return the known faults of a cell that runs, without those that only take time."""
     return tuple(
         claim for claim in cell.warnings if claim.answer is not Compatibility.YES and cell.answer in RUNS
     )
 
 
 def serves(cell: Cell) -> bool:
-    """Return whether an image is useful there: it runs, and no fault or wrong result is known."""
+    """Return whether an image is useful on a GPU: it runs, without known faults or wrong results."""
     return _rank(cell) < _NOT
 
 
@@ -234,7 +235,7 @@ def by_group(candidates: Iterable[CoverCandidate]) -> tuple[tuple[str, tuple[Cov
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverChoice:
-    """An image of a cover and its GPUs, each with the cell of that image there."""
+    """An image of a cover and its GPUs, each with the cell of the image on that GPU."""
 
     candidate: CoverCandidate
     serves: tuple[tuple[CompatGpu, Cell], ...]
@@ -242,7 +243,7 @@ class CoverChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnservedGpu:
-    """A GPU that no image serves: the best candidate, and why it does not serve."""
+    """A GPU that no image serves: the best candidate, and the reason why it does not serve."""
 
     gpu: CompatGpu
     candidate: CoverCandidate | None
@@ -251,7 +252,7 @@ class UnservedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cover:
-    """The fewest images of a group that serve the GPUs, and the GPUs that none of it serves."""
+    """The fewest images of a group that serve the GPUs, and the GPUs that no image of it serves."""
 
     group: str
     images: tuple[CoverChoice, ...]
@@ -261,9 +262,9 @@ class Cover:
 def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[CompatGpu]) -> Cover:
     """Return the exact minimum of images; of several minima the one with the best grades, then the newest.
 
-    A GPU is served by an image that runs there without faults. If there is none, by one in which some calls
-    fail; then by PTX that no scan has found: a page lists the framework's own code, and scans find libraries
-    without it. An image that does not run or computes wrong results there serves no GPU.
+    A GPU is served by an image that runs there without faults. Without such an image, by one in which some
+    calls fail. Then by PTX that no scan has found: a page lists the framework's own code, and scans find
+    libraries without PTX. An image that does not run or computes wrong results serves no GPU.
     """
     table = rows(newest_first(candidates), gpus)
     best = [min((_rank(row.cells[index]) for row in table), default=_NOT) for index in range(len(gpus))]
@@ -289,11 +290,12 @@ def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[Compa
 
 
 def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
-    """Return indexes of the fewest of `graded` whose elements are those of all, each with a grade.
+    """Return indexes of the fewest of `graded` that have all elements, each with a grade.
 
-    Of several such, the one with the least sum of its elements' best grades, then the first by indexes.
-    Exact: branches on the element with the fewest options, one more image at each round. Skipped are elements
-    that come with another one, and options no better than an earlier one.
+    Of several such sets, the one with the lowest sum of its elements' best grades, then the first by
+    indexes. The result is exact: the search branches on the element with the fewest options, with one more
+    image at each round. It skips elements that come with another one, and options no better than an earlier
+    one.
     """
     useful = [
         index
@@ -348,7 +350,7 @@ def _of_size(
 
 
 def _rank(cell: Cell) -> int:
-    """Return 0 for a full run; 1 if some calls fail, 2 for PTX only documented; `_NOT` for the rest."""
+    """Return 0 for a complete run, 1 if some calls fail, 2 for PTX only documented, `_NOT` for the rest."""
     answers = {claim.answer for claim in severe_rules(cell)}
     if cell.answer not in RUNS or Compatibility.NO in answers:
         return _NOT

@@ -1,11 +1,11 @@
-"""A user's GPUs, from a `gpus.yaml`: a list of names or capabilities, with drivers and counts.
+"""A user's GPUs from a `gpus.yaml`: a list of names or capabilities, with drivers and counts.
 
     - name: V100            # as a person or nvidia-smi writes it
       driver: 535.129.03    # from nvidia-smi; optional
       count: 4
-    - capability: 8.6       # any GPU of it; with a name, the name is yours
+    - capability: 8.6       # any GPU with it; with a name, the name is yours
     - RTX 5090              # only a name
-    - name: H100            # of a GPU sold with several processors, the machine's processor
+    - name: H100            # for a GPU sold with several processors, the machine's processor
       arch: arm64
 
 Numbers need no quotes here: the text is read unchanged.
@@ -37,7 +37,7 @@ class GpuGroup:
     """`count` GPUs of one type. `driver` is empty if unknown.
 
     `name` is the known GPU's, or the file's next to a capability, or `capability 8.6` without either. `host`
-    is the architecture of its machine's processor as OCI names it, empty if unknown.
+    is the architecture of its machine's processor in OCI's spelling, empty if unknown.
     """
 
     name: str
@@ -49,7 +49,7 @@ class GpuGroup:
 
     @property
     def own_name(self) -> str:
-        """Return the name, empty if only the capability is known."""
+        """The name, empty if only the capability is known."""
         return "" if self.name == _unnamed(self.capability) else self.name
 
 
@@ -57,13 +57,13 @@ def _unnamed(capability: Capability) -> str:
     return f"capability {capability}"
 
 
-_LIST = 'write a list: - {name: "V100", driver: "535", count: 2}'
+_LIST = 'pass a YAML file with a list such as - {name: "V100", driver: "535", count: 2}'
 
 
 def read_gpus(path: Path) -> tuple[GpuGroup, ...]:
-    """Return the types of GPU that a file lists, in its order.
+    """Return the types of GPU in a file, in its order.
 
-    Raises UsageError for a file that cannot be read, RecipeError with the place of each fault.
+    Raises UsageError for an unreadable file, RecipeError with the location of each problem.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
 
 
 def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
-    """Return a group, None for an entry with a fault, which the reader then reports."""
+    """Return a group, None for an invalid entry, which is reported to the reader."""
     if item.kind == "text":
         values = {"name": item}
     else:
@@ -126,7 +126,7 @@ def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
 
 
 def _as_capability(text: str) -> str:
-    """Return what to write instead of a name that is a capability, empty for other text."""
+    """Return the fix for a name that is a capability, empty for other text."""
     try:
         return f"write capability: {parse_capability(text)}"
     except ValueError:
@@ -159,7 +159,7 @@ def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
 
 
 def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
-    """Return the architecture in a file; `only` is that of a GPU that is sold with only one."""
+    """Return the architecture in a file. `only` is that of a GPU that is sold with one processor."""
     architecture = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
     if not architecture:
         _invalid(node, "arch", reader)

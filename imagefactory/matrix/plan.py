@@ -1,8 +1,8 @@
 """The cells to build and test: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
 
-Pure. The claims about framework x CUDA x driver x capability (gpu/cells.py) decide about a cell. Cells that
-are known to fail are pruned under the name of a rule, with its reason and source, and are included again by
-that name (`--ignore-rule`). Unknown cells are included: a test decides.
+No I/O. The claims about framework x CUDA x driver x capability (gpu/cells.py) decide about a cell. Cells
+that are known to fail are pruned by a rule with a name, a reason and a source. `--ignore-rule` with that
+name includes them again. Unknown cells are included, so that a test decides.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from imagefactory.versions import nearest
 Answerer = Callable[[CellQuery, CellEvidence], Cell]
 
 GPU_NOT_LISTED = "gpu-not-listed"
-"""The rule of a row whose capability none of the listed GPUs has."""
+"""The rule for a row with a capability that no listed GPU has."""
 AVOIDED = "avoided"
-"""The rule of a cell whose machines `sweep-machines` does not select; that setting can include them."""
+"""The rule for a cell whose machines `sweep-machines` does not select. That setting can include them."""
 FEW = 3
-"""The number of machines that a reason names."""
+"""The most machines to list in a reason."""
 AVOIDED_BY = "--machine, or the setting sweep-machines"
 NO_MATCH = "no-match"
-"""The rule of a row for which a pool has no GPU, by its capability or its driver."""
+"""The rule for a row for which a pool has no GPU, by its capability or its driver."""
 UNSOLVABLE = "unsolvable"
 KNOWN_BAD_RULE = "known-bad"
 """The rule that includes every `known-bad:ID`."""
@@ -56,15 +56,15 @@ PRUNING = (
     GPU_NOT_LISTED,
     NO_MATCH,
 )
-"""The rules that prune; cells.py describes them."""
+"""The rules that prune. cells.py describes them."""
 NOTHING_KNOWN_REASON = "nothing is known of it: a test would tell"
 
 
 class CellState(StrEnum):
     """The pending work for a cell or a target.
 
-    `build`: build the image, then verify it there. `verify`: the image exists, verify it. `unchanged`: the
-    image in the store matches the lock, and nothing is left to do. `blocked`: no lock to build from.
+    `build`: build the image, then verify it. `verify`: the image exists, verify it. `unchanged`: the image
+    in the store matches the lock, and nothing remains to do. `blocked`: no lock to build from.
     """
 
     BUILD = "build"
@@ -76,11 +76,11 @@ class CellState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanGpu:
-    """A type of GPU to plan for; `name` and `driver` are empty if only the capability is known.
+    """A type of GPU to plan for. `name` and `driver` are empty if only the capability is known.
 
-    `cuda` is the newest that its driver supports, if nothing else is known of the driver. `host` is the
-    architecture of its machine's processor, empty if unknown. `part` is the profile of a slice (MIG), empty
-    for a whole GPU.
+    `cuda` is the newest CUDA version of its driver, if nothing else is known about the driver. `host` is the
+    architecture of its machine's processor, empty if unknown. `part` is the profile of a MIG slice, empty
+    for a complete GPU.
     """
 
     capability: Capability
@@ -92,7 +92,7 @@ class PlanGpu:
 
     @property
     def oldest_driver(self) -> str:
-        """Return its driver, else the oldest that supports its CUDA; empty if neither is known."""
+        """The driver, else the oldest one that supports its CUDA version; empty if neither is known."""
         return self.driver or (native_driver(self.cuda) if self.cuda else "")
 
     def __str__(self) -> str:
@@ -106,12 +106,12 @@ class PlanGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStatus:
-    """The status of a target. `lock` is None without a valid one.
+    """The status of a target. `lock` is None without a valid lock.
 
-    `block` says why nothing can be built, empty if something can, and `hint` is the remedy. `missing` says
-    why an image must be built, empty if the one in the store matches the lock; `image` is that one's digest,
-    `verdicts` are those on it. If a registry was queried instead of the store, `reference` is the whole name
-    of that image there.
+    `block` is the reason why nothing can be built, else empty, and `hint` is the fix. `missing` is the
+    reason to build an image, empty if the stored image matches the lock. `image` is the digest of that
+    image, `verdicts` are those on it. If a registry was queried instead of the store, `reference` is the
+    full name of the image there.
     """
 
     target: Target
@@ -127,10 +127,10 @@ class TargetStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
-    """`devices` are the GPUs to plan for; without any, the capabilities that each recipe requires.
+    """The input of a plan. `devices` are the GPUs; without any, the capabilities that each recipe requires.
 
-    `allow` are rules that prune nothing. `avoided` are reasons why no job may use some of the devices.
-    `on_machines`: they are GPUs of machines, which have no ARM processor unless stated.
+    `allow` are rules that are ignored. `avoided` are reasons why no job may use some of the devices.
+    `on_machines` is true for GPUs of machines, which have no ARM processor unless stated.
     """
 
     stages: tuple[TargetStatus, ...]
@@ -143,10 +143,10 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRuling:
-    """A decision whether to test a cell. `claim` is the deciding one, None if nothing is known.
+    """A decision whether to test a cell. `claim` is the deciding one, None without evidence.
 
-    `against` are all claims that prune it: `--ignore-rule` must name each of their rules. `allowed` are
-    those that would have pruned it, `warnings` negative claims that prune nothing.
+    `against` are all claims that prune the cell: `--ignore-rule` must name each of their rules. `allowed`
+    are ignored claims that would prune it. `warnings` are negative claims that do not prune.
     """
 
     claim: CellClaim | None
@@ -165,10 +165,10 @@ class CellRuling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCell:
-    """One target on one type of GPU; `required`: the recipe requires that capability.
+    """One target on one type of GPU. `required` is true if the recipe requires that capability.
 
-    `proven` is when the image was last verified there, even if expired, and `until` when that expires; None
-    for never.
+    `proven` is the time of the image's last verification there, even if expired, and `until` its expiry.
+    Both are None for never.
     """
 
     device: PlanGpu
@@ -181,7 +181,7 @@ class PlannedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTarget:
-    """One target: `state` is the largest pending work of its cells, `reason` one line.
+    """A target with its cells. `state` is the largest pending work of its cells, `reason` is one line.
 
     `image` is the digest of the existing image, `reference` its name in a registry.
     """
@@ -197,7 +197,7 @@ class PlannedTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationPlan:
-    """`on_gpus`: GPUs for verification were listed. `unused` are allowed rules that would prune nothing."""
+    """A plan. `on_gpus` is true if GPUs were listed. `unused` are ignored rules without effect."""
 
     targets: tuple[PlannedTarget, ...]
     on_gpus: bool = False
@@ -209,14 +209,14 @@ class VerificationPlan:
 
 
 def make_plan(inputs: PlanInput) -> VerificationPlan:
-    """Return every target with its cells, each planned, or with the reason why not."""
+    """Return every target with its cells, each planned or with the reason why not."""
     targets = tuple(_plan_target(stage, inputs) for stage in inputs.stages)
     unused = unused_rules(inputs.allow, (cell.ruling for target in targets for cell in target.cells))
     return VerificationPlan(targets=targets, on_gpus=bool(inputs.devices), unused=unused)
 
 
 def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
-    """Return the planned target. One only for CPUs has no cells: it is to build, or exists."""
+    """Return the planned target. A target for CPUs has no cells: its image must be built, or exists."""
     required = tuple(parse_capability(text) for text in stage.target.capabilities)
     devices = inputs.devices or tuple(PlanGpu(capability=capability) for capability in required)
     cells = []
@@ -268,7 +268,7 @@ _BY_WEIGHT = (CellState.BUILD, CellState.BLOCKED, CellState.VERIFY, CellState.UN
 
 
 def _cell_state(stage: TargetStatus, ruling: CellRuling, *, verifying: bool) -> CellState:
-    """Return the state of a cell. `verifying`: GPUs are listed for verification."""
+    """Return the state of a cell. `verifying` is true if GPUs are listed for verification."""
     if ruling.pruned:
         return CellState.PRUNED
     if state := _image_state(stage):
@@ -279,7 +279,7 @@ def _cell_state(stage: TargetStatus, ruling: CellRuling, *, verifying: bool) -> 
 
 
 def _image_state(stage: TargetStatus) -> CellState | None:
-    """Return the work that the image needs, None if it exists."""
+    """Return the pending work for the image, None if it exists."""
     if stage.block:
         return CellState.BLOCKED
     return CellState.BUILD if stage.missing else None
@@ -297,10 +297,10 @@ def _target_reason(stage: TargetStatus, state: CellState) -> str:
 def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:
     """Return whether a cell is worth a test.
 
-    The strongest basis with a claim decides: each of its `no` claims prunes. So does a `partly` claim, unless
-    the cell is `required`: then a test decides, and the claim is a warning. Known faults prune if nothing
-    runs or results are wrong, unless on every GPU alike; others are warnings. A cell is included again if all
-    rules that prune it are allowed.
+    The strongest basis with a claim decides. Each of its `no` claims prunes. So does a `partly` claim,
+    unless the cell is `required`: then a test decides, and the claim is a warning. Known faults prune if
+    nothing runs or results are wrong, unless they affect every GPU; others are warnings. A cell is included
+    again if all rules that prune it are ignored.
     """
     strongest = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
     part = tuple(claim for claim in strongest if claim.answer is Compatibility.PARTLY)
@@ -319,7 +319,7 @@ def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -
 
 
 def _is_grave(fault: CellClaim) -> bool:
-    """Return whether a known fault prevents a test on this GPU. One without a row counts as such."""
+    """Return whether a known fault prevents a test on this GPU. An unknown one counts as such."""
     rule = find_rule(fault.rule)
     if rule is None:
         return fault.answer is Compatibility.NO
@@ -331,7 +331,7 @@ def _is_allowed(rule: str, allow: frozenset[str]) -> bool:
 
 
 def unused_rules(allow: frozenset[str], rulings: Iterable[CellRuling]) -> tuple[str, ...]:
-    """Return the rules of `allow` that would have pruned nothing."""
+    """Return the rules of `allow` without effect."""
     met = {claim.rule for ruling in rulings for claim in ruling.allowed}
     return tuple(
         sorted(rule for rule in allow if not any(_is_allowed(claim, frozenset({rule})) for claim in met))
@@ -339,7 +339,7 @@ def unused_rules(allow: frozenset[str], rulings: Iterable[CellRuling]) -> tuple[
 
 
 def avoided_machines(names: Sequence[str]) -> str:
-    """Return why a cell has no machine left."""
+    """Return the reason for a cell without a usable machine."""
     return f"its machines are avoided: {few(names)}"
 
 
@@ -354,13 +354,13 @@ def check_rules(rules: Sequence[str]) -> frozenset[str]:
     for rule in rules:
         if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD_RULE}:"):
             near = nearest(rule, PRUNING)
-            meant = f"did you mean '{near}'?" if near else f"rules: {', '.join(PRUNING)}"
+            meant = f"did you mean '{near}'?" if near else f"use one of {', '.join(PRUNING)}"
             raise UsageError("rule-unknown", f"--ignore-rule {rule[:60]}: unknown rule", hint=meant)
     return frozenset(rules)
 
 
 def starts_by_kit(target: Target) -> bool:
-    """Return whether a kit can start its image: it is for NVIDIA GPUs."""
+    """Return whether a kit can start its image, which is for NVIDIA GPUs."""
     return target.gpu and not rocm_of(target.cuda)
 
 

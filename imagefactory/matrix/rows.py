@@ -1,6 +1,6 @@
-"""A version space without recipes: rows of framework x version x CUDA x capability, each by itself.
+"""A version space without recipes: rows of framework x version x CUDA x capability.
 
-Pure. Every row is accepted or pruned, with a reason, by the same rules as a plan (matrix/plan.py).
+No I/O. Every row is accepted or pruned, with a reason, by the same rules as a plan (matrix/plan.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_ROWS = 20_000
 COLUMNS = ("framework", "version", "cuda", "capability")
 OPTIONAL = ("driver", "outcome")
 UNSOLVED = ("environment resolution failure", "unsolvable")
-"""Outcomes, in lower case, for unsolvable environments: CHTC's label, and ours."""
+"""Outcomes, in lower case, for environments without a solution: CHTC's label, and imagefactory's."""
 _ALIASES = {"framework_version": "version"}
 _NUMBERS = {
     "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
@@ -44,9 +44,9 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpaceRow:
-    """One line of a version space. `framework` is the distribution; `given` its name in the file.
+    """One line of a version space. `framework` is the distribution, `given` its name in the file.
 
-    `where` is `file:line`; `outcome` is the file's outcome, empty without one.
+    `where` is `file:line`. `outcome` is the file's outcome, empty without one.
     """
 
     where: str
@@ -65,10 +65,11 @@ class RowRuling:
 
 
 def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[VersionSpaceRow, ...]:
-    """Parse a CSV with the columns framework, version, cuda, capability and perhaps driver, outcome.
+    """Parse a CSV with the columns framework, version, cuda, capability and optionally driver, outcome.
 
-    `families` maps a family's name to its distribution (`pytorch` -> `torch`); the file may use either. Empty
-    lines and those that begin with `#` are skipped. Raises RecipeError naming file:line of every fault.
+    `families` maps a family's name to its distribution (`pytorch` -> `torch`); the file may use either.
+    Empty lines and lines that begin with `#` are skipped. Raises RecipeError with file:line of every
+    problem.
     """
     lines = _lines(text, file)
     header_where, header = next(lines, (f"{file}:1", []))
@@ -101,7 +102,7 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Versi
 
 
 def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield `file:line` and the values of each line that has any."""
+    """Yield `file:line` and the values of each line that is not empty."""
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
     try:
         for values in reader:
@@ -109,7 +110,11 @@ def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
                 yield f"{file}:{reader.line_num}", values
     except csv.Error as error:
         raise RecipeError(
-            [Diagnostic("csv-invalid", f"{file}:{reader.line_num}", f"not valid CSV: {error}")]
+            [
+                Diagnostic(
+                    "csv-invalid", f"{file}:{reader.line_num}", f"not valid CSV: {error}", "fix the line"
+                )
+            ]
         ) from error
 
 
@@ -128,20 +133,20 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
         problem = (
             Diagnostic("column-missing", where, f"the column {missing[0]} is missing")
             if missing
-            else Diagnostic("duplicate-column", where, "a column is duplicate")
+            else Diagnostic("duplicate-column", where, "a column is duplicate", "remove one of the two")
         )
         raise RecipeError([problem], hint=hint)
 
 
 def _row_errors(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
-        yield Diagnostic("hidden-character", where, f"{hidden} has a character that is not printable")
+        yield Diagnostic("hidden-character", where, f"{hidden} has an invisible character", "remove it")
         return
     name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
         near = nearest(name, names)
-        meant = f"did you mean '{near}'?" if near else f"frameworks: {', '.join(names)}"
+        meant = f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}"
         yield Diagnostic("framework-unknown", where, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
@@ -151,7 +156,7 @@ def _row_errors(where: str, fields: Mapping[str, str], families: Mapping[str, st
     try:
         parse_capability(fields["capability"])
     except ValueError as error:
-        yield Diagnostic("capability-invalid", where, str(error))
+        yield Diagnostic("capability-invalid", where, str(error), "write a capability such as 8.0")
 
 
 def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> VersionSpaceRow:
@@ -169,12 +174,12 @@ def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsQuery:
-    """Rows, and the GPUs to rule them by: none means each row's own capability.
+    """Rows, and the GPUs to check them against. Without GPUs each row's own capability is used.
 
-    `pool` names the pool with these GPUs, empty for a person's list: in a pool one GPU of a capability is
-    enough. `strict` requires a driver that supports the row's exact CUDA, as CHTC's gpu-compatibility-testing
-    did; else any of the same major is enough, as NVIDIA documents. `recorded` accepts the rows' own outcomes
-    for unsolvable environments.
+    `pool` is the pool with these GPUs, empty for a list of a user. In a pool one GPU of a capability is
+    enough. `strict` requires a driver that supports the row's exact CUDA, as CHTC's
+    gpu-compatibility-testing did; otherwise any driver of the same major is enough, as NVIDIA documents.
+    `recorded` accepts the rows' own outcomes for environments without a solution.
     """
 
     rows: tuple[VersionSpaceRow, ...]
@@ -187,9 +192,10 @@ class RowsQuery:
 
 
 def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
-    """Return each row, accepted or pruned; with a person's GPUs once for each of its capability.
+    """Return each row, accepted or pruned; for a user's list once for each GPU with its capability.
 
-    In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
+    For a pool each row is returned once, with the newest driver on which it is not pruned. A row with a
+    driver keeps it.
     """
     judged: list[RowRuling] = []
     for row in query.rows:
@@ -202,7 +208,7 @@ def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
 
 
 def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> RowRuling:
-    """Return a row's ruling on one type of GPU, None if no listed GPU has its capability."""
+    """Return the decision for a row on one type of GPU, None if no listed GPU has its capability."""
     own, device = row.device.driver, listed or row.device
     ruled = replace(row, device=replace(device, driver=own, cuda="") if own else device)
     question = CellQuery(
@@ -225,7 +231,7 @@ def _recorded(row: VersionSpaceRow, query: RowsQuery) -> Iterator[CellClaim]:
 
 
 def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> Iterator[CellClaim]:
-    """Yield why a listed GPU does not match the row, or why none does."""
+    """Yield the reasons why listed GPUs do not match the row."""
     capability = row.device.capability
     if query.devices and listed is None:
         if query.pool:
@@ -245,7 +251,7 @@ def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -
 
 
 def _driver_supports(device: PlanGpu, cuda: str) -> bool:
-    """Return whether its driver supports programs of that CUDA version; an unknown one may."""
+    """Return whether a GPU's driver supports programs of that CUDA version. An unknown driver may."""
     if device.cuda:
         return natural(device.cuda) >= natural(cuda)
     first = native_driver(cuda)

@@ -1,7 +1,7 @@
-"""One image of the layout as one file for other tools. The same image gives the same bytes.
+"""Write one image of the layout as one file for other tools. The same image gives the same bytes.
 
-`oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar: the same blobs, so every digest
-stays. `docker-archive` has its own writer below.
+`oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar. It has the same blobs, so
+digests stay. `docker-archive` has its own writer below.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from imagefactory.errors import StoreError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replacing
 from imagefactory.oci.inflate import CorruptDataError, plain_layer, unpacked
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, LayerCodec
-from imagefactory.oci.layout import REBUILD, BlobWriter, Layout
+from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPE,
@@ -36,6 +36,7 @@ from imagefactory.oci.manifests import (
     canonical_json,
     parse_descriptor,
 )
+from imagefactory.oci.store import REBUILD
 from imagefactory.oci.tar_stream import CappedInfo
 from imagefactory.progress import Progress
 from imagefactory.trees import printable
@@ -52,7 +53,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 
 def layer_tar(layout: Layout, layer: OciLayer) -> Iterator[bytes]:
-    """Yield the layer's tar. A truncated blob may end early, which its diff id shows; corrupt: StoreError."""
+    """Yield the layer's tar. Raises StoreError for a corrupt blob; a truncated one may end early."""
     path = layout.blob_path(layer.descriptor.digest)
     try:
         yield from plain_layer(layer.descriptor.media_type, file_chunks(path))
@@ -167,10 +168,10 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageImport:
-    """The options of an import of a saved image.
+    """The options to import a saved image.
 
-    `codec` compresses new layers; `known` maps diff ids to layers of the store, whose bytes are skipped;
-    `report` is called with the number of plain bytes during the import.
+    `codec` compresses new layers. `known` maps diff ids to layers of the store, whose bytes are skipped.
+    `report` is called with the number of plain bytes.
     """
 
     codec: LayerCodec
@@ -187,10 +188,10 @@ class ImportedImage:
 
 
 def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> ImportedImage:
-    """Import the output of `docker save` (also docker 25's, which is an image layout too), in one pass.
+    """Import the output of `docker save`, in one pass.
 
     Layers may be compressed and in any order; each is checked against the config. Raises StoreError for a
-    stream that ends early or is not an image. No tag names the result.
+    truncated stream or one without an image. The result has no tag.
     """
     small: dict[str, bytes] = {}
     links: dict[str, str] = {}
@@ -246,7 +247,7 @@ def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> 
     names = _texts("Layers of its manifest.json", entry["Layers"])
     diff_ids = _texts("diff_ids of its config", root.get("diff_ids") if isinstance(root, dict) else None)
     if len(names) != len(diff_ids):
-        raise ValueError(f"{len(names)} layers where its config has {len(diff_ids)}")
+        raise ValueError(f"it has {len(names)} layers, but its config has {len(diff_ids)}")
     layers = []
     for name, diff_id in zip(names, diff_ids, strict=True):
         file = saved.links.get(name, name)
@@ -257,7 +258,8 @@ def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> 
         if layer.diff_id != diff_id:
             raise StoreError(
                 "docker-archive-invalid",
-                f"Docker saved a layer {layer.diff_id}, but its config has {diff_id}",
+                f"Docker saved the layer {layer.diff_id}, but the image's config has {diff_id}",
+                hint="rebuild the image",
             )
         layers.append(layer)
     return ImportedImage(config=config, layers=tuple(layers))
@@ -288,7 +290,7 @@ def _only_image(images: list[Any]) -> Any:
     if not all(isinstance(row, dict) for row in images):
         raise TypeError("its manifest.json is not a list of images")
     if not images:
-        raise ValueError("its manifest.json names no image")
+        raise ValueError("its manifest.json has no image")
     if len(images) > 1:
         tags = [tag for row in images for tag in _tags(row) or ["one without a name"]]
         raise StoreError(
@@ -335,7 +337,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
         raise UsageError(
             "image-name-invalid",
             f"'{image.name}' is not a name with a tag (NAME:TAG)",
-            hint="choose an image of imagefactory image list",
+            hint="choose an image from imagefactory image list",
         )
     if not out.absolute().parent.is_dir():
         raise UsageError(
@@ -344,7 +346,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
             hint="create it, or choose another file",
         )
     if out.is_dir():
-        raise UsageError("output-not-file", f"{out} is a directory", hint="choose a file in it")
+        raise UsageError("output-not-file", f"{out} is a directory", hint="add a file name to this path")
     with (
         progress.task(f"write {out.name}", total=image.size) as task,
         _replacing(out) as stream,
@@ -380,7 +382,7 @@ def _oci(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
 
 
 def _closure(layout: Layout, image: Image) -> tuple[Descriptor, list[Descriptor]]:
-    """Return the image's descriptor and all below it, by digest."""
+    """Return the descriptors of the image and of all its parts, by digest."""
     size = _size(layout, image.digest)
     data = json.loads(layout.read(Descriptor(media_type="", digest=image.digest, size=size)))
     kind = data.get("mediaType", INDEX_TYPE if "manifests" in data else MANIFEST_TYPE)
@@ -407,12 +409,12 @@ def _size(layout: Layout, digest: str) -> int:
 
 
 def check_output(out: Path) -> None:
-    """Raise UsageError unless `out` can be replaced: a name in /dev, even a link there, must not be."""
+    """Raise UsageError if `out` must not be replaced, such as a name in /dev or a link there."""
     if out.absolute().is_relative_to("/dev") or out.absolute().is_relative_to("/proc"):
         raise UsageError(
             "output-not-file",
-            f"{out} is in a directory of the system",
-            hint="choose a file in a directory of yours",
+            f"{out} is in a system directory",
+            hint="choose a file in your home directory",
         )
     if out.exists() and not out.is_file():
         raise UsageError("output-not-file", f"{out} is not a regular file", hint="choose another file")
@@ -436,5 +438,6 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
                 hint="free some space, or choose another file",
             ) from error
         raise StoreError(
-            *os_problem("write", error.filename or out, error), hint="choose a file in a directory of yours"
+            *os_problem("write", error.filename or out, error),
+            hint="choose a file in a directory that you can write",
         ) from error

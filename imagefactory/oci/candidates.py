@@ -1,11 +1,11 @@
 """Candidates in a registry: their tags, the times of their pushes, and the contents of a repository.
 
-A push writes `<version>-cu121-<12 hex of the digest>`, a tag that never moves. The tags that people use
-(`<version>-cu121`, `<version>-cu121-sm80`) are moved only by promotion.
+A push writes `<version>-cu121-<12 hex of the digest>`, a tag that never moves. Only promotion moves the tags
+that people use (`<version>-cu121`, `<version>-cu121-sm80`).
 
-An image has no clock and a registry does not report the time of a push, so a push attaches a record: an
+An image has no clock, and a registry does not report the time of a push. So a push attaches a record: an
 artifact whose subject is the candidate, with the time as its annotation. Anyone who may push can attach one,
-so a record counts only with a MAC by a key that pusher and reader share; the store knows its own pushes.
+so a record counts only with a MAC by a key that pusher and reader share. The store knows its own pushes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from imagefactory.oci.graph import (
 )
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPES, Descriptor, canonical_json
-from imagefactory.oci.store import TAG, Store
+from imagefactory.oci.store import INVALID_HINT, TAG, Store
 from imagefactory.oci.transfer import WORKERS
 
 PUSHED_TYPE = "application/vnd.imagefactory.pushed.v1+json"
@@ -51,7 +51,7 @@ DELETED_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),
     *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
 )
-"""Artifacts about a candidate that are deleted with it."""
+"""Types of artifacts about a candidate that are deleted together with the candidate."""
 CREATED = "org.opencontainers.image.created"
 INPUTS_LABEL = "imagefactory.made-from"
 """Annotation of a record: the digest of all inputs of the image (publish.made_from)."""
@@ -88,7 +88,7 @@ def tag_type(tag: str, plain: Collection[str]) -> str:
 
 
 def check_tag(tag: str, plain: Collection[str]) -> None:
-    """Raise UsageError, with the reason, for a further tag that a push may not set."""
+    """Raise UsageError with the reason if a push must not set this further tag."""
     if not TAG.fullmatch(tag):
         raise UsageError(
             "option-invalid",
@@ -113,9 +113,9 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
 def pushed_record(
     candidate: Descriptor, now: datetime, made_from: str = "", *, key: str = ""
 ) -> LocalArtifact:
-    """Return the record of a push at `now`, to attach to the candidate; empty `made_from` is omitted.
+    """Return the record of a push at `now`, to attach to the candidate. An empty `made_from` is omitted.
 
-    Without a `key` it has no MAC, and is only a hint to people.
+    Without a `key` the record has no MAC, and programs ignore it.
     """
     row = {CREATED: now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     if made_from:
@@ -126,7 +126,7 @@ def pushed_record(
 
 
 def read_records(place: StoreRepository, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
-    """Return the annotations of a candidate's records of pushes; with a `key` only those with its MAC."""
+    """Return the annotations of a candidate's push records, with a `key` only those with its MAC."""
     records = place.store.referrers(place.repository, digest, PUSHED_TYPE)
     rows = (_annotations(place, record) for record in records)
     return tuple(row for row in rows if not key or _has_mac(digest, row, key))
@@ -183,11 +183,11 @@ def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagTarget:
-    """A tag of a repository and its target.
+    """A tag of a repository and the root that it points to.
 
-    `parts` are the digests of the manifests below (an index's platforms), missing ones too; `names` the 12
-    hex digits that a candidate of this content may have; `size` the bytes of the blobs of existing manifests.
-    `pushed` and `verdicts` are only read for candidates.
+    `parts` are the digests of the manifests below the root (an index's platforms), missing ones too. `names`
+    are the 12 hex digits that a candidate with this content may have. `size` is the bytes of the blobs of
+    existing manifests. `pushed` and `verdicts` are read only for candidates.
     """
 
     tag: str
@@ -207,11 +207,11 @@ def read_tagged(
     *,
     records: bool = False,
 ) -> tuple[TagTarget, ...]:
-    """Return the tags of a repository with their targets, without those that only list referrers.
+    """Return the tags of a repository with their roots, without tags that only list referrers.
 
-    With `records`, also when candidates were pushed and how many verdicts count for each or its platforms, by
-    `count` of a manifest's digest. A tag that is deleted meanwhile is skipped; one whose platforms were
-    deleted is not, as it may have to be deleted.
+    With `records`, also the push times of candidates and the number of their valid verdicts, which `count`
+    returns for the digest of a manifest. A tag that is deleted meanwhile is skipped. A tag whose platforms
+    were deleted is included, so that it can be deleted.
     """
     tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
@@ -266,8 +266,8 @@ def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descr
         if len(blobs) >= MOST_MANIFESTS:
             raise RegistryError(
                 "manifest-invalid",
-                f"{place} {root.descriptor.digest} names more manifests than "
-                f"an image can have ({MOST_MANIFESTS})",
+                f"{place} {root.descriptor.digest} has more than {MOST_MANIFESTS} manifests",
+                hint=INVALID_HINT,
             )
         there = (
             place.store.manifest(place.repository, descriptor.digest) if blobs else (descriptor, root.data)
@@ -294,7 +294,7 @@ def _annotations(place: StoreRepository, record: Descriptor) -> Mapping[str, str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneDecision:
-    """The decision of `prune` about a candidate, and why. `parts` are the manifests below that go with it."""
+    """The decision of `prune` about a candidate, and the reason. `parts` are its manifests to delete."""
 
     candidate: TagTarget
     remove: bool
@@ -305,8 +305,8 @@ class PruneDecision:
 def plan_prune(tagged: Sequence[TagTarget], before: datetime) -> tuple[PruneDecision, ...]:
     """Return the removable candidates of a repository: pushed before `before`, and not needed.
 
-    Needed is what another tag points to (also by one of its platforms), what has a verdict that counts, what
-    was pushed at an unknown time, and what does not have the name of its content.
+    A candidate is needed if another tag points to it or to one of its platforms, if it has a valid verdict,
+    if the time of its push is unknown, or if its tag does not match its content.
     """
     candidates = [image for image in tagged if image.kind == "candidate"]
     why = {candidate.tag: _keep_reason(candidate, tagged, before) for candidate in candidates}
@@ -355,11 +355,11 @@ class DeletableStore(Store, Protocol):
 
 
 def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision) -> str:
-    """Delete a candidate, platforms that only it has, and artifacts about them; revocations stay.
+    """Delete a candidate, its own platforms, and artifacts about them. Revocations stay.
 
-    The same lock gives the same digest again, and some machine still has the revoked verdict. docker-registry
-    2.8 cannot delete only a tag, so manifests are deleted by digest. If another tag points to the candidate
-    meanwhile, nothing is deleted and that tag is returned, else "".
+    The same lock gives the same digest again, and another machine may still have the revoked verdict.
+    docker-registry 2.8 cannot delete only a tag, so manifests are deleted by digest. If another tag points
+    to the candidate meanwhile, nothing is deleted and that tag is returned, else "".
     """
     digest = fate.candidate.digest
     for tag in store.tags(repository):

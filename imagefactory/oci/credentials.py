@@ -1,4 +1,4 @@
-"""Credentials for registries, from the files of docker and podman: imagefactory stores none.
+"""Credentials for registries, read from the files of docker and podman. imagefactory stores none.
 
 docker's config.json (`auths`, `credHelpers`, `credsStore`) and podman's auth.json. A helper is a program
 `docker-credential-NAME`, queried over its stdin (docker/docker-credential-helpers, README). No credential is
@@ -26,7 +26,7 @@ _TOKEN_USER = "<token>"  # noqa: S105  # a helper's user name for an identity to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A user with a password, or an identity token (then `user` is empty). `origin` is its file or helper."""
+    """A user with a password, or an identity token with an empty `user`. `origin` is its file or helper."""
 
     user: str
     secret: str = field(repr=False)
@@ -120,7 +120,7 @@ def _names(host: str) -> tuple[str, ...]:
 
 
 def _key(name: str) -> str:
-    """Return a host's key: docker's `https://HOST/v1/` is `HOST`; podman's `HOST/path` is only that path."""
+    """Return a host's key: `HOST` for docker's `https://HOST/v1/`; podman's `HOST/path` stays."""
     scheme, _, rest = name.rpartition("://")
     return rest.partition("/")[0] if scheme else name
 
@@ -144,7 +144,7 @@ def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
             raise RegistryError(
                 "credentials-invalid",
                 f"an `auth` in {origin} is not base64 of user:password",
-                hint="log in again",
+                hint="log in again: docker login HOST",
             )
         secret = secret.rstrip("\0")
     return Credential(user=user, secret=secret, origin=origin) if user and secret else None
@@ -176,11 +176,13 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
         raise RegistryError(
             "credential-helper-failed",
             f"{program} did not answer in {HELPER_SECONDS:.0f} seconds",
-            hint=f"check whether it waits for a password: echo {host} | {program} get",
+            hint=f"check that it does not wait for a password: echo {host} | {program} get",
         ) from None
     except OSError as error:
         raise RegistryError(
-            "credential-helper-failed", f"cannot run {program}: {error.strerror}", hint=f"fix {path}"
+            "credential-helper-failed",
+            f"cannot run {program}: {error.strerror}",
+            hint=f"check the permissions of {path}",
         ) from error
     if process.returncode:
         # Helpers print this sentence on stdout if they have no credential; docker itself checks for it.
@@ -189,7 +191,7 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
         raise RegistryError(
             "credential-helper-failed",
             f"{program} failed for {host} (exit code {process.returncode})",
-            hint=f"see why: echo {host} | {program} get",
+            hint=f"to see the reason, run echo {host} | {program} get",
         )
     try:
         answer = json.loads(process.stdout)

@@ -32,7 +32,7 @@ from imagefactory.oci.manifests import (
     parse_descriptor,
     read_json,
 )
-from imagefactory.oci.store import DIGEST, Store
+from imagefactory.oci.store import DIGEST, INVALID_HINT, Store
 
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
@@ -63,9 +63,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestGraph:
-    """A root and all its parts: manifests in the order they must be put, blobs each once.
+    """A root and all its parts: manifests in the order to put them, and each blob once.
 
-    `root` is one of `manifests`; referrers, if they were read, come after it.
+    `root` is one of `manifests`. Referrers, if read, come after the root.
     """
 
     root: Manifest
@@ -87,10 +87,10 @@ class LocalArtifact:
 
 
 def read_graph(place: StoreRepository, reference: str, *, referrers: bool = False) -> ManifestGraph:
-    """Return the root of a tag or digest and all below it.
+    """Return the root of a tag or digest, and all its parts.
 
-    With `referrers`, also the artifacts whose subject is any manifest of the graph, and theirs.
-    Raises RegistryError for a missing or invalid manifest, and for one that nests deeper than images do.
+    With `referrers`, also the artifacts whose subject is any manifest of the graph, and their own referrers.
+    Raises RegistryError for a missing or invalid manifest, and for manifests nested too deep.
     """
     reader = _GraphReader(place)
     root = reader.read(reference, depth=0)
@@ -112,13 +112,14 @@ class _GraphReader:
         self.blobs: dict[str, Descriptor] = {}
 
     def read(self, reference: str, *, depth: int) -> Manifest:
-        """Read children first: `manifests` is in the order in which they can be put."""
+        """Add a manifest after its children, so that `manifests` is in the order to put them."""
         if reference in self.manifests:
             return self.manifests[reference]
         if depth > MOST_DEPTH or len(self.manifests) >= MOST_MANIFESTS:
             raise RegistryError(
                 "manifest-invalid",
-                f"{self.place} {reference} is not an image: its manifests are nested too deep, or too many",
+                f"{self.place} {reference} is not an image: it has too many manifests, or nested too deep",
+                hint=INVALID_HINT,
             )
         manifest = read_manifest(self.place, reference)
         children, blobs = parse_parts(manifest)
@@ -134,26 +135,27 @@ def read_manifest(place: StoreRepository, reference: str) -> Manifest:
     manifest = place.store.manifest(place.repository, reference)
     if manifest is None:
         raise RegistryError(
-            "manifest-not-found", f"{place} has no {reference}", hint="check the name, and that it was pushed"
+            "manifest-not-found", f"{place} has no {reference}", hint="check the name, or push the image"
         )
     descriptor, data = manifest
     if len(data) > MANIFEST_LIMIT:
         raise RegistryError(
             "manifest-invalid",
             f"{place} {reference}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
+            hint=INVALID_HINT,
         )
     return Manifest(descriptor=descriptor, data=data)
 
 
 def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descriptor, ...]]:
-    """Return the manifests and the blobs that a manifest names. Raises RegistryError for a malformed one."""
+    """Return the manifests and the blobs in a manifest. Raises RegistryError for a malformed one."""
     media_type, digest = manifest.descriptor.media_type, manifest.descriptor.digest
     children: list[Descriptor] = []
     blobs: list[Descriptor] = []
     try:
         value = read_json(manifest.data)
         if media_type in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != media_type:
-            raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {media_type}")
+            raise ValueError(f"its media type is {media_type_of(value)[:80]!r}, expected {media_type}")
         if media_type in INDEX_TYPES:
             children = [parse_descriptor(entry) for entry in value["manifests"] or ()]
         elif media_type in MANIFEST_TYPES:
@@ -161,22 +163,27 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
         else:
             raise RegistryError(
                 "manifest-unsupported",
-                f"{digest} is a {media_type!r}, not an image",
-                hint="supported types: OCI images, OCI artifacts, Docker schema 2",
+                f"{digest} has the unsupported type {media_type!r}",
+                hint="use an OCI image, an OCI artifact or a Docker image of schema 2",
             )
     except MALFORMED as error:
         raise RegistryError(
-            "manifest-invalid", f"the manifest {digest} is malformed: {malformed_reason(error)}"
+            "manifest-invalid",
+            f"the manifest {digest} is malformed: {malformed_reason(error)}",
+            hint=INVALID_HINT,
         ) from error
     for part in (*children, *blobs):
         if part.size < 0:
             raise RegistryError(
-                "manifest-invalid", f"the manifest {digest} names a blob of {part.size} bytes"
+                "manifest-invalid",
+                f"the manifest {digest} has a blob of {part.size} bytes, which is impossible",
+                hint=INVALID_HINT,
             )
         if not DIGEST.fullmatch(part.digest):
             raise RegistryError(
                 "manifest-invalid",
-                f"the manifest {digest} names {part.digest[:80]!r}, which is not a sha256 digest",
+                f"the manifest {digest} has {part.digest[:80]!r}, which is not a sha256 digest",
+                hint=INVALID_HINT,
             )
     return tuple(children), tuple(blobs)
 
@@ -189,13 +196,17 @@ def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | Non
     title = f"the config of {manifest.descriptor.digest}"
     if config.size > MANIFEST_LIMIT:
         raise RegistryError(
-            "image-config-invalid", f"{title} has {config.size} bytes (limit: {MANIFEST_LIMIT})"
+            "image-config-invalid",
+            f"{title} has {config.size} bytes (limit: {MANIFEST_LIMIT})",
+            hint=INVALID_HINT,
         )
     try:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
         raise RegistryError(
-            "image-config-invalid", f"{title} is malformed: {malformed_reason(error)}"
+            "image-config-invalid",
+            f"{title} is malformed: {malformed_reason(error)}",
+            hint=INVALID_HINT,
         ) from error
 
 
@@ -204,17 +215,17 @@ def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformRoot:
-    """The root to pull for one platform; `whole` is true if it is the requested index itself."""
+    """The root to pull for one platform. `whole` is true for the requested index itself."""
 
     digest: str
     whole: bool
 
 
 def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
-    """Return the root that a pull for `platform` (`linux/amd64`) brings of a manifest or index.
+    """Return the root to pull for `platform` (`linux/amd64`) from a manifest or index.
 
-    Without a platform: the only image, or of several the one for linux/amd64. An index with images for only
-    this platform is pulled whole, attestations included, so its digest stays. Of other indexes only the
+    Without a platform: the only image, or the one for linux/amd64 of several. An index with images for only
+    this platform is pulled as it is, attestations included, so its digest stays. Of other indexes only the
     platform's manifest is pulled. Raises RegistryError if there is none.
     """
     digest = manifest.descriptor.digest
@@ -230,7 +241,9 @@ def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
     if not matches:
         available = ", ".join(_platforms(images)) or "nothing"
         raise RegistryError(
-            "platform-not-found", f"{digest} has no image for {platform}, only for {available}"
+            "platform-not-found",
+            f"{digest} has no image for {platform}, only for {available}",
+            hint="use another tag or digest, or push an image for this platform",
         )
     if len(matches) == len(images) == 1:
         return PlatformRoot(digest=digest, whole=True)
@@ -240,17 +253,17 @@ def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
 
 
 def lacks_platform(index: Manifest, digest: str) -> bool:
-    """Return whether an index names an image without its platform."""
+    """Return whether the index has no platform for the image with this digest."""
     return not any(
         row["digest"] == digest and "platform" in row for row in json.loads(index.data)["manifests"]
     )
 
 
 def check_unambiguous(manifest: Manifest) -> None:
-    """Raise RegistryError for an index from which two tools may choose different images for one platform.
+    """Raise RegistryError if two tools may choose different images of an index for one platform.
 
-    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on images
-    without a platform, and on images that claim to be attestations: BuildKit's have the platform
+    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on
+    images without a platform, and on images that claim to be attestations: BuildKit's have the platform
     unknown/unknown. So each platform may appear once, whatever its variant.
     """
     if manifest.descriptor.media_type not in INDEX_TYPES:
@@ -263,14 +276,17 @@ def check_unambiguous(manifest: Manifest) -> None:
         platform = (parts[0], _PROCESSORS.get(parts[1], parts[1]))
         if ATTESTATION in (entry.get("annotations") or {}) and platform != ("unknown", "unknown"):
             raise RegistryError(
-                "manifest-ambiguous", f"{digest} has an attestation for {'/'.join(platform)[:80]}"
+                "manifest-ambiguous",
+                f"{digest} has an attestation where tools expect the image for {'/'.join(platform)[:80]}",
+                hint=INVALID_HINT,
             )
         if entry not in images:
             continue
         if platform in seen or ("" in platform and len(entries) > 1):
             raise RegistryError(
                 "manifest-ambiguous",
-                f"{digest} has two images that tools may choose for {'/'.join(platform)[:80]!r}",
+                f"{digest} has two images for {'/'.join(platform)[:80]!r}, expected one",
+                hint=INVALID_HINT,
             )
         seen.add(platform)
 
@@ -342,13 +358,13 @@ def artifact_of(
 
 
 WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPTY_BLOB,))
-"""The target of a withdrawn tag in a registry that cannot remove tags: no engine runs it."""
+"""The artifact for a withdrawn tag in a registry that cannot remove tags. No engine runs it."""
 
 
 def withdraw_tag(place: StoreRepository, tag: str) -> bool:
-    """Remove a tag. Return False if the registry cannot, as Docker's before 3.0: it then names WITHDRAWN.
+    """Remove a tag. Return False if the registry cannot: the tag then points to WITHDRAWN.
 
-    Raises RegistryError if neither is possible.
+    Docker's registry before 3.0 cannot remove tags. Raises RegistryError if neither is possible.
     """
     try:
         place.store.untag(place.repository, tag)
@@ -390,12 +406,13 @@ def put_bytes(place: StoreRepository, descriptor: Descriptor, data: bytes) -> in
 
 
 def put_manifest(place: StoreRepository, manifest: Manifest, tag: str = "") -> None:
-    """Put a manifest. Raises RegistryError if the store, by the tag if there is one, does not confirm it."""
+    """Put a manifest. Raises RegistryError unless the store confirms it, by its tag if there is one."""
     media_type = manifest.descriptor.media_type
     stored = place.store.put_manifest(place.repository, manifest.data, media_type, tag)
     if stored.digest != manifest.descriptor.digest:
         raise RegistryError(
             "push-overwritten",
-            f"{place}: {manifest.descriptor.digest} was pushed, but {tag or 'it'} is now {stored.digest}",
-            hint="another program pushes there: check it before you push again",
+            f"{place}: {manifest.descriptor.digest} was pushed, but "
+            f"{tag or 'the stored manifest'} is now {stored.digest}",
+            hint="stop the other program that pushes this tag, then push again",
         )

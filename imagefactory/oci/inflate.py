@@ -1,7 +1,7 @@
-"""Decompression of streams, forward only and in bounded memory, for scans and similar readers.
+"""Decompression of streams in bounded memory, without seeking, for scans and other readers.
 
-isal is used if it is installed, else the standard library; zstd needs zstandard. All of them let other
-threads work meanwhile.
+isal is used if installed, else the standard library. zstd needs zstandard. All of them release the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CorruptDataError(Exception):
 
 
 def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
-    """Yield inflated bytes in pieces of at most 256 KiB; with `GZIP`, of consecutive members too.
+    """Yield inflated bytes in pieces of at most 256 KiB; with `GZIP`, of all members in the stream.
 
     Raises CorruptDataError, also for bytes after the end of a raw stream.
     """
@@ -66,12 +66,12 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
             _check_no_rest(wbits == RAW and stream.unused_data)
             return
         if not piece:
-            raise CorruptDataError("it ends in the middle of the data")
+            raise CorruptDataError("the compressed data is truncated")
 
 
 def _check_no_rest(behind: object) -> None:
     if behind:
-        raise CorruptDataError("there is more data after its end")
+        raise CorruptDataError("more data follows the end of the compressed data")
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
@@ -100,7 +100,7 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the plain bytes of gzip or zstd, by the first bytes; others unchanged."""
+    """Yield the plain bytes of gzip or zstd, detected by the first bytes. Others are unchanged."""
     first = b""
     for chunk in chunks:
         first += chunk

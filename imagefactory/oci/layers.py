@@ -1,11 +1,11 @@
 """Layers: the same input gives the same bytes. Tar entries without clocks or owners, and the codecs.
 
-A layer is a row of *segments*, each a whole compressed frame (zstd) or member (gzip) with some tar entries,
-and a last one with the end of the archive. Frames and members may be joined, so a segment is compressed once
-and copied into every layer that needs it.
+A layer is a sequence of *segments*. Each is a complete compressed frame (zstd) or member (gzip) with some
+tar entries, and the last one has the end of the archive. Frames and members may be joined, so a segment is
+compressed once and copied into every layer that needs it.
 
-A gzip member has a raw DEFLATE stream, and so has a file in a zip. Such a stream is *spliced*: it becomes a
-member of its own unchanged, between those with the tar headers before and after it. The tar, and so the
+A gzip member has a raw DEFLATE stream, and so has a file in a zip. Such a stream is *spliced*: it becomes
+its own member unchanged, between the members with the tar headers before and after it. The tar, and so the
 diff_id, is the same for every codec.
 """
 
@@ -48,11 +48,11 @@ class Decompressor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCodec:
-    """One way to compress layers.
+    """A way to compress layers.
 
-    `identity` names library, version and level, which decide the bytes besides the input. `decompress` reads
-    a whole file of one or more frames in chunks of about 1 MiB. `splice` is the least size in bytes of a
-    DEFLATE stream that is used as it is; 0 if the codec can use none.
+    `identity` is the library, version and level, which determine the bytes together with the input.
+    `decompress` reads a file of one or more frames in chunks of about 1 MiB. `splice` is the smallest
+    DEFLATE stream in bytes that is used unchanged, 0 if the codec can use none.
     """
 
     name: str
@@ -131,12 +131,12 @@ def _damaged(path: Path, why: str) -> StoreError:
     return StoreError(
         "store-corrupt",
         f"{path} is corrupt: {why}",
-        hint="run imagefactory build TARGET: it builds what is missing",
+        hint=f"delete it (rm {path}) and run imagefactory build TARGET",
     )
 
 
 class _FixedChunks:
-    """A sink that passes on pieces of one size: isa-l's output depends on it, zstd's does not."""
+    """A sink that passes on pieces of one size, because isa-l's output depends on the size."""
 
     def __init__(self, inner: Compressor) -> None:
         self._inner = inner
@@ -158,7 +158,7 @@ CODECS: dict[str, Callable[[], LayerCodec]] = {"zstd": _zstd, "gzip": _gzip}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeflateStream:
-    """A file's raw DEFLATE stream of `size` bytes, read by `chunks`; `crc` is of the uncompressed bytes."""
+    """A file's raw DEFLATE stream of `size` bytes, read by `chunks`. `crc` is for the uncompressed bytes."""
 
     size: int
     crc: int
@@ -170,13 +170,13 @@ class ByteSink(Protocol):
 
 
 class TarSegment:
-    """A segment of tar entries, compressed into a sink; counts and hashes the plain bytes.
+    """A segment of tar entries, compressed into a sink. Counts and hashes the plain bytes.
 
-    `folders` and `files` are the paths so far. No path may be in a layer twice: docker's image store rejects
-    such a layer ("duplicates of file paths"). So a segment that shares its layer is `bare`, without entries
-    for directories, which the layer's first segment has for all; and it leaves out the files of `skip`, which
-    another segment has. A path that cannot be unpacked is a BuildError. `tree` gets all entries as files, in
-    the same pass.
+    `folders` and `files` are the paths so far. No path may be twice in a layer, because docker's image store
+    rejects such a layer ("duplicates of file paths"). So a segment that shares its layer is `bare`: it has
+    no entries for directories, which are in the layer's first segment. And it omits the files of `skip`,
+    which another segment has. A path that cannot be unpacked is a BuildError. `tree` gets all entries as
+    files, in the same pass.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class TarSegment:
                         self._tree.folder(*entry)
 
     def known(self, *folders: str) -> None:
-        """Register directories of lower layers: they get no entry, which would change their mode."""
+        """Register directories of lower layers. They get no entry, which would change their mode."""
         self.folders.update(folders)
 
     def _parent(self, path: str) -> None:
@@ -248,7 +248,7 @@ class TarSegment:
     ) -> None:
         """Add a file of exactly `size` bytes. Raises StoreError if the chunks have another number.
 
-        `deflated` is its DEFLATE stream, if any; `chunks` must have checked it when they end.
+        `deflated` is its DEFLATE stream, if any. `chunks` must have checked that stream when they end.
         """
         if path in self._skip:
             for _ in chunks:  # the caller relies on a full read
@@ -263,7 +263,11 @@ class TarSegment:
             rest -= len(chunk)
             put(chunk)
         if rest:
-            raise StoreError("file-size-mismatch", f"{path}: expected {size} bytes, found {size - rest}")
+            raise StoreError(
+                "file-size-mismatch",
+                f"{path}: expected {size} bytes, found {size - rest}",
+                hint="build again, and do not change files meanwhile",
+            )
         if spliced:
             self._splice(spliced, size)
         if size % BLOCK:

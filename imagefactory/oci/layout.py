@@ -69,19 +69,25 @@ from imagefactory.oci.manifests import (
     parse_descriptor,
     read_json,
 )
-from imagefactory.oci.store import DIGEST, Source, check_repository, check_tag_or_digest
+from imagefactory.oci.store import (
+    DIGEST,
+    INVALID_HINT,
+    REBUILD,
+    Source,
+    check_repository,
+    check_tag_or_digest,
+)
 from imagefactory.progress import Progress
 
-REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
 _CHUNK = 1 << 20
 _NOT_COLLECTED = {
     "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "ledger", "lost+found"
 }  # fmt: skip
-"""May exist before the store, as a collection removes nothing of it: keys, a ledger of CI, a disk."""
+"""Paths that may exist before the store, because a collection removes nothing in them."""
 
 
 class BlobWriter:
-    """A blob being written to the layout: hashed while written, visible only once committed."""
+    """A blob that is written to the layout. It is hashed meanwhile, and visible only when committed."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -141,7 +147,7 @@ class Layout:
         self.path = path
         self.tmp = path / "tmp"
         self.scratch = path / "run"
-        """Directories of runs, each locked by its process; others remove it when that has ended."""
+        """Directories of runs, each locked by its process. Later processes remove those without a process."""
         self._blobs = path / "blobs" / "sha256"
 
     # --- blobs
@@ -149,11 +155,15 @@ class Layout:
     def blob_path(self, digest: str) -> Path:
         """Return the path of the blob of `digest`, which may not exist. Raises StoreError if invalid."""
         if not DIGEST.fullmatch(digest):
-            raise StoreError("digest-invalid", f"'{digest[:80]}' is not a sha256 digest")
+            raise StoreError(
+                "digest-invalid",
+                f"'{digest[:80]}' is not a sha256 digest",
+                hint="write sha256: and 64 hex digits",
+            )
         return self._blobs / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
-        """Return whether the blob exists in its size."""
+        """Return whether the blob exists with the right size."""
         try:
             return self.blob_path(descriptor.digest).stat().st_size == descriptor.size
         except FileNotFoundError:
@@ -181,11 +191,15 @@ class Layout:
         return digest == descriptor.digest
 
     def damaged(self, digest: str) -> StoreError:
-        """Return the error for a blob that does not match its manifest; one that changed is removed."""
+        """Return the error for a blob that does not match its manifest. A changed blob is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
-            return StoreError("store-corrupt", f"blob {digest} in {self.path} does not match its manifest")
+            return StoreError(
+                "store-corrupt",
+                f"blob {digest} in {self.path} does not match its manifest",
+                hint="remove the image (imagefactory image remove NAME), then build or pull it again",
+            )
         if self.blob_path(digest).exists():
-            hint = f"ask the owner of the store to delete it: rm {self.blob_path(digest)}; then {REBUILD}"
+            hint = f"ask the owner of the store to run rm {self.blob_path(digest)}, then {REBUILD}"
             return StoreError(
                 "store-corrupt", f"blob {digest} in {self.path} is corrupt, and cannot be deleted", hint=hint
             )
@@ -213,39 +227,45 @@ class Layout:
             return None
         if size > MANIFEST_LIMIT:
             raise StoreError(
-                "store-corrupt", f"{digest} in {self.path} is not a manifest: it has {size} bytes"
+                "store-corrupt",
+                f"{digest} in {self.path} is not a manifest: it has {size} bytes",
+                hint="remove the image (imagefactory image remove NAME), then build or pull it again",
             )
         data = self.read(Descriptor(media_type="", digest=digest, size=size))
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
-            raise StoreError("store-corrupt", f"{digest} in {self.path} is not a manifest") from None
+            raise StoreError(
+                "store-corrupt",
+                f"{digest} in {self.path} is not a manifest",
+                hint="remove the image (imagefactory image remove NAME), then build or pull it again",
+            ) from None
         return Descriptor(media_type=media_type, digest=digest, size=size), data
 
     # --- referrers
 
     def refer(self, subject: str, descriptor: Descriptor, manifest: Mapping[str, Any]) -> None:
-        """Record that the manifest of `descriptor` names `subject` as its subject."""
+        """Record that the manifest of `descriptor` has `subject` as its subject."""
         path = self._referrers(subject) / f"{self.blob_path(descriptor.digest).name}.json"
         with explain_full_disk(self.path):
             self.write_file(path, referrer_record(descriptor, manifest))
 
     def unrefer(self, subject: str, digest: str) -> None:
-        """Remove the record of a referrer of `subject`: without a tag, a collection then removes it."""
+        """Remove the record of a referrer of `subject`. A collection then removes an untagged manifest."""
         with explain_full_disk(self.path):
             remove_inside(self.path, self._referrers(subject) / f"{self.blob_path(digest).name}.json")
 
     def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
-        """Return the manifests here that name `subject`, each with its artifact type."""
+        """Return the stored manifests with the subject `subject`, each with its artifact type."""
         rows = map(self.referrer, self.referring(subject))
         return tuple(row for row in rows if row is not None)
 
     def referring(self, subject: str) -> list[Path]:
-        """Return the records of the manifests that name `subject`."""
+        """Return the record files of the manifests with the subject `subject`."""
         return entries_of(self._referrers(subject))
 
     def subjects(self) -> tuple[str, ...]:
-        """Return the digests that some manifest here names as its subject, sorted."""
+        """Return the digests that are the subject of a stored manifest, sorted."""
         return tuple(f"sha256:{entry.name}" for entry in entries_of(self.path / "referrers"))
 
     def referrer(self, path: Path) -> tuple[Descriptor, str] | None:
@@ -278,7 +298,7 @@ class Layout:
             raise StoreError(
                 "store-corrupt",
                 f"{path} is corrupt: {type(error).__name__}: {error}",
-                hint=f"delete it (rm {path}) and rebuild: layers are found by their inputs",
+                hint=f"delete it (rm {path}) and build again",
             ) from error
         named = {dict(entry.annotations).get(REF_NAME, ""): entry for entry in entries}
         return {name: entry for name, entry in sorted(named.items()) if name}
@@ -287,7 +307,9 @@ class Layout:
         """Point `name` at an index or manifest of the layout."""
         if not self.has(descriptor):
             raise StoreError(
-                "blob-missing", f"{descriptor.digest} is not in {self.path}: cannot tag it as {name}"
+                "blob-missing",
+                f"cannot tag {descriptor.digest} as {name}: it is not in {self.path}",
+                hint=REBUILD,
             )
         current = self.tags().get(name)
         if current and current.digest == descriptor.digest:
@@ -309,7 +331,7 @@ class Layout:
             self.write_file(self.path / "index.json", canonical_json(index))
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Write a file next to its place and rename it: a reader sees the old bytes or the new ones."""
+        """Write a file next to its place and rename it, so that a reader sees the old or the new bytes."""
         handle, beside = create_in(self.tmp, "file-")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -331,10 +353,10 @@ class Layout:
         return None if descriptor is None else self.load(name, descriptor)
 
     def load(self, name: str, descriptor: Descriptor) -> Image:
-        """Return the image of an index or an image manifest, whose blobs all exist in their sizes.
+        """Return the image of an index or an image manifest, whose blobs all exist with the right size.
 
-        Of an index with several images, that of linux/amd64. Raises StoreError for a missing or corrupt
-        blob, for an index without such an image, and for an artifact.
+        For an index with several images, the image for linux/amd64. Raises StoreError for a missing or
+        corrupt blob, for an index without such an image, and for an artifact.
         """
         try:
             return self._load(name, descriptor)
@@ -353,7 +375,9 @@ class Layout:
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:
             raise StoreError(
-                "not-an-image", f"{name} is an artifact ({artifact_type(manifest)}), not an image"
+                "not-an-image",
+                f"{name} is an artifact ({artifact_type(manifest)}), not an image",
+                hint="choose an image from imagefactory image list",
             )
         rows = manifest["layers"] or []
         config = parse_config(self.read(config_descriptor), len(rows))
@@ -424,14 +448,14 @@ class Layout:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Lock `name` for one process; others wait. The kernel frees it if a process dies."""
+        """Lock `name` for one process, while others wait. The kernel releases the lock if a process dies."""
         with open_lock(self.path / "locks" / name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
-        """Lock the store for a build or a run: a collection waits until it ends."""
+        """Lock the store for a build or a run. A collection waits until it ends."""
         self.make()
         with shared_use(self.path / "locks" / "store", progress):
             yield
@@ -448,8 +472,8 @@ class Layout:
     def founded(self) -> bool:
         """Return whether the store exists. An empty directory is not a store yet.
 
-        Earlier releases wrote _NOT_COLLECTED first. Raises StoreError for a directory with other files: a
-        collection would remove them.
+        Earlier releases wrote _NOT_COLLECTED first. Raises StoreError for a directory with other files,
+        which a collection would remove.
         """
         version = self.path / "oci-layout"
         if version.exists():
@@ -461,7 +485,7 @@ class Layout:
             raise StoreError(
                 "store-invalid",
                 f"{self.path} is not a store, and not empty (it contains {sorted(others)[0]})",
-                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a directory of its own",
+                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to an empty directory",
             )
         return False
 
@@ -479,7 +503,7 @@ class Layout:
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
-        """Lock the store for a collection: builds wait, and it waits for them."""
+        """Lock the store for a collection, which waits for builds. New builds wait for the collection."""
         self.refuse_links()
         with is_unused(self.path / "locks" / "store", progress):
             yield
@@ -490,7 +514,7 @@ class Layout:
 
 
 class LayoutStore:
-    """`layout` as a Store, for several threads and processes. Raises StoreError.
+    """`layout` as a Store, for several threads and processes. Methods raise StoreError.
 
     All repositories share one pool of blobs: the tag `2.3-cu121` of the repository `pytorch` is the layout's
     `pytorch:2.3-cu121`. Callers that write hold the layout's `in_use`, so that no collection removes blobs
@@ -516,7 +540,7 @@ class LayoutStore:
             file = path.open("rb")
         except FileNotFoundError:
             raise StoreError(
-                "blob-missing", f"blob {descriptor.digest} is missing from {self.name}"
+                "blob-missing", f"blob {descriptor.digest} is missing from {self.name}", hint=REBUILD
             ) from None
         with explain_full_disk(self.layout.path), file:
             file.seek(offset)
@@ -578,6 +602,7 @@ class LayoutStore:
             raise StoreError(
                 "store-manifest-invalid",
                 f"{digest_of(data)} is not a manifest: {type(error).__name__}: {error}",
+                hint=INVALID_HINT,
             ) from error
         descriptor = self.layout.add(data, media_type)
         if subject:
@@ -587,11 +612,12 @@ class LayoutStore:
         return descriptor
 
     def _check(self, value: Mapping[str, Any], media_type: str) -> None:
-        """Raise StoreError if the manifest names blobs that are not here, or has another type."""
+        """Raise StoreError if blobs of the manifest are missing, or the manifest has another type."""
         if media_type_of(value) != media_type:
             raise StoreError(
                 "store-manifest-invalid",
-                f"a manifest of type {media_type_of(value)} was stored as {media_type}",
+                f"a manifest has the type {media_type_of(value)}, expected {media_type}",
+                hint=INVALID_HINT,
             )
         if media_type in INDEX_TYPES:
             parts = [parse_descriptor(entry) for entry in value["manifests"]]
@@ -601,7 +627,9 @@ class LayoutStore:
             missing = [descriptor for descriptor in parts if not self.layout.has(descriptor)]
         if missing:
             raise StoreError(
-                "blob-missing", f"{missing[0].digest}, which the manifest names, is not in {self.name}"
+                "blob-missing",
+                f"blob {missing[0].digest} of the manifest is missing from {self.name}",
+                hint=REBUILD,
             )
 
     def tags(self, repository: str) -> tuple[str, ...]:

@@ -52,12 +52,12 @@ class ReachableDigests:
         self.damaged: list[tuple[str, StoreError]] = []
 
     def reach_tags(self) -> None:
-        """Add all that tags need; of an incomplete image all that it names.
+        """Add all parts of tagged images; for an incomplete image all existing parts.
 
-        Raises StoreError for a manifest that cannot be read, as its parts are unknown.
+        Raises StoreError for an unreadable manifest, as its parts are unknown.
         """
         for name, descriptor in self.layout.tags().items():
-            hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
+            hint = f"build or pull {name} again, or remove it: imagefactory image remove {name}"
             try:
                 self.reach(descriptor)
             except UnreadableError as error:
@@ -70,7 +70,7 @@ class ReachableDigests:
                 )
 
     def reach_whole(self, digest: str) -> None:
-        """Add a manifest without a tag; nothing if it is missing or incomplete."""
+        """Add a manifest without a tag, unless it is missing or incomplete."""
         own = self._copy()
         try:
             manifest = self.layout.manifest(digest)
@@ -90,9 +90,10 @@ class ReachableDigests:
         self.diff_ids |= other.diff_ids
 
     def reach(self, root: Descriptor) -> None:
-        """Add all that `root` needs, and complete referrers.
+        """Add all parts of `root`, and complete referrers.
 
-        An image does not need a damaged referrer (a .sif whose file is lost): it is removed and rebuilt.
+        An image does not need a damaged referrer, such as a .sif without its file: it is removed and
+        rebuilt.
         """
         records = self._reach_below(root)
         while records:
@@ -106,9 +107,9 @@ class ReachableDigests:
             records += more
 
     def _reach_below(self, root: Descriptor) -> list[Path]:
-        """Add all that `root` itself needs; return the records of referrers of its manifests.
+        """Add all parts of `root`; return the records of referrers of its manifests.
 
-        For an index only the existing manifests: other platforms may never have been pulled.
+        For an index only the existing manifests are added: other platforms may never have been pulled.
         """
         layout, waiting, records = self.layout, [root], []
         while waiting:
@@ -118,7 +119,7 @@ class ReachableDigests:
             try:
                 data = self._read(descriptor)
             except StoreError as error:
-                raise UnreadableError("manifest-unreadable", error.message) from error
+                raise UnreadableError("manifest-unreadable", error.message, hint=error.hint) from error
             self.digests.add(descriptor.digest)
             try:
                 value = json.loads(data)
@@ -131,6 +132,7 @@ class ReachableDigests:
                     "store-corrupt",
                     f"{descriptor.digest} in {layout.path} is not a manifest, "
                     f"or its config is not valid: {error}",
+                    hint=FIX_HINT,
                 ) from error
             records += layout.referring(descriptor.digest)
         return records
@@ -146,11 +148,14 @@ class ReachableDigests:
                 raise StoreError(
                     "store-corrupt",
                     f"{descriptor.digest} is missing from {layout.path}, truncated or corrupt",
+                    hint=FIX_HINT,
                 )
 
     def _read(self, descriptor: Descriptor) -> bytes:
         if descriptor.digest in self.bad:
-            raise StoreError("store-corrupt", f"{descriptor.digest} in {self.layout.path} is corrupt")
+            raise StoreError(
+                "store-corrupt", f"{descriptor.digest} in {self.layout.path} is corrupt", hint=FIX_HINT
+            )
         return self.layout.read(descriptor)
 
 
@@ -162,7 +167,7 @@ _WORKERS = 4  # hashing releases the interpreter's lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFault:
-    """A fault of `place`, a path below the store or a tag. `mended`: it is repaired."""
+    """A fault of `place`, a path below the store or a tag. `mended` is true after a repair."""
 
     place: str
     error: StoreError
@@ -171,7 +176,7 @@ class StoreFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCheck:
-    """The number of checked items (`bytes` are those of the blobs), and the faults."""
+    """The numbers of checked items (`bytes` in blobs), and the faults."""
 
     blobs: int
     bytes: int
@@ -181,10 +186,10 @@ class StoreCheck:
 
 
 def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
-    """Check every byte of every blob and unpacked layer, every record, and what each tag names.
+    """Check every byte of every blob and unpacked layer, every record, and the parts of each tag.
 
-    With `mend`, wait until the store is unused, repair what can be derived and delete the rest: builds and
-    pulls make it again. No tag is removed. Raises StoreError for a directory that is not a store.
+    With `mend`, wait until the store is unused, repair derivable files and delete other damaged ones: builds
+    and pulls write them again. No tag is removed. Raises StoreError for a directory that is not a store.
     """
     if not layout.founded():
         return StoreCheck(blobs=0, bytes=0, records=0, tags=0, faults=())
@@ -249,7 +254,7 @@ def _blob_fault(layout: Layout, wrong: _BlobMismatch, *, mend: bool) -> StoreFau
         else:
             layout.write_file(wrong.path, wrong.right)
     except OSError as failed:
-        hint = f"check the permissions there, or delete it: rm -r {wrong.path}"
+        hint = f"check its permissions, or delete it: rm -r {wrong.path}"
         return StoreFault(
             place=place,
             error=StoreError(
@@ -316,7 +321,7 @@ def _check_tags(
 
 
 _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
-"""Records whose names begin with the hex of their digest."""
+"""Directories of records whose names begin with the hex of their digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,10 +350,10 @@ def collect(
     *,
     dry_run: bool = False,
 ) -> CollectResult:
-    """Remove what no tag of `layout` needs. It waits for running builds, and they wait for it.
+    """Remove all parts of `layout` that no tag needs. Waits for running builds, and new builds wait.
 
-    `keep` returns digests of manifests that stay without a tag, if they are complete. Raises StoreError for a
-    directory that is not a store.
+    `keep` returns digests of manifests that stay without a tag, if they are complete. Raises StoreError for
+    a directory that is not a store.
     """
     if not layout.founded():
         return CollectResult(blobs=0, unpacked=0, records=0, bytes=0)
@@ -357,7 +362,7 @@ def collect(
             raise StoreError(
                 "store-invalid",
                 f"{layout.path} is not a store (it has no {name}): nothing was deleted",
-                hint="check the setting `store`: imagefactory doctor shows where it comes from",
+                hint="fix the setting `store`: imagefactory doctor shows which file sets it",
             )
     with layout.alone(progress):
         needed = ReachableDigests(layout)

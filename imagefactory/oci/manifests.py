@@ -43,8 +43,8 @@ class Image:
     """An image of the store.
 
     `digest` is the image index that tags point to, `manifest` the platform manifest that verdicts are about,
-    `config` the image config, which fixes the uncompressed content. `size` is the sum of the compressed
-    layers; `architecture` (`amd64`) may be empty; `start` is how a container starts.
+    `config` the image config, which determines the uncompressed content. `size` is the sum of the compressed
+    layers in bytes. `architecture` (`amd64`) may be empty. `start` is how a container starts.
     """
 
     name: str
@@ -62,9 +62,9 @@ class Image:
 class SifArtifact:
     """A .sif file of the store, stored as an OCI artifact.
 
-    `digest` is the artifact's manifest, `file` the descriptor of the .sif itself (its digest is the file's
-    sha256), `path` its path. `made_from` is the digest of the platform manifest that it was converted from,
-    empty if apptainer built it from a definition.
+    `digest` is the artifact's manifest. `file` is the descriptor of the .sif itself, whose digest is the
+    file's sha256. `made_from` is the digest of the platform manifest that the .sif was converted from, empty
+    if apptainer built it from a definition.
     """
 
     name: str
@@ -76,7 +76,7 @@ class SifArtifact:
 
     @property
     def config(self) -> str:
-        """Return the key of check results, like an image's config: here the sha256 of the file."""
+        """The key of check results, as the config of an image. Here it is the sha256 of the file."""
         return self.file.digest
 
 
@@ -128,9 +128,9 @@ def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
 def read_json(data: bytes) -> Any:
     """Parse a manifest or config. Raises ValueError if other tools may read it differently.
 
-    Docker, Podman and Apptainer match names without regard to case and take the last one (Go's
-    encoding/json). So an object that spells one name in two ways is rejected, and so is a field of the
-    specification in another spelling, which we would not see. The keys of maps, such as labels, are exempt.
+    Docker, Podman and Apptainer ignore the case of names and use the last one (Go's encoding/json). So an
+    object with one name in two spellings is rejected, and so is a field of the specification in another
+    spelling, which imagefactory would not see. The keys of maps, such as labels, are exempt.
     """
     value = json.loads(data, object_pairs_hook=_object)
     _check_names(value)
@@ -140,7 +140,7 @@ def read_json(data: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("it names a key twice")
+        raise ValueError("a key is duplicate")
     return value
 
 
@@ -151,10 +151,10 @@ def _check_names(value: Any) -> None:
     if isinstance(value, dict):
         folded = {name.casefold() for name in value}
         if len(folded) != len(value):
-            raise ValueError("it spells a key in two ways")
+            raise ValueError("a key is spelled in two ways")
         for name, item in value.items():
             if (field := _FIELDS.get(name.casefold(), name)) != name:
-                raise ValueError(f"it spells '{field}' as {name[:80]!r}")
+                raise ValueError(f"expected the key '{field}', found {name[:80]!r}")
             if name.casefold() not in _MAPS:
                 _check_names(item)
 
@@ -177,7 +177,7 @@ _FIELDS = {
         *("Env", "Entrypoint", "Cmd", "WorkingDir", "User", "Labels"),
     )
 }
-"""The fields that decide what we or other tools read, as image-spec spells them."""
+"""The fields that imagefactory or other tools read, in the spelling of image-spec."""
 _MAPS = {"annotations", "labels", "exposedports", "volumes"}
 """Fields of manifests and configs with free keys, which the specification does not define."""
 
@@ -190,14 +190,14 @@ def media_type_of(value: Mapping[str, Any]) -> str:
     """
     declared = value.get("mediaType")
     if "manifests" in value and ("config" in value or "layers" in value):
-        raise ValueError("an image index and an image manifest at once")
+        raise ValueError("it is an image index and an image manifest at once")
     if declared:
         return str(declared)
     if isinstance(value.get("manifests"), list):
         return INDEX_TYPE
     if isinstance(value.get("config"), dict):
         return MANIFEST_TYPE
-    raise ValueError("neither an image index nor an image manifest")
+    raise ValueError("it is neither an image index nor an image manifest")
 
 
 def artifact_type(value: Mapping[str, Any]) -> str:
@@ -222,7 +222,7 @@ def malformed_reason(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """The parts used of an image's config (image-spec); `diff_ids` are those of its layers."""
+    """The used parts of an image's config (image-spec). `diff_ids` are those of its layers."""
 
     diff_ids: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -241,7 +241,7 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
     if not all(isinstance(text, str) for text in (*diff_ids, *variables, *entrypoint, *command, *single)):
         raise ValueError("a diff id, a variable or the start command is not text")
     if len(diff_ids) != layers:
-        raise ValueError(f"it has {len(diff_ids)} diff ids, the image {layers} layers")
+        raise ValueError(f"expected {layers} diff ids, one for each layer, found {len(diff_ids)}")
     wrong = next((text for text in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", text)), None)
     if wrong is not None:
         raise ValueError(f"{wrong[:80]!r} is not a diff id")
@@ -263,9 +263,10 @@ ATTESTATION = "vnd.docker.reference.type"
 
 
 def images_of(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the entries of an index that are images, not attestations, which have no platform.
+    """Return the entries of an index that are images, without attestations.
 
-    BuildKit's have the platform unknown/unknown, and registries that copy an index may drop annotations.
+    Attestations have no platform, BuildKit's the platform unknown/unknown. Registries that copy an index may
+    drop annotations.
     """
     images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
     return [entry for entry in images if not _is_unknown_platform(entry.get("platform"))] or images

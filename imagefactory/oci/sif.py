@@ -1,9 +1,9 @@
 """A .sif file in the store: an OCI artifact, so every transfer of images can also transfer it.
 
-The manifest has the form that `apptainer pull oras://` accepts (tested: by tag and by digest, with and
-without a subject): one layer, the file itself. Converted from an image, it has that image's platform manifest
-as its subject and needs no tag: `image prune` keeps it as long as the image. Built by apptainer from a
-definition it has no subject and the tag `<family>:<tag>.sif`.
+The manifest has the form that `apptainer pull oras://` accepts (tested by tag and by digest, with and
+without a subject): one layer, the file itself. A .sif converted from an image has that image's platform
+manifest as its subject and needs no tag: `image prune` keeps it as long as the image. A .sif built by
+apptainer from a definition has no subject, and the tag `<family>:<tag>.sif`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     parse_descriptor,
 )
+from imagefactory.oci.store import REBUILD
 from imagefactory.progress import Progress
 
 SIF_TYPE = "application/vnd.sylabs.sif.layer.v1.sif"
-"""Media type of the file, and the artifact's type: apptainer itself pushes and pulls this type."""
+"""Media type of the file and of the artifact. Apptainer itself pushes and pulls this type."""
 SIF_CONFIG_TYPE = "application/vnd.sylabs.sif.config.v1+json"
 SIF_CONFIG = b"{}"
 COMPRESSION = "imagefactory.sif.compression"
@@ -55,7 +56,7 @@ class SifOrigin:
 
 
 def sif_name(target: str, digest: str) -> str:
-    """Return `<target>-<12 hex of the file's sha256>.sif`, as caches compare only names."""
+    """Return `<target>-<12 hex of the file's sha256>.sif`. Caches compare only names."""
     return f"{target}-{digest.removeprefix('sha256:')[:12]}.sif"
 
 
@@ -95,8 +96,8 @@ def store_sif(
 ) -> SifArtifact:
     """Move the file at `path` (on the store's file system) into the store, with its manifest.
 
-    `digest` is the file's, if known; `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller holds
-    the layout's `in_use`.
+    `digest` is the file's, if known. `tag` is a complete reference (`pytorch:2.3-cu121.sif`). The caller
+    holds the layout's `in_use`.
     """
     with explain_full_disk(layout.path):
         with path.open("rb") as handle:
@@ -117,16 +118,20 @@ def load_sif(layout: Layout, digest: str) -> SifArtifact:
     """Return the .sif of a manifest. Raises StoreError if it is missing, corrupt or not a .sif."""
     stored = layout.manifest(digest)
     if stored is None:
-        raise StoreError("blob-missing", f"{digest} is not in {layout.path}")
+        raise StoreError("blob-missing", f"{digest} is not in {layout.path}", hint=REBUILD)
     manifest = json.loads(stored[1])
     if not is_sif_manifest(manifest):
-        raise StoreError("not-a-sif", f"{digest} in {layout.path} is not a .sif")
+        raise StoreError(
+            "not-a-sif",
+            f"{digest} in {layout.path} is not a .sif",
+            hint="choose a .sif from imagefactory image list",
+        )
     file = parse_descriptor(manifest["layers"][0])
     if not layout.has(file):
         raise StoreError(
             "blob-missing",
             f"the file of {digest} is missing from {layout.path}, or truncated",
-            hint="build the .sif again: it is kept then",
+            hint="build the .sif again",
         )
     notes = manifest.get("annotations") or {}
     return SifArtifact(
@@ -142,8 +147,8 @@ def load_sif(layout: Layout, digest: str) -> SifArtifact:
 def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
     """Copy the file to `output`, under another name first, and check its sha256.
 
-    A copy and not a link: a change of the copy (`apptainer sign`) must not reach the store. Raises StoreError
-    for a corrupt file of the store, UsageError if `output` cannot be written.
+    It is not a link, because a change of the copy (`apptainer sign`) must not reach the store. Raises
+    StoreError for a corrupt file of the store, UsageError if `output` cannot be written.
     """
     check_output(output)
     sha256 = hashlib.sha256()
@@ -157,7 +162,7 @@ def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
             if f"sha256:{sha256.hexdigest()}" != sif.file.digest:
                 raise StoreError(
                     "store-corrupt",
-                    f"the kept file of {sif.name} is corrupt",
+                    f"the stored file of {sif.name} is corrupt",
                     hint=f"delete it (rm {sif.path}) and run the same command again",
                 )
     except OSError as error:
@@ -172,9 +177,9 @@ def find_sif(layout: Layout, tag: str) -> SifArtifact | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSif:
-    """A .sif that the store keeps with the image whose platform manifest is `subject`, without a tag.
+    """A .sif that the store keeps with the image of the platform manifest `subject`, without a tag.
 
-    `digest` is of its own manifest; `found` is the .sif, or why it cannot be used.
+    `digest` is that of its own manifest. `found` is the .sif, or the error of an unusable one.
     """
 
     name: str
@@ -184,7 +189,7 @@ class StoredSif:
 
 
 def stored_sifs(layout: Layout, manifest: str) -> tuple[StoredSif, ...]:
-    """Return the .sif files made from the image of this platform manifest, by name, damaged ones too."""
+    """Return the .sif files converted from the image of this platform manifest, by name, damaged ones too."""
     referrers = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
     return tuple(
         sorted((_stored_sif(layout, manifest, each) for each in referrers), key=lambda sif: sif.name)
@@ -200,14 +205,14 @@ def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif
         artifact = StoreError(
             "sif-unusable",
             error.message,
-            hint="run imagefactory image prune to drop it: it is built again when needed",
+            hint="delete it: imagefactory image prune (the next export builds a new one)",
         )
         name = dict(referrer.annotations).get(TITLE) or referrer.digest
     return StoredSif(name=name, subject=subject, digest=referrer.digest, artifact=artifact)
 
 
 def sifs_of(layout: Layout, manifest: str) -> tuple[SifArtifact, ...]:
-    """Return the .sif files made from the image of this platform manifest, by name, without damaged ones."""
+    """Return the undamaged .sif files converted from the image of this platform manifest, by name."""
     return tuple(
         sif.artifact for sif in stored_sifs(layout, manifest) if isinstance(sif.artifact, SifArtifact)
     )
@@ -230,7 +235,7 @@ _PROCESSORS = {"amd64": b"02\0", "arm64": b"04\0"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifPartition:
-    """The place of the system's squashfs in the file, in bytes."""
+    """The offset and size in bytes of the system's squashfs in the file."""
 
     offset: int
     size: int
@@ -251,7 +256,7 @@ def parse_sif(data: bytes) -> tuple[int, int]:
         raise ValueError("it has no .sif header")
     total, offset = fields[8], fields[9]
     if not 0 <= total <= MOST_DESCRIPTORS or offset < 0:
-        raise ValueError(f"it claims {total} descriptors")
+        raise ValueError(f"its header has {total} descriptors, too many")
     return offset, total
 
 
@@ -263,13 +268,13 @@ def parse_descriptors(data: bytes) -> SifPartition:
         file_system, part = struct.unpack_from("<ii", extra)
         if used and kind == _PARTITION and part == _SYSTEM:
             if file_system != _SQUASHFS:
-                raise ValueError("its system is not a squashfs (it may be encrypted, or a writable image)")
+                raise ValueError("its system partition is not a squashfs (it may be encrypted, or writable)")
             return SifPartition(offset=offset, size=size)
     raise ValueError("it has no system partition")
 
 
 def read_partition(path: Path) -> SifPartition:
-    """Return the place of the system in the .sif at `path`. Raises UsageError."""
+    """Return the system's partition of the .sif at `path`. Raises UsageError."""
     try:
         with path.open("rb") as file:
             offset, total = parse_sif(file.read(_HEADER.size))
@@ -291,9 +296,9 @@ def read_partition(path: Path) -> SifPartition:
 
 
 def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int) -> bytes:
-    """Return the bytes before the system's partition of a .sif like `sif`, for a partition of `size` bytes.
+    """Return the bytes before the system's partition of `size` bytes, for a .sif like `sif`.
 
-    The partition is the last part of `sif`. The other parts go through `change`; all times are `moment`
+    The partition is the last part of `sif`. The other parts go through `change`. All times are `moment`
     (seconds since 1970), and the id is nil, as in apptainer's reproducible files. Raises ValueError for
     another layout.
     """
@@ -303,7 +308,7 @@ def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int)
     rows = [_DESCRIPTOR.unpack_from(sif, offset + n * _DESCRIPTOR.size) for n in range(total)]
     used = [row for row in rows if row[1]]
     if not used or used[-1][0] != _PARTITION or any(row[0] == _PARTITION for row in used[:-1]):
-        raise ValueError("its partition is not its last part")
+        raise ValueError("its system partition is not at its end")
     parts = bytearray()
     table = bytearray()
     for row in used:
@@ -322,7 +327,7 @@ def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int)
 
 
 def for_processor(head: bytes, processor: str) -> bytes:
-    """Return the bytes before a system's partition, for `processor` (OCI's name); unchanged for others.
+    """Return the bytes before a system's partition for `processor` (OCI's name), unchanged for others.
 
     Apptainer rejects a file for another processor than the machine's.
     """

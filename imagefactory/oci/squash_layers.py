@@ -1,10 +1,10 @@
 """Layers as parts of a squashfs: the blocks of a layer in a row, an index, and tables over all layers.
 
-A row depends only on its layer and on SquashCompression, so an image's squashfs is the rows of its layers and
+A row depends only on its layer and on SquashCompression. An image's squashfs is the rows of its layers and
 tables. Threads compress pieces of about a megabyte; blocks are written in the order of the tar.
 
-No row is stored by itself: it is in a .sif of the store, and a record has its .sif, offset, checksum and
-files. Without either, the layer is compressed again, into the same bytes.
+No row is stored separately. It is part of a .sif of the store, and a record has its .sif, offset, checksum
+and files. Without either, the layer is compressed again, into the same bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SquashCompression:
 
     @property
     def identity(self) -> str:
-        """Return all that decides the compressed bytes besides the plain ones."""
+        """A text of everything that determines the compressed bytes, besides the plain ones."""
         import zstandard
 
         version = ".".join(map(str, zstandard.ZSTD_VERSION))
@@ -71,10 +71,10 @@ class SquashCompression:
 
 @dataclass(slots=True, kw_only=True)
 class LayerIndex:
-    """The effect of a layer on those below it: it hides paths, then puts `root` over them.
+    """The effect of a layer on lower layers: it hides paths, then adds `root`.
 
-    `hidden` are paths, `opaque` directories whose lower entries go. `fragments` are starts and compressed
-    sizes; these and the files' starts count from the start of the layer's row.
+    `hidden` are paths, `opaque` directories whose lower entries disappear. `fragments` are starts and
+    compressed sizes. Starts of fragments and files count from the start of the layer's row.
     """
 
     root: SquashDirectory = field(default_factory=SquashDirectory)
@@ -100,7 +100,7 @@ class PackerPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def pack(self, piece: bytes) -> Future[list[bytes | None]]:
-        """Return the compressed blocks of `piece`, None for one that is stored uncompressed."""
+        """Return the compressed blocks of `piece`, None for a block that is stored uncompressed."""
         return self._pool.submit(self._pack, piece)
 
     def _pack(self, piece: bytes) -> list[bytes | None]:
@@ -116,13 +116,13 @@ class PackerPool:
 
 
 class PackingStoppedError(Exception):
-    """Another thread failed, or the user interrupts."""
+    """Another thread failed, or the user interrupted."""
 
 
 class LayerPacker:
-    """An EntrySink that writes a layer's row to `out`; `index` is complete at the end.
+    """An EntrySink that writes a layer's row to `out`. `index` is complete at the end.
 
-    Entries that a later one replaces only cost their bytes.
+    Replaced entries stay in the row as unused bytes.
     """
 
     def __init__(self, out: IO[bytes], packers: PackerPool) -> None:
@@ -195,7 +195,7 @@ class LayerPacker:
     def _put(self, parts: Parts, node: SquashFile | SquashSymlink) -> None:
         entries = self._folder(parts[:-1]).entries
         if isinstance(entries.get(parts[-1]), SquashDirectory):
-            raise tarfile.TarError(f"'{parts[-1]}' is a directory and later something else")
+            raise tarfile.TarError(f"'{parts[-1]}' is a directory in one entry and not in a later one")
         entries[parts[-1]] = node
 
     def _share(self, file: SquashFile, data: bytes) -> None:
@@ -330,7 +330,7 @@ def _attributes(row: list[int]) -> InodeAttributes:
 SQUASHED = "squashed"
 """The directory of the records."""
 VERSION = 1
-"""The format of rows and images. Another number rebuilds all."""
+"""The format of rows and images. With another number all are rebuilt."""
 _CHUNK = 1 << 20
 
 
@@ -346,7 +346,7 @@ class SquashRow:
 
 
 class StoredSifChangedError(Exception):
-    """A row in a .sif of the store changed; `place` is its number."""
+    """A row in a .sif of the store changed. `place` is its number."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -354,7 +354,7 @@ class StoredSifChangedError(Exception):
 
 
 class SquashStore:
-    """Rows of layers of `layout`, compressed by this number of threads."""
+    """The rows of layers of `layout`, compressed by this number of threads."""
 
     def __init__(self, layout: Layout, squeeze: SquashCompression, workers: int) -> None:
         self.layout, self.squeeze, self.workers = layout, squeeze, workers
@@ -395,13 +395,13 @@ class SquashStore:
         return SquashRow(index=packer.index, path=path, offset=0, size=packer.size)
 
     def remember(self, layer: OciLayer, sif: str, row: SquashRow) -> None:
-        """Record that `layer`'s row is in the blob of digest `sif`."""
+        """Record that the row of `layer` is in the blob with the digest `sif`."""
         place = {"digest": sif, "offset": row.offset, "size": row.size, "sha256": row.digest}
         data = json.dumps({**place, "index": format_index(row.index)}, separators=(",", ":")).encode()
         self.layout.keep(self._record(layer), data)
 
     def forget(self, layer: OciLayer) -> None:
-        """Drop the record of a layer whose row changed, and the .sif if it is corrupt."""
+        """Delete the record of a layer whose row changed, and the .sif if it is corrupt."""
         record = self.layout.recall(SQUASHED, self._record(layer).stem) or {}
         remove_inside(self.layout.path, self._record(layer))
         if digest := str(record.get("digest", "")):
@@ -529,8 +529,8 @@ def format_image(
 ) -> tuple[bytes, bytes]:
     """Return the bytes before and after the rows of an image's layers: the superblock and the tables.
 
-    `rows` are indexes and sizes of the layers in the file, apptainer's addition last; `order` are the numbers
-    of the image's layers, the lowest first: an image may have a layer twice.
+    `rows` are indexes and sizes of the layers in the file, apptainer's addition last. `order` are the
+    numbers of the image's layers, the lowest first. An image may have a layer twice.
     """
     tree, starts, at = SquashTree(), [], SUPERBLOCK
     for _, size in rows:
@@ -550,14 +550,14 @@ def format_image(
 
 
 class SquashTree:
-    """The tree so far, and the fragments of all layers. Indices of layers are not changed."""
+    """The tree so far, and the fragments of all layers. The indexes of layers are not changed."""
 
     def __init__(self) -> None:
         self.root = SquashDirectory()
         self.fragments: list[tuple[int, int]] = []
 
     def lay(self, layer: LayerIndex, start: int) -> None:
-        """Put the next layer over it; its row begins at `start` in the file."""
+        """Add the next layer. Its row begins at `start` in the file."""
         for path in layer.hidden:
             _remove(self.root, path)
         for path in layer.opaque:
@@ -570,7 +570,7 @@ class SquashTree:
     def dress(self, index: LayerIndex, start: int) -> None:
         """Add apptainer's files to an image.
 
-        Directories of the image stay, and so do entries of another type than apptainer's.
+        Directories of the image stay, and so do entries with another type than apptainer's.
         """
         _set_attributes(self.root, index.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(index, start)
@@ -580,7 +580,7 @@ class SquashTree:
 
 
 class _RelocatedFiles:
-    """Files of a layer at their place in the image; a file with two names keeps both."""
+    """Files of a layer at their offset in the image. A file with two names keeps both."""
 
     def __init__(self, start: int, fragments: int) -> None:
         self._start, self._fragments = start, fragments

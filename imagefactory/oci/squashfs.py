@@ -1,11 +1,11 @@
-"""The tables of a squashfs 4.0, as bytes: a tree whose data is elsewhere. Pure.
+"""The tables of a squashfs 4.0, as bytes: a tree whose data is elsewhere. No I/O.
 
 Format: Linux's fs/squashfs/squashfs_fs.h. A file system is a superblock, the data blocks, and tables of
 inodes, directories, fragments, inodes by number and owners. Tables are rows of blocks of 8 KiB, each
-compressed separately; a position is the start of its block and the offset in the uncompressed block.
+compressed separately. A position is the start of its block and the offset in the uncompressed block.
 
-A file is a row of compressed blocks of one size, the last one shorter. Less than a block is in a fragment, a
-block that many files share.
+A file is a row of compressed blocks of one size, the last one shorter. A rest of less than a block is in a
+fragment, a block that many files share.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ IMPLIED = InodeAttributes(mode=0o755, uid=0, gid=0, mtime=0)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SquashFile:
-    """A file of `size` bytes; two names of one file share the object.
+    """A file of `size` bytes. Two names of one file share the object.
 
-    `blocks` are the packed sizes of its consecutive blocks, from `start`, counted from the superblock; or it
-    is `offset` bytes into the unpacked fragment `fragment`.
+    `blocks` are the packed sizes of its consecutive blocks, which begin at `start` bytes after the
+    superblock's start. Or the file is at `offset` bytes in the unpacked fragment `fragment`.
     """
 
     owned: InodeAttributes
@@ -69,7 +69,7 @@ class SquashSymlink:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SquashDirectory:
-    """Entries by name. `owned` is None if the layer has only entries in it."""
+    """A directory with its entries by name. `owned` is None if the layer has only entries in it."""
 
     owned: InodeAttributes | None = None
     entries: dict[str, Node] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class _MetadataTable:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return where the next byte goes: the start of its block, and the offset in the unpacked block."""
+        """Return the position of the next byte: the start of its block, and the offset in that block."""
         return len(self.packed), len(self._open)
 
     def put(self, data: bytes) -> None:

@@ -1,11 +1,11 @@
-"""The protocol of stores of images, and the names of what is in them: references, places and mirrors.
+"""The protocol of stores of images, and the names in them: references, places and mirrors.
 
-There are two stores: an image layout on disk (layout.py) and a registry (registry/client.py). One suite of
-contract tests runs over both. Images, .sif files and verdicts are all manifests and blobs, so transfer.py
-moves anything from any store to any other.
+There are two stores: an image layout on disk (layout.py) and a registry (registry/client.py). The same
+contract tests cover both. Images, .sif files and verdicts are all manifests and blobs, so transfer.py copies
+anything from any store to any other.
 
-Digests are `sha256:<64 hex>`, sizes bytes. A repository is a path such as `pytorch` or `site/pytorch`;
-a store on disk keeps one pool of blobs for all repositories.
+Digests are `sha256:<64 hex>`, sizes are in bytes. A repository is a path such as `pytorch` or
+`site/pytorch`. A store on disk has one pool of blobs for all repositories.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from typing import Protocol
 from imagefactory.errors import UsageError
 from imagefactory.oci.manifests import Descriptor
 
+REBUILD = "build the image again (imagefactory build TARGET), or pull it again"
+"""The fix for a corrupt or missing part of a stored image."""
+INVALID_HINT = "use another image: this one is not valid"
+"""The fix for an image whose manifest or config breaks the OCI specification."""
+
 # Distribution specification, "Pulling manifests": names, and tags of at most 128 characters.
 REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -26,16 +31,16 @@ HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+
 _WITH_PORT = re.compile(r"(.+:[0-9]{1,5}):(.*)", re.DOTALL)
 
 Source = Callable[[int], Iterator[bytes]]
-"""The bytes of a blob from an offset on. Called again with another offset when a transfer resumes."""
+"""A function that yields the bytes of a blob from an offset on. A resumed transfer calls it again."""
 Mirrors = tuple[tuple[str, str], ...]
 """Pairs of `host[/prefix]` of references and the `host[:port][/path]` to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReference:
-    """`host/repository:tag@digest`; `registry` is empty for the store on disk.
+    """A reference `host/repository:tag@digest`. `registry` is empty for the store on disk.
 
-    At least one of `tag` and `digest` is set. If there is a digest, it decides.
+    At least one of `tag` and `digest` is set. The digest has precedence.
     """
 
     registry: str
@@ -45,7 +50,7 @@ class ImageReference:
 
     @property
     def tag_or_digest(self) -> str:
-        """Return the digest, else the tag."""
+        """The digest, else the tag."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
@@ -70,7 +75,7 @@ def parse_reference(text: str) -> ImageReference:
         raise UsageError(
             "reference-incomplete",
             f"'{text}' has no registry host",
-            hint="write the host too: registry.example.org/pytorch:2.3-cu121",
+            hint="add the host, such as registry.example.org/pytorch:2.3-cu121",
         )
     repository, colon, tag = path.partition(":")
     if (
@@ -99,8 +104,8 @@ def check_repository(text: str) -> str:
     if not REPOSITORY.fullmatch(text):
         raise UsageError(
             "reference-invalid",
-            f"{text[:160]!r} is not a repository",
-            hint="write it in lower case: site/pytorch",
+            f"{text[:160]!r} is not a valid name of a repository",
+            hint="use lower case, such as site/pytorch",
         )
     return text
 
@@ -108,14 +113,22 @@ def check_repository(text: str) -> str:
 def check_digest(text: str) -> str:
     """Return `text`. Raises UsageError if it is not a digest."""
     if not DIGEST.fullmatch(text):
-        raise UsageError("reference-invalid", f"{text[:160]!r} is not a sha256 digest")
+        raise UsageError(
+            "reference-invalid",
+            f"{text[:160]!r} is not a sha256 digest",
+            hint="write sha256: and 64 hex digits",
+        )
     return text
 
 
 def check_tag_or_digest(text: str) -> str:
     """Return `text`. Raises UsageError if it is neither a tag nor a digest."""
     if not (DIGEST.fullmatch(text) or TAG.fullmatch(text)):
-        raise UsageError("reference-invalid", f"{text[:160]!r} is neither a tag nor a digest")
+        raise UsageError(
+            "reference-invalid",
+            f"{text[:160]!r} is neither a tag nor a digest",
+            hint="write a tag, or sha256: and 64 hex digits",
+        )
     return text
 
 
@@ -158,7 +171,7 @@ def split_tagged(text: str) -> tuple[str, str]:
 
 
 def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReference:
-    """Return where to fetch `reference`: the mirror of the longest prefix of its name, else itself.
+    """Return the reference on the mirror with the longest matching prefix, else `reference`.
 
     Only the address changes: bytes are still checked against the digest. Docker Hub's images match under one
     name, `docker.io/library/debian`. Raises UsageError for a mirror without an image name.
@@ -178,8 +191,8 @@ def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReferenc
     if not repository:
         raise UsageError(
             "mirror-invalid",
-            f"mirrors: '{prefix}' is a whole image, and its mirror {place} has no image name",
-            hint=f"write its name there: {place}/NAME",
+            f"mirrors: '{prefix}' is an image, but its mirror {place} has no image name",
+            hint=f"write the image's name on the mirror: {place}/NAME",
         )
     return replace(reference, registry=host, repository=repository)
 
@@ -192,23 +205,23 @@ class Store(Protocol):
         """A host or a directory, for messages."""
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
-        """Return whether `repository` has this blob in its size."""
+        """Return whether `repository` has this blob with the right size."""
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
         """Yield the blob's bytes from `offset` on.
 
-        Ends only after exactly `descriptor.size - offset` bytes, which from offset 0 have the digest; raises
-        otherwise, also in the middle.
+        Yields exactly `descriptor.size - offset` bytes, which from offset 0 are checked against the digest.
+        Otherwise raises an error, also in the middle.
         """
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
-        """Put a blob from `source`; return the bytes that were sent (0 if the store had it).
+        """Put a blob from `source`. Return the bytes that were sent, 0 if the store had the blob.
 
-        The blob is whole and has its digest when this returns; a partial one is never visible.
+        When this returns, the blob is complete and has its digest. A partial blob is never visible.
         """
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """Add a blob of the repository `origin` to `repository`; return whether the store could."""
+        """Add a blob of the repository `origin` to `repository`. Return whether the store could."""
 
     def manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
         """Return the manifest of a tag or digest, checked against its digest, or None."""
@@ -226,4 +239,4 @@ class Store(Protocol):
         """Remove a tag; no error if there is none."""
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """Return the manifests whose subject is `digest`, all or those of one artifact type."""
+        """Return the manifests with the subject `digest`, all or those with one artifact type."""

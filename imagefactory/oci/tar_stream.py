@@ -1,12 +1,12 @@
-"""A layer's tar, read forward: the one walk that every reader of layers uses.
+"""A layer's tar, read once without seeking: every reader of layers uses this code.
 
-POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. Only a chunk, a header,
-and the names of the layer are in memory. The walk reports the place of each entry in the layer, by the rules
-of docker, podman and skopeo (moby's pkg/archive/diff.go, Go's archive/tar):
+Supports POSIX pax, ustar and older formats, GNU long names, large numbers and sparse files. Only a chunk, a
+header, and the names of the layer are in memory. The path of each entry in the layer follows the rules of
+docker, podman and skopeo (moby's pkg/archive/diff.go, Go's archive/tar):
 
-- `/a`, `./a` and `x/../a` are `a`; a name that leaves the root is rejected.
-- A directory that the layer itself made a link is followed inside the layer, never on this machine.
-- A later entry of a name wins; what it replaces is reported first, as REMOVED.
+- `/a`, `./a` and `x/../a` are `a`; a name outside of the root is rejected.
+- A link of the layer to a directory is followed inside the layer, never on this machine.
+- The last entry with a name wins; the replaced one is reported first, as REMOVED.
 - Device nodes and FIFOs are skipped, and counted in `TarStream.skipped`.
 """
 
@@ -38,7 +38,7 @@ _HEADER_EXTENDED = (
 
 
 class CappedInfo(tarfile.TarInfo):
-    """A tar entry with limits: tarfile reads a long name, a pax header and the map of a sparse file whole.
+    """A tar entry with limits. tarfile reads long names, pax headers and maps of sparse files into memory.
 
     A gigabyte of them compresses into a few kilobytes.
     """
@@ -46,13 +46,13 @@ class CappedInfo(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> Self:
         # The hook that tarfile provides for subclasses: the header is parsed, its bytes are not read yet.
         if self.type in _HEADER_EXTENDED and self.size > HEADER_LIMIT:
-            raise tarfile.ReadError(f"a header of {self.size} bytes (limit: {HEADER_LIMIT})")
+            raise tarfile.ReadError(f"a header has {self.size} bytes (limit: {HEADER_LIMIT})")
         if self.type == tarfile.GNUTYPE_SPARSE:  # its map may have any number of blocks
-            raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
+            raise tarfile.ReadError(f"{self.name[:200]!a} is a sparse file, which is not supported")
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
     def _proc_gnusparse_10(self, *_: object) -> None:
-        raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
+        raise tarfile.ReadError(f"{self.name[:200]!a} is a sparse file, which is not supported")
 
 
 BLOCK = 512
@@ -79,7 +79,7 @@ Parts = tuple[str, ...]
 
 
 class EntryError(CorruptDataError):
-    """A complete archive with an entry that no layer may have."""
+    """A complete archive with an entry that is not allowed in a layer."""
 
 
 def layer_error(title: str, error: Exception) -> StoreError:
@@ -87,8 +87,8 @@ def layer_error(title: str, error: Exception) -> StoreError:
     if isinstance(error, EntryError):
         return StoreError(
             "layer-entry-unsafe",
-            f"layer {title} has an entry that no layer may have: {error}",
-            hint="build the image with another tool, or without that entry",
+            f"layer {title} has an unsafe entry: {error}",
+            hint="rebuild the image without this file",
         )
     return StoreError(
         "layer-corrupt",
@@ -99,10 +99,10 @@ def layer_error(title: str, error: Exception) -> StoreError:
 
 @dataclass(slots=True)
 class TarEntry:
-    """An entry at `parts` in the layer, () its root; `name` is its name in the archive.
+    """An entry at `parts` in the layer, () for its root. `name` is its name in the archive.
 
-    `target` is the file of a hard link, `linkname` the text of a symbolic link. A whiteout's last part keeps
-    its prefix. `remaining` bytes are not yet read, and need not be.
+    `target` is the file of a hard link, `linkname` the text of a symbolic link. The last part of a whiteout
+    has its prefix. `remaining` bytes are not read yet, and may be left unread.
     """
 
     parts: Parts
@@ -123,7 +123,7 @@ class TarEntry:
         return "/".join(self.parts)
 
     def piece(self, most: int) -> bytes | memoryview:
-        """Return one to `most` of the remaining bytes, uncopied; none at the end."""
+        """Return one to `most` of the remaining bytes, without a copy; no bytes at the end."""
         if not self.remaining:
             return b""
         piece = self.source.piece(min(most, self.remaining))
@@ -145,16 +145,17 @@ class TarEntry:
 
 
 def entries(stream: TarStream) -> Iterator[TarEntry]:
-    """Yield the entries of a tar at their places. The next entry skips the rest of the file before it.
+    """Yield the entries of a tar with their paths. The next entry skips the rest of the previous file.
 
-    Raises CorruptDataError for an incomplete archive, EntryError for an entry that no layer may have.
+    Raises CorruptDataError for an incomplete archive, EntryError for an entry that is not allowed in a
+    layer.
     """
     layer = _LayerNames()
     space, holes = NAMES_LIMIT, SPARSE_LIMIT
     for header in _headers(stream):
         space -= len(header.name) + len(header.linkname) + 1
         if space < 0:
-            raise CorruptDataError(f"the names of its files take more than {NAMES_LIMIT} characters")
+            raise CorruptDataError(f"its file names have more than {NAMES_LIMIT} characters together")
         entry = TarEntry(
             (), header.kind, header.name, header.linkname, header.size, header.mode & 0o7777,
             _owner(header, header.uid), _owner(header, header.gid), header.mtime, stream, header.size,
@@ -199,14 +200,14 @@ _LayerDirectory: TypeAlias = "dict[str, _LayerDirectory | _LayerSymlink | _Other
 
 
 class _LayerNames:
-    """The names of a layer so far, by which links are followed without a file system."""
+    """The names of a layer so far, to follow links without a file system."""
 
     def __init__(self) -> None:
         self._root: _LayerDirectory = {}
         self._followed = self._replaced = 0
 
     def place(self, entry: TarEntry) -> Iterator[TarEntry]:
-        """Yield the entry at its place, after what it removes; nothing for an entry that a layer drops."""
+        """Yield the removed entries, then the entry with its path; nothing for an ignored entry."""
         try:
             parts = entry_parts(entry.name)
         except ValueError as error:
@@ -224,7 +225,7 @@ class _LayerNames:
         if name.startswith(WHITEOUT):
             hidden = name.removeprefix(WHITEOUT)
             if hidden in ("", ".", ".."):
-                raise EntryError(f"'{printable(entry.name)}' is a whiteout of nothing")
+                raise EntryError(f"'{printable(entry.name)}' is a whiteout without a name")
             if name == OPAQUE or not hidden.startswith(WHITEOUT):
                 entry.kind = HIDDEN
                 yield entry
@@ -252,7 +253,7 @@ class _LayerNames:
         if entry.kind == SYMLINK:
             target = entry.linkname.encode("utf-8", "surrogateescape")
             if not 0 < len(target) <= LONGEST_TARGET or b"\0" in target:
-                raise EntryError(f"'{printable(entry.name)}' is a link to something that is not a path")
+                raise EntryError(f"'{printable(entry.name)}' is a link whose target is not a path")
             return _LayerSymlink(entry.linkname)
         return _NOTHING if entry.kind == _SKIPPED else _FILE
 
@@ -281,7 +282,7 @@ class _LayerNames:
         return True
 
     def _folder(self, parts: Parts, name: str, *, make: bool = True) -> tuple[Parts, _LayerDirectory]:
-        """Return the place of the directory `parts` and its entries, following links inside the layer."""
+        """Return the path and the entries of the directory `parts`, following links inside the layer."""
         todo = list(reversed(parts))
         above: list[str] = []
         folders = [self._root]
@@ -302,7 +303,9 @@ class _LayerNames:
                 links += 1
                 self._followed += len(node)
                 if links > LINKS_LIMIT or self._followed > FOLLOWED_LIMIT:
-                    raise EntryError(f"'{printable(name)}' is reached through more than {LINKS_LIMIT} links")
+                    raise EntryError(
+                        f"the path '{printable(name)}' goes through more than {LINKS_LIMIT} links"
+                    )
                 if node.startswith("/"):
                     above.clear()
                     del folders[1:]
@@ -319,14 +322,14 @@ class _LayerNames:
 
 
 def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
-    """Return an entry that another one implies."""
+    """Return an entry for a path that another entry implies."""
     none = TarStream(iter(()))
     return TarEntry(parts, kind, entry.name, "", 0, 0o755, entry.uid, entry.gid, entry.mtime, none)
 
 
 def _owner(header: _TarHeader, number: int) -> int:
     if not 0 <= number <= LAST_OWNER:
-        raise EntryError(f"'{printable(header.name)}' belongs to {number}, which is not a valid owner")
+        raise EntryError(f"'{printable(header.name)}' has the invalid owner {number}")
     return number
 
 
@@ -335,7 +338,7 @@ def _owner(header: _TarHeader, number: int) -> int:
 
 @dataclass(slots=True)
 class _TarHeader:
-    """An entry in the archive's form. `size` are its bytes there, `sparse` the map of its regions."""
+    """A header as in the archive. `size` are its stored bytes, `sparse` the map of its regions."""
 
     name: str
     kind: str
@@ -385,7 +388,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
         except ValueError as error:
             raise CorruptDataError(f"broken header at byte {at}: {printable(str(error))}") from error
         if kind not in _ENTRY_TYPES:
-            raise EntryError(f"'{printable(name)}' is an entry of type {kind!r}, which no layer may have")
+            raise EntryError(f"'{printable(name)}' has the type {kind!r}, which is not allowed in a layer")
         sparse = None
         if kind == tarfile.GNUTYPE_SPARSE or (kind in tarfile.REGULAR_TYPES and _is_sparse(extended)):
             sparse = extended, block if kind == tarfile.GNUTYPE_SPARSE else b""
@@ -394,7 +397,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
         if kind == tarfile.AREGTYPE and name.endswith("/"):
             what = DIRECTORY  # before POSIX a directory was a file whose name ends in a slash
         if size < 0:
-            raise CorruptDataError(f"'{printable(name)}' has {size} bytes")
+            raise CorruptDataError(f"'{printable(name)}' has an invalid size: {size} bytes")
         mtime = min(max(mtime, 0), LAST_TIME) if math.isfinite(mtime) else 0
         # Directories, links and devices have no bytes, whatever their header says.
         yield _TarHeader(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
@@ -404,7 +407,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
 def _parse_header(block: bytes) -> tuple[str, bytes, int]:
     """Return name, type and size of a header (POSIX ustar and older). Raises ValueError.
 
-    tarfile reads six times as many fields, which takes most of a scan of small files.
+    tarfile reads six times as many fields, which would be most of the time to scan small files.
     """
     checksum = _number(block[148:156])
     if checksum != 256 + sum(block[:148]) + sum(block[156:]):
@@ -413,7 +416,7 @@ def _parse_header(block: bytes) -> tuple[str, bytes, int]:
             raise ValueError("bad checksum")
     name, kind, size = block[:100].partition(b"\0")[0], block[156:157], _number(block[124:136])
     if size < 0:
-        raise ValueError(f"a file of {size} bytes")
+        raise ValueError(f"invalid file size: {size} bytes")
     if block[257:263] == b"ustar\0" and (prefix := block[345:500].partition(b"\0")[0]):
         name = prefix + b"/" + name
     return name.decode("utf-8", "surrogateescape"), kind, size
@@ -532,7 +535,7 @@ def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
         if not more:
             return regions
         if rest < 0:
-            raise ValueError(f"a map of more than {HEADER_LIMIT} bytes")
+            raise ValueError(f"its map has more than {HEADER_LIMIT} bytes")
         following = stream.exactly(BLOCK)
         if not following:
             raise ValueError("its map is truncated")
@@ -563,7 +566,7 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 class TarStream:
-    """Chunks, read in the portions of a tar. Large ones are not copied."""
+    """Chunks of a stream, read in the sizes that a tar needs. Large chunks are not copied."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -574,7 +577,7 @@ class TarStream:
         """Names of the device nodes and FIFOs that were skipped."""
 
     def piece(self, most: int) -> bytes | memoryview:
-        """Return one to `most` bytes; a whole chunk uncopied. Raises CorruptDataError at the end."""
+        """Return one to `most` bytes, a complete chunk without a copy. Raises CorruptDataError at the end."""
         if not self._chunk and not self._next():
             raise CorruptDataError(f"it ends at byte {self.position}, in the middle of a file")
         piece, self._chunk = self._chunk[:most], self._chunk[most:]
@@ -584,7 +587,7 @@ class TarStream:
     def exactly(self, count: int, *, limit: int = BLOCK) -> bytes:
         """Return `count` bytes, or none at the end of the stream."""
         if count > limit:
-            raise CorruptDataError(f"a header of {count} bytes at byte {self.position}")
+            raise CorruptDataError(f"invalid size of a header at byte {self.position}: {count} bytes")
         data = bytearray()
         while len(data) < count and (self._chunk or self._next()):
             data += self.piece(count - len(data))

@@ -1,9 +1,10 @@
-"""Transfers of a manifest and its parts from any store to any other: push, pull and copy.
+"""Transfer a manifest and its parts from any store to any other: push, pull and copy.
 
-`send` writes blobs first, in parallel, then manifests children first, then tags. So a reader of the
-destination sees nothing or the whole image, and an interrupted transfer resumes: existing blobs are not sent.
+`send` writes blobs first, in parallel, then manifests with children first, then tags. So a reader of the
+destination sees nothing or the complete image, and an interrupted transfer resumes: existing blobs are not
+sent.
 
-No blob is ever in memory as a whole; manifests are, up to 4 MiB each.
+Blobs are streamed, never completely in memory. Manifests are, up to 4 MiB each.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from imagefactory.oci.graph import (
     put_manifest,
 )
 from imagefactory.oci.manifests import Descriptor
-from imagefactory.oci.store import REPOSITORY, Store
+from imagefactory.oci.store import REBUILD, REPOSITORY, Store
 from imagefactory.progress import Progress, ProgressTask
 
 WORKERS = 4
 MIN_MOUNT_BYTES = 1 << 20
 MOST_REMEMBERED = 50_000
 Origins = Callable[[Descriptor], Iterable[str]]
-"""Repositories of the destination that may have a blob already, the likeliest first."""
+"""A function that returns repositories of the destination that may have a blob, the likeliest first."""
 
 
 def no_origins(_: Descriptor) -> Iterable[str]:
@@ -46,9 +47,9 @@ def no_origins(_: Descriptor) -> Iterable[str]:
 def origins_from(
     memory: Mapping[str, object], repositories: Sequence[str], lacks: Collection[str] = ()
 ) -> Origins:
-    """Return the origins of a blob by the `memory` of `remember_transfer`.
+    """Return the origins of a blob from the `memory` of `remember_transfer`.
 
-    Large blobs and those of `lacks` may be in any of `repositories` too.
+    Large blobs and those in `lacks` may be in any of `repositories` too.
     """
 
     def origins(blob: Descriptor) -> Iterable[str]:
@@ -62,7 +63,7 @@ def origins_from(
 def remember_transfer(
     memory: Mapping[str, object], repository: str, graph: ManifestGraph, inputs: str = ""
 ) -> dict[str, object]:
-    """Return the memory of a registry with what `repository` has now, bounded in size.
+    """Return the memory of a registry, updated with the content of `repository`. Its size is bounded.
 
     It maps the digest of each blob to a repository, and each root of a repository to its `inputs`.
     """
@@ -74,7 +75,7 @@ def remember_transfer(
 
 
 def roots_seen_with(memory: Mapping[str, object], repository: str, graph: ManifestGraph) -> str | None:
-    """Return the inputs of a root that arrived whole in `repository` before, None for another root."""
+    """Return the inputs of a root that was completely sent to `repository` before, None for another root."""
     inputs = memory.get(_root_key(repository, graph.root.descriptor.digest))
     return inputs if isinstance(inputs, str) else None
 
@@ -90,7 +91,7 @@ def digests_sent_as(memory: Mapping[str, object], repository: str, inputs: str) 
 
 
 def was_transferred(memory: Mapping[str, object], repository: str, digest: str) -> bool:
-    """Return whether the root `digest` arrived whole in `repository` before."""
+    """Return whether the root `digest` was completely sent to `repository` before."""
     return _root_key(repository, digest) in memory
 
 
@@ -104,7 +105,7 @@ def _root_key(repository: str, digest: str) -> str:
 class CancelToken:
     """Cancels all threads of a transfer, after the first failure or an interruption.
 
-    `sleep` is for a store's waits between attempts, which would otherwise outlast the transfer.
+    A store uses `sleep` for its waits between attempts, so that they end with the transfer.
     """
 
     def __init__(self) -> None:
@@ -126,17 +127,17 @@ class CancelToken:
 
 
 class _TransferStoppedError(Exception):
-    """Another blob failed: this blob's transfer ends. Never leaves this file."""
+    """Another blob failed, so this blob's transfer ends. Used only in this file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRequest:
     """A graph and its destination.
 
-    `candidate` is a tag that never moves: it is written first, and must not exist with another digest. `tags`
-    may move. `attach` is put before any tag points to the root. `known`: all of it arrived there before, so
-    while its manifests exist, its blobs are not queried. `lacks` are digests of blobs that the source does
-    not have: the repository or an origin must have them.
+    `candidate` is a tag that never moves: it is written first, and must not exist with another digest.
+    `tags` may move. `attach` is put before any tag points to the root. `known` is true if all parts were
+    sent before: while its manifests exist, its blobs are not queried. `lacks` are digests of blobs that the
+    source does not have, so the repository or an origin must have them.
     """
 
     graph: ManifestGraph
@@ -152,7 +153,7 @@ class TransferRequest:
 
 
 class BlobArrival(StrEnum):
-    """The way in which a blob arrived at the destination."""
+    """How a blob arrived at the destination."""
 
     SENT = "sent"
     MOUNTED = "mounted"
@@ -163,17 +164,17 @@ class BlobArrival(StrEnum):
 class BlobNotFoundError(RegistryError):
     """Blobs of these digests are on neither side of a transfer."""
 
-    def __init__(self, code: str, message: str, *, digests: tuple[str, ...]) -> None:
-        super().__init__(code, message)
+    def __init__(self, code: str, message: str, *, hint: str, digests: tuple[str, ...]) -> None:
+        super().__init__(code, message, hint=hint)
         self.digests = digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
-    """The outcome of a transfer; `digest` and `tags` are what the destination reported at the end.
+    """The outcome of a transfer. `digest` and `tags` are what the destination reported at the end.
 
-    `tags` pairs each further tag with its digest: another writer may have moved it since. `bytes_sent` counts
-    blobs on the wire, with parts that had to be sent again.
+    `tags` pairs each further tag with its digest, as another writer may have moved the tag. `bytes_sent`
+    counts the sent bytes of blobs, including parts that had to be sent again.
     """
 
     repository: str
@@ -192,9 +193,9 @@ def send(
 ) -> TransferResult:
     """Send a graph from `source` to a repository of `destination`, `sending.workers` blobs at a time.
 
-    Raises RegistryError if the candidate tag exists with another digest, if the destination fails for good
-    (what was sent stays there and is not sent again), or if it does not confirm the manifests;
-    BlobNotFoundError, before any manifest is put, for blobs that neither side has.
+    Raises RegistryError if the candidate tag exists with another digest, if the destination fails (sent
+    blobs stay and are not sent again), or if it does not confirm the manifests. Raises BlobNotFoundError,
+    before any manifest is put, for blobs that neither side has.
     """
     began = time.monotonic()
     sending.brake.release()
@@ -207,7 +208,8 @@ def send(
         if missing := tuple(digest for digest, how in arrivals.items() if how is BlobArrival.NOWHERE):
             raise BlobNotFoundError(
                 "blobs-not-found",
-                f"{place} lacks {len(missing)} blobs, and so does {source}",
+                f"{len(missing)} blobs are neither in {place} nor in {source}",
+                hint=REBUILD,
                 digests=missing,
             )
         for artifact in sending.attach:
@@ -239,15 +241,15 @@ def _candidate_exists(place: StoreRepository, candidate: str, root: Descriptor) 
         raise RegistryError(
             "candidate-conflict",
             f"{place}:{candidate} exists already and is {digest}, not {root.digest}",
-            hint="find out who pushed it, or push to another registry: a candidate never changes",
+            hint="push to another registry, or delete this tag there: a candidate never changes",
         )
     return bool(digest)
 
 
 def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
-    """Return whether the candidate and all that it names exist: a deletion may have removed parts.
+    """Return whether the candidate and all its parts exist. A deletion may have removed parts.
 
-    For a known graph its manifests are enough, queried at once: a registry deletes them first.
+    For a known graph only its manifests are queried, all at once: a registry deletes them first.
     """
     graph, root = sending.graph, sending.graph.root.descriptor
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="whole") as pool:
@@ -266,10 +268,10 @@ def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
 
 
 def _put_manifests(place: StoreRepository, sending: TransferRequest) -> None:
-    """Put children, attached artifacts and last the root, under its tag.
+    """Put children, then attached artifacts, then the root under its tag.
 
-    An artifact may come before its subject (distribution-spec 1.1, "Pushing Manifests with Subject"):
-    so an existing tag has its artifacts too.
+    An artifact may be put before its subject (distribution-spec 1.1, "Pushing Manifests with Subject"). So a
+    tag never exists without its artifacts.
     """
     below, above = _around_root(sending.graph)
     for manifest in (*below, *(artifact.manifest for artifact in sending.attach)):
@@ -285,7 +287,7 @@ def _around_root(graph: ManifestGraph) -> tuple[tuple[Manifest, ...], tuple[Mani
 
 
 def _move_tag(place: StoreRepository, tag: str, root: Manifest) -> str:
-    """Point a tag to the root unless it does already; return the digest that it has in the end."""
+    """Point a tag to the root, unless it does already. Return its digest in the end."""
     descriptor = root.descriptor
     if _resolve(place, tag) == descriptor.digest:
         return descriptor.digest
@@ -334,7 +336,7 @@ class _BlobTransfer:
         self.reported = 0
 
     def run(self, store: Store) -> tuple[BlobArrival, int]:
-        """Return how the blob arrived, and the bytes that were sent for it."""
+        """Send the blob. Return how it arrived, and the sent bytes."""
         arrival, cost = self._bring(store)
         self._report(self.blob.size)
         return arrival, cost

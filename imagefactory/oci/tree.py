@@ -26,7 +26,7 @@ MAX_OPEN_DIRECTORIES = 2 * DEEPEST + 8  # an entry and the target of its hard li
 
 
 def entry_parts(name: str) -> tuple[str, ...]:
-    """Return the directories and name of a tar entry; () is the root. Raises ValueError if it leaves it.
+    """Return the directories and name of a tar entry, () for the root. Raises ValueError if outside the root.
 
     An absolute name starts at the layer's root, and `..` removes the name before it, as in Go's
     filepath.Clean, which docker and podman use.
@@ -35,7 +35,7 @@ def entry_parts(name: str) -> tuple[str, ...]:
     for part in name.split("/"):
         if part == ".." and (parts_ or not name.startswith("/")):
             if not parts_:
-                raise ValueError(f"'{name}' leaves the layer")
+                raise ValueError(f"'{name}' is outside the layer")
             parts_.pop()
         elif part not in ("", ".", ".."):
             parts_.append(part)
@@ -49,7 +49,7 @@ def entry_parts(name: str) -> tuple[str, ...]:
         if len(part) > LONGEST // 4:
             size = len(part.removeprefix(WHITEOUT).encode("utf-8", "surrogateescape"))
             if size > LONGEST:
-                raise ValueError(f"'{name[:80]}...' has a name of {size} bytes (limit: {LONGEST})")
+                raise ValueError(f"'{name[:80]}...' has a part of {size} bytes (limit: {LONGEST})")
     return parts
 
 
@@ -59,7 +59,7 @@ def unpackable_parts(path: str) -> tuple[str, ...]:
         if path.startswith("/"):
             raise ValueError(f"'{path}' is an absolute path")
         if ".." in path.split("/"):
-            raise ValueError(f"'{path}' leaves the layer")
+            raise ValueError(f"'{path}' is outside the layer")
         return entry_parts(path)
     except ValueError as error:
         hint = "constrain the package that contains it to a version without such a file"
@@ -86,13 +86,13 @@ class TarMember(Protocol):
 
 
 class FileData(Protocol):
-    """A file's bytes: `read` returns the requested number, fewer only at the archive's end."""
+    """A file's bytes. `read` returns the requested number, fewer only at the archive's end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class LayerTree:
-    """A directory that is written by names relative to open directories, so that no link leads out of it.
+    """A directory that is written through open directories, so that no link leads outside.
 
     `digests` are the sha256 of its files, by inode.
     """
@@ -171,7 +171,7 @@ class LayerTree:
         os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
 
     def remove(self, parts: tuple[str, ...]) -> None:
-        """Remove all at `parts`: an entry of another type replaces it."""
+        """Remove everything at `parts`, for an entry of another type."""
         for below in [opened for opened in self.opened if opened[: len(parts)] == parts]:
             os.close(self.opened.pop(below))
         for below in [opened for opened in self.folders if opened[: len(parts)] == parts]:
@@ -183,7 +183,7 @@ class LayerTree:
         remove_tree(f"/proc/self/fd/{parent}/{parts[-1]}")
 
     def whiteout(self, parts: tuple[str, ...]) -> None:
-        """Write the OCI whiteout `.wh.NAME`, or the opaque mark, in overlay's form."""
+        """Write the OCI whiteout `.wh.NAME`, or the opaque mark, in overlayfs' format."""
         parent, name = self._parent(parts)
         hidden = name.removeprefix(WHITEOUT)
         if name == OPAQUE:
@@ -214,13 +214,13 @@ class LayerTree:
             ) from error
 
     def _clear(self, parent: int, name: str) -> bool:
-        """Remove an earlier entry of that name, as later entries win. Return whether it was a whiteout."""
+        """Remove an earlier entry with this name: the last one wins. Return whether it was a whiteout."""
         try:
             state = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
         if stat.S_ISDIR(state.st_mode):
-            raise tarfile.TarError(f"'{name}' is a directory and later something else")
+            raise tarfile.TarError(f"'{name}' is a directory in one entry and not in a later one")
         os.unlink(name, dir_fd=parent)
         return stat.S_ISCHR(state.st_mode)
 
@@ -228,7 +228,7 @@ class LayerTree:
         return self._open(parts[:-1], make=True), parts[-1]
 
     def _open(self, parts: tuple[str, ...], *, make: bool) -> int:
-        """Return the open directory `parts`, valid until a few dozen others are opened."""
+        """Return the open directory `parts`. It stays open until a few dozen others are opened."""
         if not parts:
             return self.root
         if parts in self.opened:

@@ -1,8 +1,8 @@
 """Layers as directories: each layer of the store is unpacked once, verified, and shared by all images.
 
-`<store>/unpacked/<hex of diff_id>/` has the content of one layer in overlay's form: the whiteouts of the OCI
-image specification become overlay's own (character device 0/0, `user.overlay.opaque`).
-`<store>/unpacked/.sums/<hex>` is the record of its entries (below), and is written before it.
+`<store>/unpacked/<hex of diff_id>/` has the content of one layer in overlayfs' format: the whiteouts of the
+OCI image specification become overlayfs' own (character device 0/0, `user.overlay.opaque`).
+`<store>/unpacked/.sums/<hex>` is the record of its entries (below), and is written first.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ from imagefactory.trees import printable, remove_tree
 
 
 class EntrySink(Protocol):
-    """A sink for a layer's entries in order; a later entry of a name replaces the earlier one.
+    """A sink for a layer's entries in order. The last entry with a name wins.
 
-    A path is its parts, () the root. Raises tarfile.TarError for an entry that no layer may have.
+    A path is its parts, () for the root. Raises tarfile.TarError for an entry that is not allowed in a
+    layer.
     """
 
     def __enter__(self) -> object: ...
@@ -89,7 +90,7 @@ def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task:
     """Pass the entries in `blob` to `tree`, which writes to `folder`, and check the diff_id.
 
     Return the names of skipped device nodes and FIFOs. Raises StoreError for another diff_id, an entry that
-    no layer may have, or a full disk, and ToolError for a missing codec.
+    is not allowed in a layer, or a full disk, and ToolError for a missing codec.
     """
     content = _HashingReader(plain_layer(layer.descriptor.media_type, _packed(layer, blob, task)))
     stream = TarStream(iter(content))
@@ -112,7 +113,7 @@ def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task:
         raise StoreError(
             "layer-corrupt",
             f"layer {title} has the digest {content.digest}, not {layer.diff_id}",
-            hint="remove the image and build it again: the blob or its manifest is corrupt",
+            hint="remove the corrupt image, then build or pull it again",
         )
     return stream.skipped
 
@@ -160,7 +161,7 @@ class _HashingReader:
 
 
 def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSError) -> StoreError:
-    """Return the error of a full disk; the layer is read to its end for its size."""
+    """Return the error of a full disk. Reads the layer to its end for its size."""
     stream.drain()
     free = shutil.disk_usage(folder).free
     return StoreError(
@@ -201,7 +202,7 @@ _TIME = _ANOTHER.format("time")
 _MARKS = "user.overlay."
 
 Rows = dict[str, list[Any]]
-"""The rows of a directory, by name: the fields of `_HELD`, ctime and inode, content. The root is `.`."""
+"""The rows of a directory, by name: fields of the entry, ctime and inode, content. The root is `.`."""
 
 
 class _TreeChangedError(Exception):
@@ -231,7 +232,7 @@ def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
 def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
     """Return the fault of the first entry that changed since its record, "" for none.
 
-    Content counts as unchanged if ctime and inode are, unless `every_byte`: then it is read.
+    Content counts as unchanged if ctime and inode are, unless `every_byte` is set: then it is read.
     """
     known: dict[str, Rows] = json.loads(recorded)
     times: list[str] = []
@@ -239,7 +240,7 @@ def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str
     def look(path: str, opened: int) -> Iterable[str]:
         rows = known[path]
         for name in sorted(set(os.listdir(opened)) - rows.keys()):
-            raise _TreeChangedError(f"{path + name!r} is not of the layer")
+            raise _TreeChangedError(f"{path + name!r} is not in the layer")
         for name, row in rows.items():
             fault = _compare(opened, name, row, every_byte=every_byte)
             if fault == _TIME and stat.S_ISDIR(row[0]):
@@ -273,7 +274,7 @@ def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str
 
 
 def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
-    """Call `look` with each open directory and its path, which ends in `/`; it returns those to enter."""
+    """Call `look` with each open directory and its path ending in `/`. It returns the entries to visit."""
     opened: list[int] = []
     waiting = [(0, "", str(root))]
     try:
@@ -345,12 +346,12 @@ class UnpackedLayers:
         *,
         workers: int = 2,
     ) -> tuple[Path, ...]:
-        """Return the directories of `layers`, lowest first; missing ones are unpacked and verified.
+        """Return the directories of `layers`, the lowest first. Missing ones are unpacked and verified.
 
         `blob_path` returns the file of a blob by its digest. Raises StoreError for content that does not
-        match its diff_id, that a layer may not have, or that does not fit the disk, and ToolError for a
-        missing codec. Each layer is unpacked by one process; a killed one leaves only a directory that the
-        next call removes.
+        match its diff_id, that is not allowed in a layer, or that does not fit the disk, and ToolError for a
+        missing codec. Each layer is unpacked by one process. If that process is killed, the next call
+        removes its directory.
         """
         missing = list(
             {layer.diff_id: layer for layer in layers if not self.path(layer.diff_id).is_dir()}.values()
@@ -364,7 +365,7 @@ class UnpackedLayers:
 
     @contextmanager
     def writing(self, diff_id: Callable[[], str]) -> Iterator[LayerTree]:
-        """Yield a tree for a new layer's entries; `diff_id` is called when all are written."""
+        """Yield a tree for a new layer's entries. `diff_id` is called when all are written."""
         self._prepare()
         with self._part("new") as part:
             with LayerTree(part, owners=os.geteuid() == 0) as tree:
@@ -399,7 +400,7 @@ class UnpackedLayers:
         return tuple(gone)
 
     def drop_changed(self, layers: Sequence[OciLayer], progress: Progress) -> None:
-        """Remove those of `layers` that changed since they were unpacked; `unpack` then unpacks them again.
+        """Remove the layers that changed since they were unpacked. `unpack` then unpacks them again.
 
         Content counts as unchanged if size, times and inode are. Waits for sandboxes that use a removed
         layer.
@@ -408,9 +409,9 @@ class UnpackedLayers:
             self._check(name, progress, every_byte=False, mend=True)
 
     def check_all(self, progress: Progress, *, mend: bool) -> tuple[tuple[str, str], ...]:
-        """Check every byte of all unpacked layers; return (hex of the diff_id, fault) of those that changed.
+        """Check every byte of all unpacked layers. Return (hex of the diff_id, fault) of the changed ones.
 
-        `mend` removes them, once no sandbox uses them; the next run or build unpacks them again.
+        With `mend` they are removed once no sandbox uses them. The next run or build unpacks them again.
         """
         names = [path.name for path in entries_of(self.folder) if not path.name.startswith(".")]
         faults = []
@@ -503,7 +504,7 @@ class UnpackedLayers:
 
     @contextmanager
     def _part(self, name: str) -> Iterator[Path]:
-        """Yield a directory to fill; it is removed at the end unless it was renamed."""
+        """Yield a new directory to fill. It is removed at the end unless it was renamed."""
         part = self._new_part(name)
         part.mkdir()
         part.chmod(0o755)  # the / of an image, whatever the umask

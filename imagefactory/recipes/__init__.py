@@ -1,1 +1,1 @@
-"""Recipes: read, checked, expanded to targets, and drafted from existing files."""
+"""Recipes: reading, checking, expanding to targets, and drafting from existing files."""

@@ -80,7 +80,7 @@ def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[Bas
             by_name[base.name] = base
         if _described(other, base) != _described(base, other):
             what = f"base '{base.name}' is described differently at {other.where}"
-            write = "write the same glibc, interpreter and python, or name each in bases.yaml"
+            write = "write the same glibc, interpreter and python, or give each its own name in bases.yaml"
             faults.append(Diagnostic("base-described-twice", str(base.where), what, write))
     if faults:
         raise RecipeError(dict.fromkeys(faults))
@@ -88,13 +88,13 @@ def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[Bas
 
 
 def _described(base: BaseSpec, other: BaseSpec) -> tuple[str, ...]:
-    """Return what must be equal: all but the tag of a digest, and a Python that one of them omits."""
+    """Return the values that must be equal: all but the image's tag, and a Python that one of them omits."""
     python = (base.python, base.python_path) if base.python and other.python else ()
     return base.public, base.glibc, *python
 
 
 def without_tag(image: str) -> str:
-    """Return a reference for all tools: some reject a tag with a digest."""
+    """Return a reference without a tag, as some tools reject a tag with a digest."""
     place, at, digest = image.partition("@")
     host, slash, path = place.partition("/")
     return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
@@ -114,7 +114,7 @@ class BaseName:
     where: SourceLocation | None = None
 
     def own(self, python: str) -> BaseSpec | None:
-        """Return the base that the recipe describes itself, or None."""
+        """Return the base that the recipe itself describes, None for a name."""
         if not self.image or self.where is None:
             return None
         return BaseSpec(
@@ -137,11 +137,11 @@ def read_base(reader: NodeReader, fields: Mapping[str, YamlNode]) -> BaseName:
     if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
         for key, value in beside.items():
             what = f"'{key}' requires a 'base' with an image digest"
-            reader.fault(value.where, "key-without-base", what, "remove it: bases.yaml has it for its bases")
+            reader.fault(value.where, "key-without-base", what, f"remove it, or set '{key}' in bases.yaml")
         return BaseName(name=reader.text(node, "base", "base"))
     if "glibc" not in beside:
-        what = "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it has"
-        write = 'write glibc: "2.36" next to it, as `ldd --version` prints inside the image'
+        what = "'glibc' is missing: a base by digest needs the version of its C library"
+        write = 'write glibc: "2.36", the version that `ldd --version` prints in the image'
         reader.fault(node.where, "missing-key", what, write)
     image = reader.image(node, "base")
     glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BASE_ONLY_KEYS)

@@ -1,4 +1,4 @@
-"""Add a row to an existing family, as its maintainer would write it: after the most similar row.
+"""Add a row to an existing family, after the most similar row, as its maintainer would do.
 
 Values that all rows repeat (packages, bounds, variables) are copied from that row. Values that depend on the
 version come from the knowledge tables: CUDA, extras, companions, and the capabilities with code.
@@ -38,10 +38,10 @@ class RecipeAddition:
 
 
 def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAddition:
-    """Return the `text` of `recipe` with a row for `version`; all else stays as it is.
+    """Return the `text` of `recipe` with a row for `version`. Everything else is unchanged.
 
-    Without `cuda` it is the one that the framework's wheels come with. Raises UsageError if there is more
-    than one answer, or none, and if the rows of the family are not one line each.
+    Without `cuda` it is the CUDA version of the framework's wheels. Raises UsageError if there is no or more
+    than one such version, and if the rows of the family are not on one line each.
     """
     file = recipe.where.file
     if recipe.source != "pypi":
@@ -49,19 +49,21 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
         raise UsageError(
             "add-not-supported",
             f"'{recipe.family}' is {kind}",
-            hint="add works only for PyPI families; write the row manually",
+            hint="write the row manually: add-version works only for families of PyPI packages",
         )
     if cuda == NO_CUDA or rocm_of(cuda) or not any(map(_for_cuda, recipe.matrix)):
-        whose = "AMD's GPUs" if rocm_of(cuda) else "CPUs"
+        whose = "AMD GPUs" if rocm_of(cuda) else "CPUs"
         raise UsageError(
             "add-not-supported",
-            f"'{recipe.family}': add works only with CUDA rows",
-            hint=f"write the row for {whose} into {file}",
+            f"'{recipe.family}': add-version works only with CUDA rows",
+            hint=f"write the row for {whose} in {file}",
         )
     cuda = cuda or _cuda(recipe, version)
     if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
         raise UsageError(
-            "row-exists", f"{recipe.framework} {version} for CUDA {cuda} exists", hint=f"see {same.where}"
+            "row-exists",
+            f"{same.where}: {recipe.framework} {version} for CUDA {cuda} exists already",
+            hint="use another version, or another --cuda",
         )
     root = parse_tree(text, file)
     matrix = root.get("matrix")
@@ -75,7 +77,7 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
     if not begun:
         raise UsageError(
             "add-not-supported",
-            f"{node.where}: the rows are not on lines of their own",
+            f"{node.where}: expected each row on its own line, after '- '",
             hint="write the new row manually",
         )
     fields = _fields(root, recipe, near, node, version, cuda)
@@ -94,9 +96,9 @@ def _for_cuda(row: RecipeRow) -> bool:
 
 
 def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[_Pair]:
-    """Return the rows on a Python that the framework's wheels support, preferring the family's own.
+    """Return the rows with a Python that the framework's wheels support, preferably the family's own.
 
-    Rows only for another platform are skipped: their capabilities differ.
+    Rows for only another platform are skipped: their capabilities differ.
     """
     pairs = [pair for pair in pairs if recipe.platform in pair[0].platforms] or pairs
     needs = [wheel.python for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
@@ -106,7 +108,10 @@ def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[
 
 
 def _nearest(pairs: list[_Pair], version: str, cuda: str) -> _Pair:
-    """Return the last older row of the same major CUDA, else the next of this CUDA, else the last older."""
+    """Return the nearest row: the last older one with this CUDA major, else a newer one with this CUDA.
+
+    Without both, the last older row.
+    """
     older = _until(pairs, version)
     same = [pair for pair in older if _major(pair[0].cuda[-1]) == _major(cuda)]
     newer = [pair for pair in pairs if pair not in older and cuda in pair[0].cuda]
@@ -131,11 +136,11 @@ def _cuda(recipe: Recipe, version: str) -> str:
     offers = sorted({wheel.cuda for wheel in knowledge.offered(recipe.framework, version)}, key=natural)
     if len(offers) == 1:
         return offers[0]
-    known = f"comes with CUDA {' and '.join(offers)}" if offers else "is not known here"
+    known = f"comes with CUDA {' and '.join(offers)}" if offers else "has an unknown CUDA version"
     raise UsageError(
         "choice-required",
         f"{recipe.framework} {version} {known}",
-        hint=f"choose one: --cuda {offers[-1] if offers else '12.4'}",
+        hint=f"choose a CUDA version, such as --cuda {offers[-1] if offers else '12.4'}",
     )
 
 
@@ -160,7 +165,7 @@ def _fields(
 
 
 def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
-    """Return the nearest row's packages, with companions in the series that fits `version`."""
+    """Return the nearest row's packages, with companions in the series for `version`."""
     known = {row.package: row for row in knowledge.companions(recipe.framework, version, python)}
     ours = knowledge.companion_names(recipe.framework)
     requested = _requested(recipe, node)
@@ -191,7 +196,7 @@ def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Itera
 
 
 def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
-    """Return the nearest row's, without those that each solve adds for its own version."""
+    """Return the nearest row's constraints, without those that depend on its version."""
     releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
     known = {
         str(bound.needs)
@@ -204,7 +209,7 @@ def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...
 
 
 def _capabilities(recipe: Recipe, near: tuple[str, ...], version: str, cuda: str) -> tuple[str, ...]:
-    """Return the nearest row's, if the new build is documented for them or its toolkit supports them."""
+    """Return the nearest row's capabilities that the new build is documented for or its toolkit supports."""
     build = knowledge.documented(recipe.framework, version, cuda)
     codes = build.codes if build else knowledge.targets_of(cuda)
     archs = [code.architecture for code in codes if code.architecture]
@@ -224,7 +229,7 @@ def _texts(node: YamlNode, key: str) -> tuple[str, ...]:
 
 
 def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -> int:
-    """Return the number of lines up to the end of a row. Comments above the next row belong to that one."""
+    """Return the index of the line after a row. Comments above the next row belong to that one."""
     after = [row.where.line - 1 for row in nodes if row.where.line > node.where.line]
     end = min(after, default=len(lines))
     for index in range(node.where.line, end):
@@ -243,10 +248,11 @@ def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -
 def scaffold(
     family: str, bases: Sequence[BaseSpec], *, framework: str = "", source: str = "pypi"
 ) -> RecipeDraft:
-    """Return a commented recipe for `family` that is valid.
+    """Return a valid, commented recipe for `family`.
 
-    A framework in the knowledge table gets its newest version there, with its CUDA and extras. Others, and
-    all conda families, get values to change. Raises UsageError for an invalid name, or if there is no base.
+    A framework in the knowledge table gets its newest version there, with CUDA and extras. Others, and all
+    conda families, get example values to change. Raises UsageError for an invalid name, or if there is no
+    base.
     """
     known = knowledge.families()
     if source == "conda":
@@ -266,7 +272,7 @@ def scaffold(
 
 
 def scaffold_on(family: str, target: Target) -> RecipeDraft:
-    """Return a recipe that adds packages to a target; its list is still empty."""
+    """Return a recipe that adds packages to a target, with an empty list of packages."""
     text = (
         "# yaml-language-server: $schema=recipe.schema.json\n"
         f"family: {family}\ndescription: more on {target.name}\n"
@@ -281,8 +287,8 @@ def scaffold_on(family: str, target: Target) -> RecipeDraft:
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
-        hint = f"add one to recipes/{BASES_FILE}"
-        raise UsageError("no-base", "there is no base in the project", hint=hint)
+        hint = f"add a base to recipes/{BASES_FILE}"
+        raise UsageError("no-base", "the project has no base", hint=hint)
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -296,8 +302,8 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
 def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     base = next((base for base in bases if base.python), None)
     if base is None:
-        hint = f"add one to recipes/{BASES_FILE}"
-        raise UsageError("no-base", "no base in the project has a Python", hint=hint)
+        hint = f"add a base with python: to recipes/{BASES_FILE}"
+        raise UsageError("no-base", "no base of the project has a Python", hint=hint)
     wheels = [
         wheel
         for wheel in knowledge.cuda_wheels()
@@ -326,7 +332,7 @@ def check_name(value: str, rule: str) -> None:
     """Raise UsageError for an argument that RULES[rule] rejects."""
     if not RULES[rule].allows(value):
         what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
-        what = what or f"{show(value)} is not a name for a {rule}"
+        what = what or f"{show(value)} is not a valid name for a {rule}"
         raise UsageError("option-invalid", what, hint=f"write {RULES[rule].write}")
 
 
@@ -391,7 +397,7 @@ matrix:
 
 
 def omitted_companions(target: Target) -> str:
-    """Return a message about companions that the target omits and could have; empty for none.
+    """Return a message about companions that the target omits although they exist; empty for none.
 
     Only companions in the description of its recipe count.
     """
@@ -425,7 +431,7 @@ FRAMEWORKS = {
 def check_draft(
     text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[BaseSpec]
 ) -> tuple[Target, ...]:
-    """Return the targets that a draft would add. Raises RecipeError if it is invalid next to `recipes`."""
+    """Return the targets that a draft would add. Raises RecipeError if it is not valid with `recipes`."""
     try:
         recipe = parse_recipe(text, f"recipes/{family}.yaml")
         targets = expand_all([*recipes, recipe], bases)
@@ -439,7 +445,7 @@ def check_draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageChoice:
-    """The purpose of an image; all values are written into the recipe."""
+    """The framework, version, CUDA and Python of an image, all written into the recipe."""
 
     framework: str
     version: str
@@ -449,8 +455,10 @@ class ImageChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeDraft:
-    """A recipe's text. `lost` are lines about requests of the file that the recipe omits, `notes` are further
-    lines for the reader. `choice` is None for a recipe without such a file.
+    """A recipe's text, with lines for the reader.
+
+    `lost` are lines about requests of the source file that the recipe omits, `notes` further lines. `choice`
+    is None for a recipe without a source file.
     """
 
     text: str

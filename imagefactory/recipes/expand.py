@@ -1,4 +1,4 @@
-"""Recipe -> Target: each row of a matrix becomes its targets, also those built on others. Pure.
+"""Expand recipes to targets: each row of a matrix becomes its targets, also those on parents. No I/O.
 
 These checks need more than one recipe: its base, its source, its parent target.
 """
@@ -52,7 +52,7 @@ def _at(row: RecipeRow, key: str, code: str, what: str, write: str) -> Diagnosti
 
 
 def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, SourceLocation]:
-    """Return where the row of a target has each of its own requirements and constraints."""
+    """Return the location of each requirement and constraint in the row of a target."""
     places: dict[str, SourceLocation] = {}
     for row in (row for recipe in recipes for row in recipe.matrix if row.where == target.where):
         for key in ("packages", "constraints", "pip"):
@@ -70,14 +70,14 @@ def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
         for index, text in enumerate(getattr(row, key)):
             fault = requirement_problem(text, key, source)
             if not RULES[rule].allows(text):
-                what = f"'{key}' of {under.source}, as {under.name} is, cannot be {show(text)}"
+                what = f"'{key}' cannot be {show(text)}, because {under.name} has source: {under.source}"
                 fault = "value-invalid", what, f"write {RULES[rule].write}"
             if fault:
                 yield _at(row, f"{key}.{index}", *fault)
     for check in row.checks:
         fault = check_name_problem(check, under.framework)
         if check in GPU_CHECKS and not under.gpu:
-            what = f"'{check}' checks GPU images, and {under.name} is for CPUs"
+            what = f"the check '{check}' is for GPU images, and {under.name} is for CPUs"
             fault = "gpu-only-key", what, "remove it"
         if fault:
             yield _at(row, f"checks.{check}", *fault)
@@ -117,7 +117,7 @@ def base_problems(row: RecipeRow, base: BaseSpec | None, names: Sequence[str]) -
 def virtual_package_problems(
     row: RecipeRow, index: int, base: BaseSpec | None, platform: str
 ) -> Iterator[Diagnostic]:
-    """Yield the problems of virtual packages that no machine has, or none that the image is for."""
+    """Yield the problems of virtual packages that no machine has, or no machine for the image."""
     cuda, virtual = row.cuda[index], dict(row.virtual)
     if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
         what = f"base '{base.name}' has glibc {base.glibc}, older than {virtual['glibc']}"
@@ -146,7 +146,7 @@ def virtual_package_problems(
 
 
 def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagnostic]:
-    """Yield versions that the source is known to lack. Others, and other platforms, the solver checks."""
+    """Yield versions that the source is known to lack. The solver checks others, and other platforms."""
     cuda, name = row.builds[index], f"{row.framework} {row.version}"
     wheels = knowledge.offered(row.framework, row.version)
     if cuda == NO_CUDA or rocm_of(cuda):
@@ -173,7 +173,7 @@ def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagn
 
 
 def _cpu_problems(row: RecipeRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
-    """Yield packages that bring CUDA to a row for other devices. The lock finds unknown ones."""
+    """Yield packages that bring CUDA to a row for other devices. The lock detects unknown ones."""
     if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
         such = "tensorflow-rocm" if row.rocm else "onnxruntime"
         what = f"'{row.framework}' is built for CUDA, and the row is for {whose}"
@@ -229,7 +229,7 @@ def with_origins(
 
 
 def origin_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
-    """Yield origins other than PyPI if the parent is of conda, whose `packages` are from its channels."""
+    """Yield origins other than channels, if the parent is a conda target."""
     pip = set(map(package_of, row.pip))
     for key, text in row.sources if under.source == "conda" else ():
         if key == "packages":
@@ -256,7 +256,7 @@ def _without_sources(texts: Iterable[str]) -> list[str]:
 def _files(
     reader: NodeReader, sections: Sequence[YamlNode], row: RecipeRow, named: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the wheels of the project that a row names, by package."""
+    """Return the project's wheels in a row, by package."""
     wheels: dict[str, str] = {}
     for text in (
         entry for entry in (*row.packages, *row.pip) if entry.startswith("./") and not is_source(entry)
@@ -266,7 +266,7 @@ def _files(
             where = _item(sections, text) or row.where
             other = wheels.get(name) or f"the index '{named[name]}'"
             reader.fault(
-                where, "origin-conflict", f"'{name}' already comes from {other}", "take it from one of them"
+                where, "origin-conflict", f"'{name}' already comes from {other}", "remove one of the two"
             )
         wheels[name] = text
     return wheels
@@ -286,7 +286,7 @@ def _exact(text: str) -> str:
 
 
 def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[str]:
-    """Return the names that a row requires from PyPI; for a row on a parent all possible ones."""
+    """Return the names that a row requires from PyPI, for a row on a parent all possible ones."""
     own = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
     return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
 
@@ -294,19 +294,19 @@ def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[s
 def _check_index_used(
     reader: NodeReader, node: YamlNode | None, required: Collection[str], kind: str
 ) -> None:
-    """Report an index that no named requirement uses: uv queries it only for those, not for dependencies."""
+    """Report an index that no named requirement uses. uv queries it only for those, not for dependencies."""
     for key, _ in node.pairs if node and node.kind == "map" else ():
         if key.kind == "text" and canonical(key.text) not in required:
             reader.fault(
                 key.where,
                 "index-unused",
-                f"{show(key.text)} is not listed by name, so its index is never used",
-                f"write it under '{'pip' if kind == 'conda' else 'packages'}' too, or remove it here",
+                f"{show(key.text)} has an index, but is not a package of this recipe",
+                f"add it to '{'pip' if kind == 'conda' else 'packages'}', or remove it here",
             )
 
 
 PYTHON_CHANNEL = "conda-forge"
-"""The channel of Python if a base lacks the version that a recipe of PyPI packages names."""
+"""The channel of Python if a base lacks the Python of a recipe with PyPI packages."""
 
 
 def expand(recipe: Recipe, bases: Sequence[BaseSpec]) -> tuple[Target, ...]:
@@ -332,8 +332,8 @@ def expand_lenient(
 ) -> tuple[tuple[BaseSpec, ...], tuple[Target, ...], dict[str, tuple[Diagnostic, ...]]]:
     """Return all bases, the targets of the valid recipes, and the problems of the others by family.
 
-    `faults` are those of files that could not be read, by family. A recipe on a target of an invalid recipe
-    is skipped, with a problem of its own.
+    `faults` are those of unreadable files, by family. A recipe on a target of an invalid recipe is skipped,
+    with its own problem.
     """
     sound, faulty = list(recipes), dict(faults)
     while True:
@@ -372,8 +372,8 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
     if base := next((name for name in names if name.startswith("base:")), ""):
         raise NothingSelectedError(
             "target-unknown",
-            f"no target {show(base)}",
-            hint="a base is built with the first target on it; to lock it: imagefactory lock base:NAME",
+            f"{show(base)} is a base, not a target",
+            hint="use a target on this base; to lock the base, run imagefactory lock base:NAME",
         )
     chosen = choose_names(names, _known_targets(targets))
     return tuple(target for target in targets if target.name in chosen)
@@ -390,7 +390,7 @@ def _known_targets(targets: Iterable[Target]) -> KnownNames:
 
 
 def _expand(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[list[Target], list[Diagnostic]]:
-    """Return targets and problems; adds to `bases`, by name, the bases that recipes describe."""
+    """Return targets and problems. Adds the bases that recipes describe to `bases`, by name."""
     targets = []
     faults: list[Diagnostic] = []
     above = []
@@ -444,7 +444,7 @@ def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
 def _on_platform(
     target: Target, base: BaseSpec | None, bases: dict[str, BaseSpec], faults: list[Diagnostic]
 ) -> Target:
-    """Return the target on its base for its platform, whose name differs from that for amd64."""
+    """Return the target on the base for its platform. The name of that base has a platform suffix."""
     if base is None or target.platform == base.platform:
         return target
     below = bases.get(base.name, base)
@@ -458,13 +458,13 @@ def _on_platform(
 def _on_system(
     target: Target, recipe: Recipe, row: RecipeRow, bases: dict[str, BaseSpec], faults: list[Diagnostic]
 ) -> Target:
-    """Return the target on its base with the recipe's Debian packages: a base with its own name."""
+    """Return the target on a base with the recipe's Debian packages, which has its own name."""
     below = bases.get(target.base) or row.own_base
     if not recipe.system or below is None:
         return target
     if below.image:
         what = f"{below.name} is an image of a registry, and 'system' requires a base of Debian packages"
-        write = "remove them, or choose another base"
+        write = "remove 'system', or choose another base"
         faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), what, write))
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
     where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
@@ -476,7 +476,7 @@ def _on_system(
 
 
 def _framework_requirement(recipe: Recipe, row: RecipeRow) -> str:
-    """Return the framework at the row's version, from the channel that a constraint names.
+    """Return the framework at the row's version, from the channel in its constraint.
 
     Under strict priority only a requirement can select a package of a later channel.
     """
@@ -489,7 +489,7 @@ def _framework_requirement(recipe: Recipe, row: RecipeRow) -> str:
 
 
 def _all_virtual(target: Target, row: RecipeRow, glibc: str) -> tuple[tuple[str, str], ...]:
-    """Return the written virtual packages of conda, else those of the oldest machine for the target."""
+    """Return the recipe's virtual packages of conda, else those of the oldest machine for the target."""
     if not target.conda:
         return ()
     virtual = {"glibc": glibc, "archspec": MACHINES[target.platform]} | dict(row.virtual)
@@ -504,7 +504,7 @@ def _build_on(
     bases: dict[str, BaseSpec],
     faults: list[Diagnostic],
 ) -> None:
-    """Append the targets that are built on others, in any depth."""
+    """Append the targets that are built on others, at any depth."""
     expanded = {target.name: target for target in targets}
     while ready := [pair for pair in waiting if pair[1].on in expanded]:
         waiting = [pair for pair in waiting if pair[1].on not in expanded]
@@ -520,18 +520,18 @@ def _build_on(
             others = {
                 name: target.family for name, target in expanded.items() if target.family != recipe.family
             }
-            hint = suggest(row.on, others) or "choose a target that has a source"
+            hint = suggest(row.on, others) or "choose a target whose family has 'source'"
             what = f"no target '{row.on}'"
             faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), what, hint))
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))
             what = f"'{recipe.family}' is built on itself: {round_trip}"
-            write = "choose a target that has a source"
+            write = "choose a target whose family has 'source'"
             faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), what, write))
 
 
 def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, RecipeRow]]) -> list[str]:
-    """Return the families that a row waits for, nearest first: up to itself, a cycle, or a missing one."""
+    """Return the families that a row waits for, nearest first, up to a cycle or a missing family."""
     chain: list[str] = []
     while True:
         below = [pair for pair in waiting if row.on.startswith(f"{pair[0].family}-")]
@@ -573,7 +573,7 @@ def _target_on(recipe: Recipe, row: RecipeRow, under: Target) -> Target:
 
 
 def _start_on(own: ContainerStart, under: ContainerStart) -> ContainerStart:
-    """Return a child's start: its own values win; a new entry point drops the parent's command."""
+    """Return a child's start. Its own values win, and a new entry point drops the parent's command."""
     return ContainerStart(
         entrypoint=own.entrypoint or under.entrypoint,
         command=own.command or (() if own.entrypoint else under.command),

@@ -1,4 +1,4 @@
-"""Frozen values of recipes: a family and the rows of its matrix, as they were read."""
+"""Values of recipes: a family and the rows of its matrix, before expansion."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from imagefactory.model import BaseSpec, ContainerStart, EnvironmentValues, File
 class RecipeRow(EnvironmentValues):
     """One framework version of a recipe with its CUDA versions, or only NO_CUDA, or its ROCm versions.
 
-    Values that are not written in the row are the family's, so a row is complete by itself. Only
-    `description` and `labels` are the row's own. `virtual` has only the written ones. `own_base` is the base
-    that the recipe describes by digest, None if `base` is in bases.yaml. `places` are the locations of single
-    values (`base`, `cuda.0`), for later errors. `sources` are (`packages` or `pip`, entry) of directories and
+    A row is complete: values that are not written in the row are the family's. Only `description` and
+    `labels` are the row's own. `virtual` has only the written ones. `own_base` is the base that the recipe
+    describes by digest, None if `base` is in bases.yaml. `places` are the locations of single values
+    (`base`, `cuda.0`), for later errors. `sources` are (`packages` or `pip`, entry) of directories and
     repositories without a wheel.
 
-    A row that is built `on` a target has only its additions, as written: they depend on that target's source.
+    A row that is built `on` a target has only its additions, as written, because they depend on that
+    target's source.
     """
 
     packages: tuple[str, ...]
@@ -39,12 +40,12 @@ class RecipeRow(EnvironmentValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One family: a framework from one source with a matrix of versions x CUDA.
+    """A family: a framework from one source with a matrix of versions x CUDA.
 
-    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`); `python`, `base` and
+    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`). `python`, `base` and
     `platform` are the family's defaults, which target names omit. A family that is built on targets has none
-    of these: its rows' targets set them. `system` are the Debian packages that its images have besides those
-    of their base.
+    of these, because its rows' targets set them. `system` are the Debian packages that its images have
+    besides those of their base.
     """
 
     family: str

@@ -1,12 +1,12 @@
-"""Which targets a word selects, and suggestions if it selects none. For recipes and catalogs. Pure.
+"""Select targets by words, and suggest names if no target matches. For recipes and catalogs. No I/O.
 
     pytorch-2.3-cu121       the name
     pytorch                 a family: all of it
     pytorch-2.*             a pattern
     pytorch-2.3             the prefix of only one name
 
-A prefix ends at a whole number: `pytorch-2.1` is not `pytorch-2.10-cu128`. If one of the matching names is a
-prefix of all others, it is selected: a family's defaults have no suffix.
+A prefix ends at a complete number: `pytorch-2.1` is not `pytorch-2.10-cu128`. If one of the matching names
+is a prefix of all others, it is selected, because a family's defaults have no suffix.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
 
 
 def choose_names(words: Sequence[str], known: KnownNames, lacking: str = "no target") -> tuple[str, ...]:
-    """Return the names that these words select, in the order of `known`; all if there are no words.
+    """Return the names that these words select, in the order of `known`; all without words.
 
-    Raises NothingSelectedError, which begins with `lacking`, for a word without a match, and UsageError for
-    the prefix of several names.
+    Raises NothingSelectedError, whose message begins with `lacking`, for a word without a match. Raises
+    UsageError for a prefix of several names.
     """
     chosen: set[str] = set()
     for word in words:
@@ -65,7 +65,7 @@ def families_of(words: Sequence[str], known: KnownNames, invalid: Iterable[str])
 
 
 def suggest(word: str, known: KnownNames) -> str:
-    """Return a suggestion: a likely name or the existing versions, never another version. Empty for none."""
+    """Return a suggestion: a likely name or the existing versions, never another version; empty for none."""
     near = nearest(word, known)
     if near:
         return f"did you mean '{near}'?"

@@ -49,7 +49,7 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
         if recipe.family == path.stem:
             recipes.append(recipe)
         else:
-            what = f"the family is {show(recipe.family)}, and each file has one family"
+            what = f"the family {show(recipe.family)} does not match the name of its file"
             write = f"rename it to {recipe.family}.yaml, or write family: {path.stem}"
             faults[path.stem] = (Diagnostic("family-name-mismatch", str(recipe.where), what, write),)
     return tuple(recipes), faults
@@ -69,15 +69,15 @@ def read_file(path: Path) -> tuple[str, str]:
         raise recipe_problem(start, "file-name-invalid", what, "rename it to FAMILY.yaml")
     try:
         if path.resolve().parent != path.parent.resolve():
-            what = "is a link out of its directory"
-            raise recipe_problem(start, "link-not-allowed", what, "put the file itself here")
+            what = "the recipe is a link to outside its directory"
+            raise recipe_problem(start, "link-not-allowed", what, "replace the link by a copy of its target")
         if path.exists() and not path.is_file():
-            raise recipe_problem(start, "not-a-file", "is not a file", "put a file here")
+            raise recipe_problem(start, "not-a-file", "the recipe is not a file", "replace it by a file")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        what = f"cannot read it: {(error.strerror or str(error)).lower()}"
-        raise recipe_problem(start, "file-not-readable", what, "put a readable file here") from error
+        what = f"cannot read the recipe: {(error.strerror or str(error)).lower()}"
+        raise recipe_problem(start, "file-not-readable", what, "check its permissions") from error
     if len(data) > MAX_BYTES:
         raise too_large(file)
     try:
@@ -86,4 +86,6 @@ def read_file(path: Path) -> tuple[str, str]:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         where = SourceLocation(file=file, line=line, column=column)
-        raise recipe_problem(where, "not-utf8", "is not UTF-8", "save the file as UTF-8") from error
+        raise recipe_problem(
+            where, "not-utf8", "the line is not UTF-8 text", "save the file as UTF-8"
+        ) from error

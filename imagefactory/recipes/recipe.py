@@ -1,7 +1,7 @@
-"""YAML -> Recipe. Each problem has file:line:column, the cause and a fix.
+"""Read recipes from YAML. Each problem has file:line:column, the cause and a fix.
 
-Recipes are untrusted data: yaml_tree.py reads the text within limits and keeps the place of every value, and
-each value must fully match an allow-list. All problems of a file are reported at once.
+Recipes are untrusted data. yaml_tree.py reads the text within limits and keeps the location of every value,
+and each value must fully match an allow-list. All problems of a file are reported at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_labels(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, s
 def _read_settings(
     reader: NodeReader, node: YamlNode | None, rules: tuple[str, str, str], reserved: Callable[[str], bool]
 ) -> Iterator[tuple[str, str, SourceLocation]]:
-    """Yield name, value and the value's place. `rules` are the section, and the rules of name and value."""
+    """Yield name, value and location. `rules` are the section, and the rules for name and value."""
     section, name_rule, value_rule = rules
     for name, key, value in reader.pairs(node, section):
         if reader.text(key, section, name_rule):
@@ -96,7 +96,7 @@ def read_files(reader: NodeReader, node: YamlNode | None) -> tuple[FilesSpec, ..
 
 
 def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerStart:
-    """Return how a container starts, as far as it is written. A command may repeat a word."""
+    """Return the written part of a container's start. A command may repeat a word."""
 
     def words(key: str) -> tuple[str, ...]:
         items = reader.items(fields.get(key), key, f"{key}: [python, train.py]")
@@ -113,7 +113,7 @@ def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerS
 # --- Rows by GPU: capabilities are AMD processors where `rocm` replaces `cuda`; CPU rows have none
 
 CUDA_CHECK = "compiler"
-"""The check of the smoke test that needs CUDA: it compiles code for it."""
+"""The check of the smoke test that needs CUDA, because it compiles CUDA code."""
 
 
 def check_rocm_row(
@@ -129,18 +129,18 @@ def check_rocm_row(
             reader.fault(item.where, "rocm-unknown", f"unknown ROCm version {item.text}", write)
     for item in row["checks"].items if "checks" in row else ():
         if item.text == CUDA_CHECK:
-            what = f"'{CUDA_CHECK}' checks the CUDA compiler"
+            what = f"the check '{CUDA_CHECK}' needs the CUDA compiler, and the row is for ROCm"
             reader.fault(item.where, "check-not-applicable", what, "remove it")
     capabilities = row.get("capabilities") or family.get("capabilities")
     amd = capabilities is not None and any(item.text.startswith("gfx") for item in capabilities.items)
     if capabilities is None or ("capabilities" not in row and not amd):
         what = "'capabilities' with AMD processors is missing in the row"
-        write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
+        write = "write the processors that the image must support: capabilities: [gfx90a, gfx942]"
         reader.fault(node.where, "capabilities-missing", what, write)
 
 
 def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm: bool) -> None:
-    """Report `capabilities` that are not those of the row's GPUs, and AMD processors that are not known."""
+    """Report `capabilities` of other GPUs than the row's, and unknown AMD processors."""
     for item in capabilities.items if capabilities else ():
         if not RULES["capability"].allows(item.text):
             continue
@@ -151,19 +151,19 @@ def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm:
             reader.fault(item.where, "capability-mismatch", what, write)
         elif rocm and not amd:
             what = f"'{item.text}' is not an AMD processor, and the row is for ROCm"
-            reader.fault(item.where, "capability-mismatch", what, "write its processor, such as gfx90a")
+            reader.fault(item.where, "capability-mismatch", what, "write an AMD processor, such as gfx90a")
         elif amd and item.text not in knowledge.all_processors():
             near = " or ".join(
                 str(processor)
                 for processor in knowledge.processors()
                 if str(processor)[:-1] == item.text[:-1]
             )
-            write = f"did you mean {near}?" if near else "`rocminfo` prints the processor of a GPU"
+            write = f"did you mean {near}?" if near else "write the processor that `rocminfo` prints"
             reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
 
 
 def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:
-    """Return capabilities by number, gfx908 before gfx90a; invalid ones, reported elsewhere, naturally."""
+    """Return capabilities in numerical order, gfx908 before gfx90a, and invalid ones last."""
 
     def order(text: str) -> tuple[object, ...]:
         try:
@@ -179,7 +179,7 @@ def check_gpu_row(
 ) -> None:
     if "capabilities" not in row and "capabilities" not in family:
         what = "'capabilities' is missing in the row and in the family"
-        write = 'write capabilities: ["8.0"] with those that the image must support'
+        write = 'write the capabilities that the image must support: capabilities: ["8.0"]'
         reader.fault(node.where, "capabilities-missing", what, write)
     if named := row.get("framework"):
         what = "'framework' in a row requires cuda: [none] or rocm"
@@ -230,10 +230,10 @@ _NOT_WITH_ON = {*_FAMILY_KEYS, *_ROW_KEYS} - {*_KEYS_WITH_ON}
 
 
 def parse_recipe(text: str, file: str) -> Recipe:
-    """Return one family from the text of its YAML file; `file` is how errors name it.
+    """Return one family from the text of its YAML file. `file` is its name in errors.
 
-    `expand` checks what needs other files: the base, the target that it is built on, what the source offers.
-    Raises RecipeError with all faults of the file.
+    `expand` checks what needs other files: the base, the parent target, the versions of the source. Raises
+    RecipeError with all problems of the file.
     """
     reader = NodeReader(file)
     root = parse_tree(text, file)
@@ -286,7 +286,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
 
 
 def _family_type(root: YamlNode) -> str:
-    """Return `pypi`, `conda`, `on` for a family that is built on targets, or "" if the text sets none."""
+    """Return `pypi`, `conda`, `on` for a family that is built on targets, or "" for none of these."""
     source = root.get("source")
     rows = root.get("matrix")
     if "on" in root.keys or (source is None and rows and any("on" in row.keys for row in rows.items)):
@@ -297,7 +297,7 @@ def _family_type(root: YamlNode) -> str:
 def _family_required(kind: str, *, on: bool) -> Mapping[str, str]:
     if kind == "on":
         required = {key: _FAMILY_REQUIRED[key] for key in ("family", "description")}
-        return required | ({} if on else {"matrix": "matrix: and its rows, each with - on:"})
+        return required | ({} if on else {"matrix": "matrix: and rows such as - on: TARGET"})
     return _FAMILY_REQUIRED | ({"channels": "channels: [conda-forge]"} if kind == "conda" else {})
 
 
@@ -306,18 +306,18 @@ def _framework(kind: str, name: str) -> str:
 
 
 def _check_misplaced_keys(reader: NodeReader, section: YamlNode, kind: str) -> None:
-    """Report keys that exist, but not with this source."""
+    """Report keys that are not allowed with this source."""
     for key, value in section.pairs if section.kind == "map" else ():
         name, code = key.text, "key-not-for-source"
         if kind == "on" and name in _NOT_WITH_ON:
-            code, what = "key-not-with-on", f"'{name}' comes from the target that 'on' names"
+            code, what = "key-not-with-on", f"'{name}' comes from the target in 'on'"
             write = "remove it"
         elif kind == "on" and name == "matrix" and "on" in section.keys:
             code, what = "key-not-with-on", "'matrix' and 'on' cannot both be in a family"
             write = "remove one of them"
         elif kind == "pypi" and name in _OF_CONDA:
             what = f"'{name}' requires source: conda"
-            write = "write these under 'packages'" if name == "pip" else "remove it, or write source: conda"
+            write = "move its items to 'packages'" if name == "pip" else "remove it, or write source: conda"
         elif kind == "conda" and name == "rocm":
             what, write = "'rocm' requires source: pypi", "remove it: conda rows are for CUDA or CPUs"
         elif kind == "conda" and name == "extras" and value.kind == "list":
@@ -377,7 +377,7 @@ def _common(
 
 
 def _merge(reader: NodeReader, common: RecipeRow, own: RecipeRow, row: Mapping[str, YamlNode]) -> RecipeRow:
-    """Return a row's values: some extend the family's, the others in `row` replace them."""
+    """Return a row's values. Some extend the family's; those in `row` replace them."""
     joined: dict[str, Any] = {
         key: tuple(dict.fromkeys((*getattr(common, key), *getattr(own, key))))
         for key in ("packages", "constraints", "pip", "exclude")
@@ -454,7 +454,7 @@ def _row(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> RecipeR
 
 
 def _row_on(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> RecipeRow:
-    """Return what a family, or a row of it, adds to another target. Only `expand` can check it."""
+    """Return the additions of a family, or of its row, to another target. Only `expand` can check them."""
     fields = family.fields
     if "on" in fields:
         row, own = fields, family.common
@@ -481,7 +481,7 @@ def _row_on(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> Reci
 
 
 def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLocation]:
-    """Return where each requirement of a row is written first, `packages.0` in the family or the row."""
+    """Return the first location of each requirement of a row, such as `packages.0`."""
     places: dict[str, SourceLocation] = {}
     for key in ("packages", "constraints", "pip", "exclude"):
         first: dict[str, SourceLocation] = {}
@@ -493,7 +493,7 @@ def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLo
 
 
 def _check_fit(reader: NodeReader, node: YamlNode, source: RequirementContext) -> None:
-    """Report problems that only source and framework show; `expand` checks what is built `on` a target."""
+    """Report problems that depend on source and framework. `expand` checks rows `on` a target."""
     for key, value in node.pairs if source.kind in SOURCES else ():
         for item in value.items:
             fault = None

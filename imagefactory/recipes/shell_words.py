@@ -1,4 +1,4 @@
-"""Shell text -> simple commands, whose words keep their places. Nothing is run.
+"""Parse shell text to simple commands, whose words keep their location. Nothing is run.
 
 Quotes, known variables, line continuations, operators and here-documents follow POSIX (Shell Command
 Language, 2.2 to 2.9); arrays and redirections follow bash(1).
@@ -25,7 +25,7 @@ from imagefactory.recipes.yaml_tree import recipe_problem
 
 MOST_COMMANDS = 5_000
 MOST_CHARACTERS = 4096
-"""The limit of a word: variables of variables grow without end."""
+"""The most characters of a word, because variables in variables can grow without end."""
 _MOST_EXPANDED = 1024 * 1024
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|()\n]")
 _REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-?|<[&>]?|>[>&|]?)|&>>?")
@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunWord:
-    """A word without quotes. If not `known` it is as written, with `read_shell` partly filled in."""
+    """A word without quotes. A word that is not `known` is unchanged, or partly expanded by `read_shell`."""
 
     text: str
     where: SourceLocation
@@ -80,7 +80,7 @@ class ShellRedirect:
 
 @dataclass(slots=True, kw_only=True)
 class RunCommand:
-    """A command: its source `text` on one line, its here-document `script`, and files in use, `sent`."""
+    """A command: its source `text` on one line, its here-document `script`, and its files `sent`."""
 
     where: SourceLocation
     text: str = ""
@@ -93,7 +93,7 @@ class RunCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
-    """A simple command, without redirections and words such as `then`. `sets` are variables only for it."""
+    """A simple command, without redirections and words such as `then`. `sets` are its own variables."""
 
     words: tuple[RunWord, ...]
     sets: Mapping[str, RunWord]
@@ -115,9 +115,9 @@ def split_shell_words(text: str, where: SourceLocation, variables: Mapping[str, 
 def read_commands(
     text: str, where: SourceLocation, variables: Mapping[str, str], *, joined: bool
 ) -> Iterator[RunCommand]:
-    """Yield the commands of a script; `variables` is read again at each. Raises RecipeError for invalid text.
+    """Yield the commands of a script. `variables` is read again for each. Raises RecipeError.
 
-    `joined`: the caller takes lines that end in a backslash for one line, comments included.
+    With `joined` the caller joins lines that end in a backslash, comments included.
     """
     return _RunScript(_ShellReader(text, where, variables, ends=_ENDS, joined=joined)).commands()
 
@@ -153,7 +153,7 @@ def _assignments(words: Sequence[RunWord]) -> dict[str, RunWord]:
 
 
 def _constants(commands: Sequence[Sequence[RunWord]]) -> Mapping[str, str]:
-    """Return the variables that are set once, to a literal, where the script certainly passes."""
+    """Return the variables that are set once, to a literal, at a command that always runs."""
     times: Counter[str] = Counter()
     literals: dict[str, RunWord] = {}
     depth = 0
@@ -178,7 +178,7 @@ def _constants(commands: Sequence[Sequence[RunWord]]) -> Mapping[str, str]:
 
 
 def _fill(word: RunWord, values: Mapping[str, str]) -> RunWord:
-    """Return a word of `read_shell` with the values of its variables."""
+    """Return a word of `read_shell` with its variables replaced by their values."""
     known = all(piece.known or piece.name in values for piece in word.pieces)
     text = "".join(values.get(piece.name, piece.text) for piece in word.pieces)
     return RunWord(text, word.where, known)
@@ -188,7 +188,7 @@ _ENDS = " \t\n;&|()<>"
 
 
 class _ShellReader:
-    """A text and the reading position. With `loose` nothing is an error, and no variable has a value yet."""
+    """A text and the reading position. With `loose` nothing is an error, and variables have no value yet."""
 
     def __init__(
         self,
@@ -218,22 +218,22 @@ class _ShellReader:
             yield from self.words()
 
     def skip(self) -> bool:
-        """Skip blanks and continued lines; line ends only if just words are read."""
+        """Skip blanks and continued lines, and line ends if only words are read."""
         blanks = r"(?:[ \t]|\\\n)*" if self.shell else r"(?:[ \t\n]|\\\n)*"
         match = re.compile(blanks).match(self.text, self.at)
         self.at = match.end() if match else self.at
         return self.at < len(self.text)
 
     def words(self) -> list[RunWord]:
-        """Return the word that begins here; several if an unquoted variable has several."""
+        """Return the word that begins here, or several words of an unquoted variable."""
         start = self.at
         pieces = tuple(self._pieces())
         where = self.place(start)
         if self.loose:
             return [RunWord("".join(piece.text for piece in pieces), where, pieces=pieces)]
         if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
-            what = f"has a word of more than {MOST_CHARACTERS} characters"
-            raise recipe_problem(where, "word-too-long", what, "split it")
+            what = f"a word has more than {MOST_CHARACTERS} characters"
+            raise recipe_problem(where, "word-too-long", what, "shorten the word")
         if not all(piece.known for piece in pieces):
             return [RunWord(self.text[start : self.at], where, known=False)]
         parts = [""]
@@ -296,10 +296,10 @@ class _ShellReader:
                 yield _Piece(match[0])
         if not self.loose:
             what = f"a quote ({quote}) is not closed"
-            raise recipe_problem(self.place(start), "quote-unclosed", what, "close it")
+            raise recipe_problem(self.place(start), "quote-unclosed", what, f"add the closing {quote}")
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
-        """Return the value of `$...` or of a command in backticks; its text if there is none."""
+        """Return the value of `$...` or of a command in backticks, or its text without a value."""
         start = self.at
         if match := _VARIABLE.match(self.text, start):
             self.at = match.end()
@@ -309,8 +309,8 @@ class _ShellReader:
             value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                what = "has variables that grow too long"
-                raise recipe_problem(self.place(self.at), "variables-too-long", what, "write their values")
+                what = f"the values of variables have more than {_MOST_EXPANDED} characters"
+                raise recipe_problem(self.place(self.at), "variables-too-long", what, "use shorter values")
             if usual and (usual == "+") == bool(value):
                 value = _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2], "$"), match[4])
                 return _Piece(value, "$" not in value, splits=splits)
@@ -336,7 +336,7 @@ class _ShellReader:
         if self.loose:
             return len(self.text)
         what = f"a bracket ({opened}) is not closed"
-        raise recipe_problem(self.place(at), "bracket-unclosed", what, "close it")
+        raise recipe_problem(self.place(at), "bracket-unclosed", what, "add the closing bracket")
 
 
 _BRACKETS = {
@@ -359,8 +359,8 @@ class _RunScript:
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                what = f"has more than {MOST_COMMANDS} commands"
-                raise recipe_problem(reader.first, "too-many-commands", what, "split it")
+                what = f"the script has more than {MOST_COMMANDS} commands"
+                raise recipe_problem(reader.first, "too-many-commands", what, "split the script")
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()
             self._open_and_close(command, operator)
@@ -384,7 +384,7 @@ class _RunScript:
                 return
 
     def all_words(self) -> Iterator[list[RunWord]]:
-        """Yield the words of each simple command, wherever it is."""
+        """Yield the words of each simple command."""
         while self.reader.skip():
             if words := self._simple()[0].words:
                 yield words
@@ -448,7 +448,9 @@ class _RunScript:
                     if reader.loose:
                         break
                     what = f"a here-document (<<{ascii(end)[1:-1]}) does not end"
-                    raise recipe_problem(command.where, "heredoc-unclosed", what, "end it")
+                    raise recipe_problem(
+                        command.where, "heredoc-unclosed", what, f"add the line {ascii(end)[1:-1]}"
+                    )
                 line = self._line()
                 if (line.lstrip("\t") if tabs else line) == end:
                     break

@@ -1,4 +1,4 @@
-"""The allowed form of each value in a recipe. Recipes are untrusted: each value must fully match a rule."""
+"""The allowed form of each value in a recipe. Recipes are untrusted, so each value must match a rule."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ SPEC = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaSpec:
-    """A parsed match spec; str() returns its one spelling.
+    """A parsed match spec. str() returns its normal form.
 
-    `channel` is an address, empty for any channel; `version` the sorted bounds joined by commas, `*` or
-    empty for any; `build` a build string in which `*` matches anything, empty for any.
+    `channel` is an address, empty for any channel. `version` has the sorted bounds joined by commas, `*` or
+    empty for any. `build` is a build string in which `*` matches anything, empty for any.
     """
 
     name: str
@@ -78,10 +78,10 @@ class CondaSpec:
 
 
 def parse_spec(text: str) -> CondaSpec:
-    """Return the match spec of `text`. Raises ValueError for forms that recipes may not use."""
+    """Return the match spec of `text`. Raises ValueError for an unsupported form."""
     match = re.fullmatch(SPEC, text, re.ASCII)
     if match is None:
-        raise ValueError(f"{text!a} is no match spec that recipes know")
+        raise ValueError(f"{text!a} is not a supported match spec")
     groups = match.groupdict(default="")
     build = groups["build"] or groups["exact_build"] or groups["bounds_build"]
     return CondaSpec(
@@ -93,12 +93,12 @@ def parse_spec(text: str) -> CondaSpec:
 
 
 def channel_address(channel: str) -> str:
-    """Return a channel's full address without a slash at its end; a bare name is below CHANNEL_ROOT."""
+    """Return a channel's full address without a slash at its end. A name is a channel in CHANNEL_ROOT."""
     return (channel if "://" in channel else f"{CHANNEL_ROOT}/{channel}").rstrip("/")
 
 
 def channel_name(address: str) -> str:
-    """Return the shortest form of a channel's address: its name below CHANNEL_ROOT."""
+    """Return the shortest form of a channel's address: its name if in CHANNEL_ROOT."""
     return address.removeprefix(f"{CHANNEL_ROOT}/")
 
 
@@ -212,15 +212,14 @@ RULES: Mapping[str, ValueRule] = {
         r"[A-Za-z0-9]([A-Za-z0-9 .,;:()/+_=-]*[A-Za-z0-9.,;:()/+_=-])?",
         200,
         "one line of letters, digits, spaces and . , ; : ( ) / + _ = - that starts with a letter or digit "
-        "and ends in no space",
+        "and does not end in a space",
     ),
     "source": _any_of(SOURCES),
     "platform": _any_of(PLATFORMS),
     "channel": ValueRule(
         CHANNEL,
         200,
-        'a channel, such as "conda-forge" or "https://conda.example.org/lab", by its own name (not defaults '
-        "or local), without a user, a token or a platform",
+        'a channel without user, token and platform, such as "conda-forge" or "https://conda.example.org/lab"',
     ),
     "channel-priority": _any_of(PRIORITIES),
     "archspec": _any_of(ARCHSPECS),
@@ -236,13 +235,13 @@ RULES: Mapping[str, ValueRule] = {
     "interpreter": ValueRule(
         r"(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+",
         200,
-        'the absolute path of the Python in the image, such as "/usr/local/bin/python3.11"',
+        'the absolute path of Python in the image, such as "/usr/local/bin/python3.11"',
     ),
     "python": ValueRule(_PYTHON, 8, 'the minor version in quotes, such as "3.11"'),
     "capability": ValueRule(
         r"[0-9]{1,2}\.[0-9]|gfx[0-9]{1,2}[0-9a-f]{2}",
         7,
-        'a compute capability in quotes, such as "8.0", or a processor of AMD\'s, such as gfx90a',
+        'a compute capability in quotes, such as "8.0", or an AMD processor, such as gfx90a',
     ),
     "check": ValueRule(
         "|".join(map(re.escape, SMOKE_CHECKS)), 40, f"one of the known checks: {', '.join(SMOKE_CHECKS)}"
@@ -254,14 +253,14 @@ RULES: Mapping[str, ValueRule] = {
         rf"{_PACKAGE}|{_WHEEL}|{_DIRECTORY}|{_GIT}",
         300,
         'a package with bounds, such as "numpy<2", a wheel of the project, such as '
-        '"./wheels/mylib-1.0-py3-none-any.whl", a folder that is built first, such as "./src/mylib", or '
+        '"./wheels/mylib-1.0-py3-none-any.whl", a directory with its source, such as "./src/mylib", or '
         '"git+https://HOST/REPOSITORY@" and the 40 digits of a commit; no markers or options',
     ),
     "wheel": ValueRule(_WHEEL, 200, 'a wheel of the project, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
     "match spec": ValueRule(
         _SPEC,
         200,
-        'a package as conda matches it: name, bounds and build, such as "numpy <2", "numpy 1.26.*" or '
+        'a package as a match spec (name, bounds and build), such as "numpy <2", "numpy 1.26.*" or '
         '"jaxlib * *cuda12*"; no brackets, no | and no star after >= or ==',
     ),
     "added package": ValueRule(
@@ -285,14 +284,14 @@ RULES: Mapping[str, ValueRule] = {
     "cuda": ValueRule(
         rf"[1-9][0-9]?(\.[0-9]{{1,2}})?|{NO_CUDA}",
         5,
-        'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs alone',
+        'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs',
     ),
     "rocm": ValueRule(r"[1-9][0-9]?(\.[0-9]{1,2})?", 5, 'the ROCm version in quotes, such as "6.4" or "7"'),
     "variable": ValueRule(
         r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'
     ),
     "value": ValueRule(
-        r"[A-Za-z0-9_./:=,+@%-]*", 1024, "letters, digits and _ . / : = , + @ % - alone, without spaces"
+        r"[A-Za-z0-9_./:=,+@%-]*", 1024, "only letters, digits and _ . / : = , + @ % -, without spaces"
     ),
     "label": ValueRule(
         r"[a-z0-9]+([._-][a-z0-9]+)*",
@@ -302,17 +301,17 @@ RULES: Mapping[str, ValueRule] = {
     "label value": ValueRule(
         r"[!-\[\]-z~]([ -\[\]-z~]*[!-\[\]-z~])?",
         1024,
-        "one line of ASCII without braces, backslashes or blanks at its ends",
+        "one line of ASCII without braces and backslashes, and without spaces at its ends",
     ),
     "folder": ValueRule(
         rf"/|/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
         200,
-        "an absolute path, such as \"/app\", not in a folder that is the system's or the environment's",
+        'an absolute path, such as "/app", outside of system directories and the environment',
     ),
     "pattern": ValueRule(
         r"(?!(.*/)?\.\.(/|$))[A-Za-z0-9_.*?\[][A-Za-z0-9_.*?+\[\]-]*(/[A-Za-z0-9_.*?+\[\]-]+)*",
         200,
-        'a file, folder or glob from the factory\'s root on, such as "train.py" or "src/**/*.py"',
+        'a file, directory or glob, relative to the project, such as "train.py" or "src/**/*.py"',
     ),
     "argument": ValueRule(
         r"[ -\[\]-z~]+", 1024, "ASCII without braces and backslashes; a command is a list: [python, train.py]"
@@ -324,8 +323,8 @@ RULES: Mapping[str, ValueRule] = {
         'a user, or user and group, by number in quotes: "1000" or "1000:100"',
     ),
     # bases.yaml
-    "suite": ValueRule(r"[a-z]+", 20, 'the suite\'s code name, such as "bookworm"'),
-    "glibc": ValueRule(r"2\.[0-9]{1,2}", 5, 'the C library\'s version in quotes, such as "2.36"'),
+    "suite": ValueRule(r"[a-z]+", 20, 'the code name of a Debian release, such as "bookworm"'),
+    "glibc": ValueRule(r"2\.[0-9]{1,2}", 5, 'the version of the C library in quotes, such as "2.36"'),
     "debian package": ValueRule(
         r"[a-z0-9][a-z0-9+.-]+", 80, 'the name of a Debian package, such as "python3"'
     ),
@@ -347,7 +346,7 @@ REQUIREMENT_RULES = {"pypi": ("package", "constraint"), "conda": ("match spec", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementContext:
-    """The context to check requirements in. `on` names the parent target, empty for none."""
+    """The context for checks of requirements. `on` is the parent target, empty for none."""
 
     kind: str
     framework: str
@@ -356,14 +355,14 @@ class RequirementContext:
 
 
 def normal_requirement(requirement: str, kind: str) -> str:
-    """Return a valid requirement in the one form of its source."""
+    """Return a valid requirement in the normal form of its source."""
     if kind == "conda":
         return str(parse_spec(requirement))
     return _normal_pypi(requirement) if kind == "pypi" else requirement
 
 
 def _normal_pypi(requirement: str) -> str:
-    """Return a normalized name with sorted bounds and no spaces; wheels' paths and sources stay."""
+    """Return a normalized name with sorted bounds and no spaces. Paths and sources are unchanged."""
     if requirement.startswith((".", "git+")):
         return requirement
     name = _NAME_END.split(requirement, maxsplit=1)[0]
@@ -375,22 +374,22 @@ def _normal_pypi(requirement: str) -> str:
 
 
 def default_checks(framework: str) -> tuple[str, ...]:
-    """Return the checks of an image if its recipe names none: all that know its framework."""
+    """Return the checks of an image without `checks` in its recipe: all for its framework."""
     known = SMOKE_CHECKS if framework in table.FRAMEWORKS else table.OTHER_CHECKS
     return tuple(check for check in known if check not in table.ASKED_CHECKS)
 
 
 def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | None:
-    """Return the problem with requiring a check of this framework and what to write, or None."""
+    """Return the problem with a required check for this framework and the fix, or None."""
     allowed = default_checks(framework)
     if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
         return None
     write = f"write checks: [{', '.join(allowed)}]"
-    return "check-unknown", f"no check '{check}' is known for '{framework}'", write
+    return "check-unknown", f"the check '{check}' does not exist for '{framework}'", write
 
 
 def requirement_problem(text: str, key: str, source: RequirementContext) -> tuple[str, str, str] | None:
-    """Return the problem and what to write, or None; texts that violate their rule are reported elsewhere.
+    """Return the problem and the fix, or None. Texts that violate their rule are reported elsewhere.
 
     The framework's own requirement comes from the row's version, and Python's from `python`.
     """
@@ -416,28 +415,28 @@ def requirement_problem(text: str, key: str, source: RequirementContext) -> tupl
         return "constraint-empty", f"'{name}' has no bounds", write
     if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
-        what, write = f"{show(text)} names a channel that is not in 'channels'", f"name one of {known}"
+        what, write = f"the channel of {show(text)} is not in 'channels'", f"use one of {known}"
         if source.on:
-            what = f"{show(text)} names a channel that {source.on} does not have"
+            what = f"{source.on} does not have the channel of {show(text)}"
         else:
-            write = f"add {channel_name(spec.channel)} there, or {write}"
+            write = f"add {channel_name(spec.channel)} to 'channels', or {write}"
         return "channel-unknown", what, write
     return None
 
 
 def rule_hint(text: str, rule: str) -> str:
-    """Return what to write in place of a text that RULES[rule] rejects."""
+    """Return the fix for a text that RULES[rule] rejects."""
     if rule == "channel":
         if text in ("defaults", "nodefaults", "local"):
             return f"'{text}' is a placeholder: write the channel's own name, such as \"conda-forge\""
         if re.match(r"[/.~]", text):
             return 'write the absolute path of a directory: "file:///data/channel"'
         if text != without_secrets(text):
-            return "write it without user or token: put them into netrc or ~/.rattler/credentials.json"
+            return "remove the user or token, and put it into ~/.netrc or ~/.rattler/credentials.json"
         if text.startswith("http://"):
-            return "write https://, and set a mirror without it in 'channels'"
+            return "write https://, and set its http:// mirror in the setting 'channels'"
         if match := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
-            return f'write it without the platform: "{match[1]}"'
+            return f'remove the platform: "{match[1]}"'
     elif rule in ("package", "added package", "match spec", "constraint") and re.match(r"[<>=!~]", text):
         return 'put a package with several bounds in quotes: "numpy>=1,<2"'
     return f"write {RULES[rule].write}"
@@ -478,7 +477,7 @@ MAX_PROBLEMS = 50
 
 
 class NodeReader:
-    """A reader of typed values that collects problems. An invalid value reads as empty."""
+    """Reads typed values and collects problems. An invalid value reads as empty."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -493,13 +492,13 @@ class NodeReader:
             in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
             faults = [diagnostic for *_, diagnostic in in_order]
             if (rest := len(faults) - MAX_PROBLEMS) > 0:
-                faults[MAX_PROBLEMS:] = [Diagnostic("more-problems", self.file, f"and {rest} more problems")]
+                faults[MAX_PROBLEMS:] = [Diagnostic("more-problems", self.file, f"{rest} more problems")]
             raise RecipeError(faults)
 
     def mapping(
         self, node: YamlNode, known: Sequence[str], required: Mapping[str, str]
     ) -> dict[str, YamlNode]:
-        """Return key -> value; reports unknown, repeated and missing keys."""
+        """Return key -> value. Reports unknown, repeated and missing keys."""
         if node.kind != "map":
             write = f"write {next(iter(required.values()), f'{known[0]}: and its value')}"
             what = f"expected keys and values, found {node.called}"
@@ -511,7 +510,7 @@ class NodeReader:
                 values[name] = value
                 continue
             near = nearest(name, known)
-            hint = f"did you mean '{near}'?" if near else f"the keys here are {', '.join(known)}"
+            hint = f"did you mean '{near}'?" if near else f"use one of the keys {', '.join(known)}"
             self.fault(key.where, "unknown-key", f"unknown key {show(name)}", hint)
         for name, example in required.items():
             if name not in values:
@@ -519,7 +518,7 @@ class NodeReader:
         return values
 
     def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
-        """Yield name, key node, value node of a map; repeated names are reported and yielded once."""
+        """Yield name, key node, value node of a map. Repeated names are reported and yielded once."""
         if node is None:
             return
         if node.kind != "map":
@@ -529,7 +528,7 @@ class NodeReader:
         seen: dict[str, SourceLocation] = {}
         for name, value in node.pairs:
             if name.kind != "text":
-                self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a word")
+                self.fault(name.where, "key-not-text", f"expected a key, found {name.called}", "write a word")
             elif name.text in seen:
                 what = f"{show(name.text)} is already set at {seen[name.text]}"
                 self.fault(name.where, "duplicate-key", what, "remove one of them")
@@ -552,7 +551,7 @@ class NodeReader:
         return node.items
 
     def text(self, node: YamlNode | None, key: str, rule: str) -> str:
-        """Return a text that RULES[rule] allows; empty if the key is missing, which is reported elsewhere."""
+        """Return a text that RULES[rule] allows, empty for a missing key, which is reported elsewhere."""
         if node is None:
             return ""
         allowed = RULES[rule]
@@ -576,7 +575,7 @@ class NodeReader:
         return ""
 
     def image(self, node: YamlNode | None, key: str) -> str:
-        """Return a reference to an image by digest; reports Docker's short names and floating tags."""
+        """Return a reference to an image by digest. Reports Docker's short names and bare tags."""
         if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
             return self.text(node, key, "image")
         full, quoted = _written_out(node.text), show(node.text, limit=160)
@@ -593,7 +592,7 @@ class NodeReader:
         return ""
 
     def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
-        """Return the distinct texts of a list, each allowed by RULES[rule]; `empty` allows an empty list."""
+        """Return the distinct texts of a list, each allowed by RULES[rule]. `empty` allows an empty list."""
         if node is None:
             return ()
         if node.kind != "list" or not (node.items or empty):
@@ -611,7 +610,8 @@ class NodeReader:
 def _written_out(text: str) -> str:
     """Return the full reference of `text`, as a recipe must write it; empty for an invalid one.
 
-    Docker reads a name without a host as one of docker.io, there without a directory as one of library.
+    Docker reads a name without a host as one of docker.io, and one of docker.io without a directory as one
+    of library.
     """
     place, _, digest = text.partition("@")
     host, slash, rest = place.partition("/")
@@ -635,7 +635,7 @@ def within(bounds: str, version: str) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return a list item that YAML reads as text; no rule allows a quote or a backslash."""
+    """Return a list item that YAML reads as text. No rule allows a quote or a backslash."""
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
     return text if plain and text not in words else f'"{text}"'

@@ -1,4 +1,4 @@
-"""YAML text -> a plain tree in which every value keeps its place.
+"""Parse YAML text to a tree in which every value keeps its location.
 
 The text is limited in size and checked for invisible characters before it is parsed. The tree is built from
 the parser's events, with limits on depth and number of values. No objects are created. Tags, anchors,
@@ -25,7 +25,7 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlLimits:
-    """Limits of one type of file: its `size` in bytes, its number of values, their depth."""
+    """Limits for one type of file: its `size` in bytes, its number of values, their depth."""
 
     size: int = MAX_BYTES
     nodes: int = MAX_NODES
@@ -42,7 +42,7 @@ _REJECTED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 @dataclass(slots=True)
 class YamlNode:
-    """A value and its place. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
+    """A value and its location. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
 
     `made` is YAML's type of an unquoted text ("a number"), empty if it stays text.
     """
@@ -65,7 +65,7 @@ class YamlNode:
 
     @property
     def called(self) -> str:
-        """The name of this value in errors."""
+        """The name of this type of value in errors."""
         if self.kind == "text":
             return self.made or "text"
         return {"list": "a list", "map": "keys and values"}[self.kind]
@@ -74,7 +74,7 @@ class YamlNode:
 def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
     """Return the tree of a YAML text, built from the parser's events within fixed limits.
 
-    Raises RecipeError with the first problem: the rest of the text cannot be trusted.
+    Raises RecipeError with the first problem, because the rest of the text cannot be trusted.
     """
     _check_characters(text, file, limits)
     try:
@@ -91,7 +91,7 @@ def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
     write = "fix the line"
     if "mapping values are not allowed" in problem:
         write += "; put text with a colon and a space in quotes"
-    what = f"is not valid YAML: {show(problem, limit=120)[1:-1]}"
+    what = f"not valid YAML: {show(problem, limit=120)[1:-1]}"
     raise recipe_problem(where, "yaml-invalid", what, write) from error
 
 
@@ -112,7 +112,7 @@ def _check_characters(text: str, file: str, limits: YamlLimits) -> None:
             where = SourceLocation(
                 file=file, line=text.count("\n", 0, match.start()) + 1, column=match.start() - line_start + 1
             )
-            what = f"contains the invisible character {character!a}"
+            what = f"the line has the invisible character {character!a}"
             raise recipe_problem(where, "hidden-character", what, "remove it")
 
 
@@ -141,7 +141,8 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
         _check_no_references(event, where)
         count += 1
         if count > limits.nodes:
-            raise recipe_problem(where, "too-many-values", f"has more than {limits.nodes} values", "split it")
+            what = f"the file has more than {limits.nodes} values"
+            raise recipe_problem(where, "too-many-values", what, "split the file")
         if isinstance(event, yaml.ScalarEvent):
             node = YamlNode(where, "text", text=event.value, made=_scalar_type(event))
         else:
@@ -159,11 +160,11 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
             open_nodes.append(node)
             keys.append(None)
             if len(open_nodes) > limits.depth:
-                what = f"is nested more than {limits.depth} deep"
-                raise recipe_problem(where, "nesting-too-deep", what, "nest it less deeply")
+                what = f"values are nested more than {limits.depth} deep"
+                raise recipe_problem(where, "nesting-too-deep", what, "use fewer levels")
     if root is None:
         write = "create a recipe: imagefactory recipe new FAMILY"
-        raise recipe_problem(first_place(file), "empty-file", "is empty", write)
+        raise recipe_problem(first_place(file), "empty-file", "the file is empty", write)
     return root
 
 
@@ -193,12 +194,12 @@ def first_place(file: str) -> SourceLocation:
 
 
 def too_large(file: str, limits: YamlLimits = RECIPE) -> RecipeError:
-    what = f"is larger than {limits.size // 1024} kB"
-    return recipe_problem(first_place(file), "file-too-large", what, "split it")
+    what = f"the file is larger than {limits.size // 1024} kB"
+    return recipe_problem(first_place(file), "file-too-large", what, "split the file")
 
 
 def recipe_problem(where: SourceLocation, code: str, what: str, write: str) -> RecipeError:
-    """Return an error with one problem: its place, code, message and fix."""
+    """Return an error with one problem: its location, code, message and fix."""
     return RecipeError([Diagnostic(code, str(where), what, write)])
 
 

@@ -1,22 +1,22 @@
 """The runner that starts images with apptainer, as an access point or a batch system would.
 
-It uses subprocess, not spython's `execute`, for a process to end at the time limit and for separate streams.
-apptainer passes its descriptors on to the image, so a command that is not captured gets those of
+It uses subprocess, not spython's `execute`, so that a process ends at its time limit and streams are
+separate. apptainer passes its descriptors on to the image, so a command that is not captured gets those of
 `sandbox/terminals.py`.
 
-Inside are only `spec.mounts` of the host's files (and apptainer's own /etc/hosts, resolv.conf, passwd and
-group), nothing of its environment (apptainer adds variables that name the .sif), no capability in any set,
-no_new_privs. The root file system is read-only; without `read_only` changes go to memory (`--writable-tmpfs`,
-whose size the machine's apptainer.conf sets). Without `network` it has a network of its own with only
-loopback.
+The command sees only `spec.mounts` of the host's files (and apptainer's own /etc/hosts, resolv.conf, passwd
+and group), and nothing of its environment (apptainer adds variables with the name of the .sif). It has no
+capability in any set, and no_new_privs. The root file system is read-only. Without `read_only` changes go to
+memory (`--writable-tmpfs`, whose size the machine's apptainer.conf sets). Without `network` it has its own
+network with only loopback.
 
-Root becomes `spec.uid` by apptainer's `--security`. An ordinary user stays, or becomes any other number, 0
-too, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would load a library of its own
+Root becomes `spec.uid` by apptainer's `--security`. An ordinary user keeps its id, or gets any other id,
+also 0, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would load its own library
 into every program).
 
-A command that never started and a command that ends with 255 look alike from outside. So a shell in the image
-writes to a file of ours, in memory, right before it becomes the command, which also gives 127 and 126 their
-meaning.
+From outside, a command that never started looks like a command that ends with 255. So a shell in the image
+writes to a file of the runner, in memory, right before it becomes the command. That also gives 127 and 126
+their meaning.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EnsureSif = Callable[[Image], SifArtifact]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerIdentity:
-    """The effective ids, the path of util-linux' `unshare` (or empty), and options for the GPUs here."""
+    """The caller's ids, the path of util-linux' `unshare` (or empty), and options for this machine's GPUs."""
 
     uid: int
     gid: int
@@ -76,9 +76,9 @@ class ApptainerInvocation:
 def plan(
     program: str, sif: str, spec: RunSpec, caller: CallerIdentity, *, started: int
 ) -> ApptainerInvocation:
-    """Return the command line. The shell inside writes to the descriptor `started`.
+    """Return the command line. The shell in the image writes to the descriptor `started`.
 
-    Raises UsageError for an invalid spec, ToolError for a user that is not possible here.
+    Raises UsageError for an invalid spec, ToolError for a user that is not possible on this machine.
     """
     check_spec(spec)
     check_limits_supported(spec, "apptainer", ("files", "scratch"))
@@ -92,8 +92,8 @@ def plan(
         if not caller.unshare:
             raise ToolError(
                 "tool-missing",
-                f"`unshare` is not installed, and user {spec.uid} inside needs it",
-                hint=f"apt-get install util-linux, or use --user {caller.uid} (you)",
+                f"`unshare` is not installed, and running as user {spec.uid} needs it",
+                hint=f"apt-get install util-linux, or use your own id: --user {caller.uid}",
             )
         before = [caller.unshare, "--user", f"--map-user={spec.uid}", f"--map-group={spec.uid}"]
         options += ["--userns", *(["--no-privs"] if spec.uid == 0 else [])]
@@ -129,7 +129,7 @@ def make_runner(support: RunnerSupport) -> ApptainerRunner:
 
 
 class ApptainerRunner:
-    """Runs commands in .sif files; `ensure_sif` returns the cached .sif of an image of the store."""
+    """Runs commands in .sif files. `ensure_sif` returns the cached .sif of a stored image."""
 
     unpacked = None
 
@@ -141,11 +141,11 @@ class ApptainerRunner:
         return self.ensure_sif(image) if isinstance(image, Image) else image
 
     def require(self) -> str:
-        """Return `apptainer 1.4.5`. Raises ToolError if it is missing, too old or does not work here."""
+        """Return `apptainer 1.4.5`. Raises ToolError if it is missing, too old or does not work."""
         return f"apptainer {self.command.require(building=False)}"
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
-        """Also raises ToolError for `gpus` on a machine without any, which apptainer would ignore."""
+        """Run as `Runner.run`. Raises ToolError for `gpus` without a GPU, which apptainer would ignore."""
         check_spec(spec)
         planned_mounts(spec)
         devices = find_gpus() if spec.gpus else None
@@ -183,7 +183,11 @@ class ApptainerRunner:
                     start_new_session=spec.capture,  # interactive, it needs the terminal's own session
                 )
             except OSError as error:
-                raise ToolError("tool-not-started", f"cannot start {invocation.argv[0]}: {error}") from error
+                raise ToolError(
+                    "tool-not-started",
+                    f"cannot start {invocation.argv[0]}: {error}",
+                    hint="run imagefactory doctor, or use --runner unshare",
+                ) from error
             with signals_to_command(interactive=not spec.capture):
                 stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
         code = process.returncode
@@ -207,32 +211,32 @@ def explain(stderr: str, code: int, spec: RunSpec) -> ImagefactoryError:
     if "failed to set working directory" in reason:
         return UsageError(
             "workdir-not-found",
-            f"the image has no directory {spec.workdir} to work in",
-            hint="choose another workdir",
+            f"the image has no directory {spec.workdir}",
+            hint="pass --workdir with a directory of the image",
         )
     if "mount source" in reason:
         return UsageError(
             "mount-failed",
-            f"cannot mount this inside the image: {reason}",
-            hint="check the paths of the mount",
+            f"cannot mount a path inside the image: {reason}",
+            hint="check the paths of --mount",
         )
     if "/bin/sh" in reason:
         return ToolError(
             "image-has-no-shell",
-            "this image has no /bin/sh, which the apptainer runner needs",
+            "the image has no /bin/sh, which the apptainer runner needs",
             hint="use --runner unshare",
         )
     return ToolError(
         "command-not-started",
         f"apptainer could not start the command: {reason}",
-        hint="run apptainer exec FILE.sif true for details, or use --runner unshare",
+        hint="use --runner unshare, or run apptainer exec FILE.sif true for details",
     )
 
 
 def _collect(
     process: subprocess.Popen[bytes], timeout: float | None, *, relayed: bool
 ) -> tuple[str, str, bool]:
-    """Return both streams, and whether time ran out. In any case nothing still runs."""
+    """Return both streams, and whether the time limit was reached. No process remains."""
     output = BoundedOutput()
 
     def read(name: str, stream: IO[bytes]) -> None:
@@ -266,7 +270,7 @@ def _collect(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End apptainer and all below it: what an ordinary user's apptainer started would outlive it."""
+    """End apptainer and all its child processes, which could otherwise outlive apptainer."""
     if process.poll() is None:
         for pid in (process.pid, *descendants(process.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):

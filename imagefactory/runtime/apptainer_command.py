@@ -1,9 +1,10 @@
-"""The adapter for apptainer's command: its requirements, and `build` by spython.
+"""The adapter for apptainer's command: its requirements, and `build` through spython.
 
 A build succeeds only if the process ends with 0 and a new file is a .sif with a root file system. The file
-has a new name and is renamed last, so an older file is never mistaken for it, and stays if the build fails.
+is written under a new name and renamed last. So an older file is never mistaken for it, and stays if the
+build fails.
 
-Of the caller's environment apptainer sees only variables with paths and addresses (PASSED). That excludes
+apptainer sees only variables with paths and addresses (PASSED) of the caller's environment. That excludes
 APPTAINER_* and SINGULARITY_*, each of which is an option.
 """
 
@@ -32,9 +33,9 @@ from imagefactory.trees import remove_tree
 CHILD = Path(__file__).with_name("spython_child.py")
 PROGRAMS = ("apptainer", "singularity")
 OLDEST = (1, 2)
-"""No older version was tested."""
+"""The oldest tested version."""
 SIF_MAGIC_AT, SIF_MAGIC = 32, b"SIF_MAGIC\0"
-"""The magic of a .sif is after its launch line (the SIF specification, "global header")."""
+"""Offset and value of the magic of a .sif, after its launch line (SIF specification, "global header")."""
 TAIL = 12
 LONGEST_LINE = 1 << 16  # bytes; a build may print without an end of line
 PASSED = re.compile(
@@ -54,11 +55,10 @@ Line = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifRequest:
-    """A .sif to build. `spec` is apptainer's build spec (a definition's file name, `oci:FOLDER`), in
-    `folder`.
+    """A .sif to build. `spec` is apptainer's build spec (a definition's file name, `oci:FOLDER`).
 
-    `binds` are pairs of a directory of this machine and its path in a %post, read-only. `hide` removes
-    passwords from a line.
+    It is in the directory `folder`. `binds` are pairs of a directory of this machine and its path in a
+    %post, read-only. `hide` removes passwords from a line.
     """
 
     folder: Path
@@ -80,14 +80,14 @@ class ApptainerMachine:
 
 
 class ApptainerCommand:
-    """apptainer as it is installed here. `environ` is the caller's environment."""
+    """The installed apptainer. `environ` is the caller's environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = dict(environ)
 
     @property
     def search(self) -> str:
-        """Return the search path of programs: the caller's PATH, then the system's directories."""
+        """The search path of programs: the caller's PATH, then the system's directories."""
         return f"{self.environ.get('PATH', '')}:{SYSTEM_PATH}".lstrip(":")
 
     def find(self) -> str:
@@ -111,7 +111,7 @@ class ApptainerCommand:
         return version[1]
 
     def require(self, *, building: bool) -> str:
-        """Return the version. Raises ToolError with the fix if it cannot build or run here."""
+        """Return the version. Raises ToolError with the fix if apptainer cannot build or run here."""
         version = self.version()
         uid = os.geteuid()
         machine = ApptainerMachine(
@@ -127,14 +127,14 @@ class ApptainerCommand:
         return version
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of apptainer: PASSED of the caller's, and `extra`."""
+        """Return the environment of apptainer: the caller's variables in PASSED, and `extra`."""
         passed = {name: value for name, value in self.environ.items() if PASSED.fullmatch(name)}
         return {**passed, "PATH": self.search, **(extra or {})}
 
     def build(self, request: SifRequest, line: Line) -> None:
         """Build `request.output`. `line` gets each line of the build, without passwords.
 
-        Raises BuildError with the last lines, StoreError for a full disk; `output` is then unchanged.
+        Raises BuildError with the last lines, StoreError for a full disk. Then `output` is unchanged.
         """
         output, program = request.output, self.find()
         with explain_full_disk(output.parent):
@@ -183,7 +183,7 @@ class ApptainerCommand:
         return self._output([program, "-help"]) if program else ""
 
     def _user_namespaces(self) -> str:
-        """Return why an ordinary user gets no user namespace here, or an empty text."""
+        """Return the reason why an ordinary user gets no user namespace, or an empty text."""
         program = shutil.which("unshare", path=self.search)
         if not program:
             return ""  # unknown; apptainer reports it itself
@@ -204,9 +204,9 @@ class _SpythonCall:
     environment: Mapping[str, str]
 
     def fail(self, why: str) -> BuildError:
-        hint = "fix the problem in its last output, then run the same command again"
+        hint = "fix the problem that apptainer printed, then run the same command again"
         if "no space left" in why.lower():
-            hint = "free some space at the store: building a .sif needs space for the unpacked image"
+            hint = "free space on the disk of the store, enough for the unpacked image"
         return BuildError(
             "apptainer-build-failed",
             f"apptainer could not build {self.request.output.name}: {why}",
@@ -214,7 +214,7 @@ class _SpythonCall:
         )
 
     def run(self, line: Line) -> None:
-        """Raises BuildError if the process does not end with 0."""
+        """Run spython. Raises BuildError if the process does not end with 0."""
         arguments = ["build", "--disable-cache", "--mksquashfs-args", SQUASHFS]
         for source, target in self.request.binds:
             arguments += ["--mount", mount_option(source, target)]
@@ -243,16 +243,16 @@ class _SpythonCall:
                 if stream:
                     stream.close()
         if code:
-            ended = f"it ended with {code if code > 0 else 128 - code}"
+            ended = f"its exit code was {code if code > 0 else 128 - code}"
             raise self.fail("\n  ".join([f"{ended}; its last output:" if tail else ended, *tail]))
 
     def check_sif(self) -> None:
-        """Raises BuildError for a missing file and an incomplete .sif."""
+        """Check the built file. Raises BuildError for a missing file and an incomplete .sif."""
         try:
             with self.sif.open("rb") as file:
                 magic = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))[SIF_MAGIC_AT:]
         except FileNotFoundError:
-            raise self.fail("it reported success, but there is no file") from None
+            raise self.fail("it reported success, but wrote no file") from None
         if magic != SIF_MAGIC:
             raise self.fail("its output is not a .sif")
         listing = subprocess.run(
@@ -265,10 +265,14 @@ class _SpythonCall:
 
 
 def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError | None:
-    """Return the first problem that keeps apptainer from working here, or None."""
+    """Return the first problem that prevents apptainer from working, or None."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", machine.version)[:2])
     if numbers < OLDEST:
-        return ToolError("tool-too-old", f"apptainer {machine.version} is too old", hint=INSTALL_HINT)
+        return ToolError(
+            "tool-too-old",
+            f"apptainer {machine.version} is too old, expected 1.2 or newer",
+            hint=INSTALL_HINT,
+        )
     if building and not machine.spython:
         return ToolError(
             "extra-not-installed", "the Python package spython is not installed", hint=extra_hint("apptainer")
@@ -284,18 +288,18 @@ def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError |
     if machine.uid and machine.user_namespaces:
         return ToolError(
             "user-namespaces-denied",
-            f"apptainer does not work for you here: no user namespaces ({machine.user_namespaces})",
-            hint="run imagefactory doctor: it shows which setting to change; or be root",
+            f"apptainer needs user namespaces, and this machine denies them ({machine.user_namespaces})",
+            hint="run imagefactory doctor: it shows which setting to change",
         )
     return None
 
 
 def lacking_capabilities(status: str, *, last: int, uid: int) -> tuple[str, ...]:
-    """Return the capabilities that root lacks here, none for other users.
+    """Return the capabilities that root lacks, none for other users.
 
     `status` is the text of /proc/self/status, `last` the highest bit of the kernel (cap_last_cap). As root,
-    apptainer requests all of them and fails in a container or virtual machine without one, unless an option
-    drops it.
+    apptainer requests all capabilities, and fails in a container or virtual machine without one, unless an
+    option drops it.
     """
     match = re.search(r"^CapPrm:\s*([0-9a-f]+)$", status, re.MULTILINE)
     if uid or not match:
@@ -325,7 +329,7 @@ CAPABILITIES = (
     "CAP_CHECKPOINT_RESTORE",
 )
 # fmt: on
-"""By bit, as in the kernel's uapi/linux/capability.h."""
+"""Names by bit, as in the kernel's uapi/linux/capability.h."""
 
 
 def _drop_caps() -> dict[str, str]:
@@ -336,6 +340,6 @@ def _drop_caps() -> dict[str, str]:
 
 
 def clean(text: str) -> str:
-    """Return a printable line: no color and no control character of a build reaches a terminal."""
+    """Return a printable line, so that no color or control character of a build reaches a terminal."""
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text).rstrip()
     return "".join(letter if letter.isprintable() else " " for letter in plain)

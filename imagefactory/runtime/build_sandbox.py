@@ -19,13 +19,13 @@ from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
 from imagefactory.runtime.unshare import SANDBOX, explain, read_caller
 
 TREE, INPUT = "tree", "input"
-"""Directories of a build: the first is /tmp inside, the second /input, read-only."""
+"""Directories of a build. Inside, the first is /tmp, and the second is /input, read-only."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdMaps:
-    """The lines for a user namespace's uid_map and gid_map. `delegated`: newuidmap has to write them."""
+    """The lines for a user namespace's uid_map and gid_map. If `delegated`, newuidmap must write them."""
 
     uid_map: str
     gid_map: str
@@ -33,7 +33,7 @@ class IdMaps:
 
 
 def prepare_directory(folder: Path) -> None:
-    """Create the directories of a build, whose ids belong to no user and cannot reach this user's files."""
+    """Create the directories of a build, for ids that belong to no user and cannot reach its files."""
     folder.chmod(0o700)
     for name, mode in ((TREE, 0o1777), (INPUT, 0o755)):
         (folder / name).mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ class BuildProcess:
         self._status = os.fdopen(status_out, "rb")
 
     def wait(self) -> int:
-        """Return the exit code. Raises ToolError if the sandbox could not be made, BuildError at a limit."""
+        """Return the exit code. Raises ToolError if there is no sandbox, BuildError at a limit."""
         with self._status as file:
             text = file.read()
         code = self.process.wait()
@@ -105,7 +105,7 @@ class BuildProcess:
         return code
 
     def kill(self) -> None:
-        """End the build with everything in it."""
+        """End the build with all its processes."""
         self.process.kill()
         self.process.wait()
         self._status.close()
@@ -118,12 +118,12 @@ def explain_failure(report: Mapping[str, Any], limits: RunLimits) -> Imagefactor
         return BuildError(
             "build-disk-full",
             "the build was stopped: its disk is nearly full",
-            hint="free space, or set TMPDIR",
+            hint="free some space, or set TMPDIR to a directory on another disk",
         )
     if name:
         return BuildError(
             "build-limit-reached",
             f"the build was stopped: it reached the limit {format_amount(name, getattr(limits, name))}",
-            hint="build on a machine with more, or do not trust the lock",
+            hint="build on a machine with more resources; if they should suffice, the package is suspicious",
         )
     return explain(str(report["step"]), int(report["errno"]), str(report["detail"]))

@@ -1,12 +1,12 @@
 """The machine's GPUs for a sandbox: devices of both makers, and NVIDIA's driver libraries.
 
-NVIDIA's user-space libraries belong to the machine's kernel module, never to an image; the dynamic linker's
-cache has them. The list is that of NVIDIA's own container library for its `utility` and `compute`
+NVIDIA's user-space libraries belong to the machine's kernel module, never to an image. They are in the
+dynamic linker's cache. The list is that of NVIDIA's own container library for its `utility` and `compute`
 capabilities.
 
-ROCm's libraries belong to the image, which takes only the kernel's driver of the machine. Sources: Linux,
+ROCm's libraries belong to the image, which uses only the kernel's driver of the machine. Sources: Linux,
 amdgpu, KFD topology (/sys/class/kfd/kfd/topology/nodes/*/properties; `gfx_target_version` is 90010 for
-gfx90a, 0 for what is not a GPU); AMD, ROCm, running in Docker: /dev/kfd, and /dev/dri or its render nodes.
+gfx90a, 0 for other devices); AMD, ROCm, running in Docker: /dev/kfd, and /dev/dri or its render nodes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from pathlib import Path
 from imagefactory.errors import ToolError
 
 NODES = "class/kfd/kfd/topology/nodes"
-"""Below /sys."""
+"""The directory of the kernel's AMD devices, below /sys."""
 _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdGpus:
-    """The processor of each GPU (`gfx90a`), absolute paths of devices, and the ids of the groups that own
-    them.
+    """AMD GPUs: the processor of each (`gfx90a`), absolute paths of devices, and the ids of their groups.
 
     `refused` are nodes that this user may not open. `driver` is the version of a separately installed amdgpu
     (`6.12.12`), empty for the kernel's own.
@@ -43,7 +42,7 @@ class AmdGpus:
 
 
 def find_amd_gpus(*, dev: Path = Path("/dev"), sys: Path = Path("/sys")) -> AmdGpus | None:
-    """Return the AMD GPUs, or None if the kernel lists none or has no device for them."""
+    """Return the AMD GPUs, None if the kernel lists none or has no device for them."""
     processors = read_processors(sys / NODES)
     nodes = (dev / "kfd", *sorted(dev.glob("dri/renderD*")))
     if not processors or not nodes[0].exists():
@@ -59,7 +58,7 @@ def find_amd_gpus(*, dev: Path = Path("/dev"), sys: Path = Path("/sys")) -> AmdG
 
 
 def read_processors(nodes: Path) -> tuple[str, ...]:
-    """Return the processor of each GPU in the kernel's list of nodes, in order, where it is listed."""
+    """Return the processor of each GPU in the kernel's list of nodes, in order."""
     processors = []
     for path in sorted(nodes.glob("*/properties"), key=lambda path: (len(path.parent.name), path)):
         try:
@@ -102,9 +101,9 @@ NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDevices:
-    """NVIDIA devices and libraries by absolute path. `links` are (soname, file name) pairs of the libraries.
+    """NVIDIA devices and libraries by absolute path. `links` are (soname, file name) of the libraries.
 
-    `driver` is the kernel module's version (`550.90.07`), empty if it has none.
+    `driver` is the kernel module's version (`550.90.07`), empty without one.
     """
 
     devices: tuple[str, ...]
@@ -125,7 +124,7 @@ class GpuDevices:
 def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...]:
     """Return (soname, path) of the driver's libraries in the output of `ldconfig -p`, for this architecture.
 
-    The first line for a soname wins, as for the dynamic linker.
+    The first line for a soname is used, as in the dynamic linker.
     """
     kind = CACHE_ARCHITECTURES.get(machine, machine)
     libraries: dict[str, str] = {}
@@ -162,9 +161,9 @@ def find_gpus(
     programs: tuple[Path, ...] = (Path("/usr/bin"), Path("/usr/local/bin")),
     linker_cache: str | None = None,
 ) -> GpuDevices:
-    """Return what to bind for a run with GPUs. Raises ToolError without a GPU or driver library.
+    """Return the devices to bind for a run with GPUs. Raises ToolError without a GPU or driver library.
 
-    `linker_cache` is the text of `ldconfig -p`; None runs ldconfig.
+    `linker_cache` is the text of `ldconfig -p`; with None it is run.
     """
     nodes, amd = find_device_nodes(dev), find_amd_gpus(dev=dev, sys=sys)
     if amd and not count_gpus(nodes):
@@ -172,7 +171,7 @@ def find_gpus(
     if not count_gpus(nodes):
         raise ToolError(
             "gpu-device-missing",
-            f"no GPU: there is no {dev}/nvidia0 and no {dev}/kfd with a GPU",
+            f"no GPU found: {dev}/nvidia0 and {dev}/kfd do not exist, or have no GPU",
             hint=NO_GPU_HINT,
         )
     names = {node.name for node in nodes}
@@ -191,7 +190,7 @@ def find_gpus(
     if not any(name.startswith("libcuda.so") for name, _ in cached):
         raise ToolError(
             "gpu-driver-incomplete",
-            "no usable GPU: the devices exist, but the dynamic linker has no libcuda.so",
+            "no usable GPU: the devices exist, but the dynamic linker does not find libcuda.so",
             hint="install the libraries of the NVIDIA driver (Debian: libcuda1) and run ldconfig",
         )
     files = {path.resolve() for _, path in cached}
@@ -218,6 +217,6 @@ def read_linker_cache() -> str:
             ).stdout
     raise ToolError(
         "tool-missing",
-        "ldconfig is not installed, and the libraries of the driver cannot be found without it",
-        hint="install ldconfig of glibc (Debian: libc-bin)",
+        "ldconfig is not installed, and finding the driver's libraries needs it",
+        hint="install ldconfig (Debian: apt-get install libc-bin)",
     )

@@ -1,12 +1,12 @@
 """The runner for machines with docker: an image's command in a container of the daemon.
 
-A container has what the unshare runner gives, as far as docker can: no capability, no new privileges,
-docker's own seccomp filter, namespaces of its own, an empty network (with `network` the host's), no variable
-of the host. With `read_only` only /tmp, /dev/shm and writable mounts are writable. The container is deleted
-at the end, with every change.
+A container has what the unshare runner provides, as far as docker can: no capability, no new privileges,
+docker's own seccomp filter, its own namespaces, an empty network (with `network` the host's), no variable of
+the host. With `read_only` only /tmp, /dev/shm and writable mounts are writable. The container is deleted at
+the end, with every change.
 
-Captured output comes over the SDK. `docker start --attach --interactive` starts a command that is not
-captured: that program handles terminals, their size and their signals.
+Captured output is read through the SDK. `docker start --attach --interactive` starts a command that is not
+captured, because that program handles terminals, their size and their signals.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 OWNER = "imagefactory.owner"
-"""Label of our containers: their owner, so that containers of a killed runner are recognized."""
+"""The label of our containers with their owner, to recognize the containers of a killed runner."""
 MOST_PROCESSES = 32768
 SHARED_MEMORY = "50%"
-"""Of the machine's memory, as for any tmpfs. Docker's own 64 MB stop data loaders."""
+"""The size of /dev/shm, in percent of the memory. Docker's own 64 MB stop data loaders."""
 KILLED = 128 + signal.SIGKILL
 GRACE_SECONDS = 10
-"""For a command to end by itself when its runner is ended, as for `docker stop`."""
+"""Seconds for a command to end by itself when its runner is ended, as in `docker stop`."""
 OUTPUT_SECONDS = 30
-"""For output to arrive after the command has ended."""
+"""Seconds for output to arrive after the command has ended."""
 KILL_AGAIN = 0.5
-"""Seconds until a container that is out of time is killed again, if docker's command still runs."""
+"""Seconds until a container after its time limit is killed again, if docker's command still runs."""
 _NOT_FOUND = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
 _NOT_EXECUTABLE = re.compile(r"permission denied|exec format error|is a directory", re.IGNORECASE)
 
@@ -65,12 +65,12 @@ def boot_id() -> str:
 
 
 def this_process() -> str:
-    """Return the label's value: this boot of the machine, and this process by id and start."""
+    """Return the label's value: this boot of the machine, and this process by id and start time."""
     return f"{boot_id()}/{os.getpid()}/{_start_time(os.getpid())}"
 
 
 def _start_time(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks since boot; empty if there is none."""
+    """Return the start time of a process in the kernel's ticks since boot, empty without the process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):
@@ -78,13 +78,13 @@ def _start_time(pid: int) -> str:
 
 
 def is_alive(owner: str, boot: str) -> bool:
-    """Return whether a container's owner still runs. Unknown owners and those of other machines do."""
+    """Return whether a container's owner still runs. Unknown owners and other machines count as alive."""
     match = re.fullmatch(r"([0-9a-f-]{36})/(\d+)/(\d+)", owner)
     return not match or match[1] != boot or _start_time(int(match[2])) == match[3]
 
 
 def not_started(message: str) -> CommandResult:
-    """Return 127 or 126, as a shell, if the command cannot start. Raises another error of the daemon."""
+    """Return a shell's code 127 or 126 if the command cannot start. Raises other errors of the daemon."""
     others = ("docker-init", "mount", "chdir", "nvidia", "cdi")
     if re.search(r"\bexec[: ]", message) and not any(word in message.lower() for word in others):
         for pattern, code in ((_NOT_FOUND, 127), (_NOT_EXECUTABLE, 126)):
@@ -105,25 +105,25 @@ def explain(message: str) -> ImagefactoryError:
     if "could not select device driver" in message or "nvidia-container" in message:
         return ToolError(
             "docker-gpu-unavailable",
-            f"docker cannot give the container a GPU: {text}",
+            f"docker cannot pass a GPU to the container: {text}",
             hint="install nvidia-container-toolkit, then: nvidia-ctk runtime configure "
             "--runtime=docker and systemctl restart docker",
         )
     if "CDI" in message or "cdi" in message:
         return ToolError(
             "docker-cdi-unavailable",
-            f"docker cannot give the container that device: {text}",
-            hint="nvidia-ctk cdi list shows the names; docker needs features.cdi in daemon.json",
+            f"docker cannot pass this device to the container: {text}",
+            hint="use a name from nvidia-ctk cdi list, and enable features.cdi in docker's daemon.json",
         )
     if "bind source path does not exist" in message or "invalid mount" in message:
         return UsageError(
-            "mount-failed", f"cannot mount this inside the image: {text}", hint="check the paths of the mount"
+            "mount-failed", f"cannot mount a path inside the image: {text}", hint="check the paths of --mount"
         )
     if "chdir" in message or "working dir" in message:
         return UsageError(
             "workdir-not-found",
-            f"the image has no such directory to work in: {text}",
-            hint="choose another workdir",
+            f"the image does not have the workdir: {text}",
+            hint="pass --workdir with a directory of the image",
         )
     return ToolError(
         "command-not-started",
@@ -133,7 +133,7 @@ def explain(message: str) -> ImagefactoryError:
 
 
 def check_request(spec: RunSpec) -> None:
-    """Raises UsageError for a spec that docker cannot run."""
+    """Raise UsageError for a spec that docker cannot run."""
     check_spec(spec)
     check_limits_supported(spec, "docker", ("scratch",))
     planned_mounts(spec)
@@ -150,7 +150,8 @@ def arguments(
 ) -> dict[str, Any]:
     """Return the arguments for the SDK's `containers.create`.
 
-    `devices` are CDI names; without any, `spec.gpus` takes all. `nvidia`: this machine also has NVIDIA GPUs.
+    `devices` are CDI names. Without names, `spec.gpus` takes all GPUs. `nvidia` is true if this machine also
+    has NVIDIA GPUs.
     """
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
@@ -203,8 +204,8 @@ def make_runner(support: RunnerSupport) -> DockerRunner:
 class DockerRunner:
     """Runs images of `layout` in containers of `daemon`, which gets the images that it lacks.
 
-    `devices` are CDI names (`nvidia.com/gpu=all`) for machines whose docker knows GPUs only by CDI. Without
-    them a run with GPUs takes all of them, like `docker run --gpus all`.
+    `devices` are CDI names (`nvidia.com/gpu=all`) for machines whose docker has GPUs only by CDI. Without
+    names a run with GPUs gets all GPUs, like `docker run --gpus all`.
     """
 
     unpacked = None
@@ -232,7 +233,7 @@ class DockerRunner:
         if spec.gpus and self.daemon.facts().podman:
             raise ToolError(
                 "podman-ignores-gpus",
-                f"podman answers at {self.daemon.place}, and it ignores the request for "
+                f"podman answers at {self.daemon.place}, and podman ignores the request for "
                 "GPUs: the command would silently run without one",
                 hint="set DOCKER_HOST to a dockerd, or use --runner unshare or --runner apptainer",
             )
@@ -297,7 +298,7 @@ class DockerRunner:
             raise ToolError(
                 "output-lost",
                 f"docker did not deliver the end of a command's output in {OUTPUT_SECONDS} s",
-                hint="run it again; if it happens again, restart the daemon",
+                hint="run the same command again; if it fails again, restart the docker daemon",
             )
         return CommandResult(
             returncode=code,
@@ -308,7 +309,7 @@ class DockerRunner:
         )
 
     def _wait(self, container: Container, timeout: float | None) -> tuple[int, bool]:
-        """Return the exit code, and whether time ran out."""
+        """Return the exit code, and whether the time limit was reached."""
         import requests
 
         with self.daemon.speaking():
@@ -363,12 +364,12 @@ class DockerRunner:
                 "docker-client-ended",
                 f"the docker command ended ({process.returncode}) before the "
                 "container: the container was stopped",
-                hint="run it again; to run without a terminal, use docker run --detach",
+                hint="run the same command again; to run without a terminal, use docker run --detach",
             )
         return CommandResult(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)
 
     def _sweep(self) -> None:
-        """Delete the containers of runners on this machine that were killed before they could."""
+        """Delete the containers of runners on this machine that were killed."""
         with self.daemon.speaking():
             import docker
 

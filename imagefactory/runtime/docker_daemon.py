@@ -1,7 +1,7 @@
-"""Docker's daemon through its SDK, whose errors stop here.
+"""Docker's daemon through its SDK, whose errors are translated here.
 
-A successful load is checked. An image of the store is identified by its diff ids: daemons name it by the
-digest of its config or, with containerd's image store, by another one.
+A successful load is checked. A stored image is identified by its diff ids, because daemons name it by the
+digest of its config or, with containerd's image store, by another digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAVE_CHUNK = 2 << 20
 ANSWER = 30
 """Seconds for a daemon to report its version."""
 DAEMON_TIMEOUT = 3600
-"""Seconds without a byte from the daemon: it packs a whole image before it sends the first one."""
+"""Seconds without a byte from the daemon. It packs a complete image before it sends the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class DaemonFacts:
 
 
 class DockerDaemon:
-    """The daemon that `environ` names (DOCKER_HOST, DOCKER_CONTEXT, else docker's current context).
+    """The daemon in `environ` (DOCKER_HOST, DOCKER_CONTEXT, else docker's current context).
 
-    Connects at the first call. Every method raises ToolError if it does not answer.
+    Connects at the first call. Every method raises ToolError if the daemon does not answer.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class DockerDaemon:
 
     @property
     def place(self) -> str:
-        """Return the daemon's address or context for a message."""
+        """The daemon's address or context, for messages."""
         named = self.environ.get("DOCKER_HOST")
         context = self.environ.get("DOCKER_CONTEXT")
         return named or (f"context {context}" if context else "the default socket")
@@ -105,17 +105,17 @@ class DockerDaemon:
             return ToolError(
                 "docker-not-running",
                 f"no docker daemon answers at {self.place}",
-                hint="sudo systemctl start docker; or set DOCKER_HOST to the address of yours",
+                hint="sudo systemctl start docker; or set DOCKER_HOST to the address of your daemon",
             )
         text = str(getattr(error, "explanation", None) or error).strip()
         return ToolError(
             "docker-failed",
             f"docker at {self.place}: {text}",
-            hint="see its log: journalctl -u docker",
+            hint="read the log of docker: journalctl -u docker",
         )
 
     def find(self, image: Image, name: str) -> str:
-        """Return the daemon's id of `image`, by its config or as `name`; empty if it does not have it."""
+        """Return the daemon's id of `image`, by its config or as `name`; empty without the image."""
         for key in (image.config, name):
             answer = self.inspect(key)
             if answer and answer["RootFS"].get("Layers") == [layer.diff_id for layer in image.layers]:
@@ -134,9 +134,9 @@ class DockerDaemon:
             return answer
 
     def ensure(self, layout: Layout, image: Image, name: str, progress: Progress) -> str:
-        """Return the daemon's id of `image`, loaded as `name` if it does not have it.
+        """Return the daemon's id of `image`, loaded as `name` if missing.
 
-        Raises StoreError for a damaged layer, ToolError if the daemon does not accept it.
+        Raises StoreError for a corrupt layer, ToolError if the daemon does not accept the image.
         """
         if known := self.find(image, name):
             return known
@@ -191,7 +191,7 @@ def _load_failed(problem: str) -> ToolError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return `error` and its causes; urllib3 and the SDK have the first one in `args`."""
+    """Yield `error` and its causes. urllib3 and the SDK have the first one in `args`."""
     seen: set[int] = set()
     ahead: list[object] = [error]
     while ahead:

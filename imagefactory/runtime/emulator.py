@@ -1,7 +1,7 @@
 """Run programs for another processor with qemu's user emulation.
 
 From Linux 6.7 on, each user namespace has its own table of interpreters (binfmt_misc). So a sandbox can use
-qemu without a change of the machine. On older kernels the machine must have it registered.
+qemu without a change of the machine. On older kernels qemu must be registered on the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = "qemu-user-static"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulator:
-    """qemu for a `machine`. `own`: a sandbox registers it for itself, else the whole machine has it.
+    """qemu for a `machine`. With `own` a sandbox registers it only for itself.
 
     `files` is binfmt_misc's pattern of its files.
     """
@@ -37,7 +37,7 @@ class Emulator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationFacts:
-    """This machine's processor and kernel (`6.18.2-amd64`); by machine the installed and registered qemu."""
+    """This machine's processor and kernel (`6.18.2-amd64`), and its installed and registered qemu."""
 
     machine: str
     kernel: str
@@ -70,7 +70,7 @@ def _read_registered(folder: Path) -> Iterable[tuple[str, str]]:
 def parse_registered(text: str, machine: str) -> str:
     """Return the program of an entry of binfmt_misc for files of `machine`, empty for another entry.
 
-    Also empty for a disabled entry, and one without F, whose program would have to be inside the image.
+    Also empty for a disabled entry, and for one without F, whose program would have to be in the image.
     """
     lines = dict(line.partition(" ")[::2] for line in text.splitlines())
     fits = lines.get("magic", "").lower() == magic(machine).hex()
@@ -108,13 +108,13 @@ def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) ->
         raise ToolError(
             "emulation-unavailable",
             f"this machine cannot run programs for {machine} in containers of docker and apptainer",
-            hint=f"sudo apt-get install {_PACKAGE} binfmt-support; the engine assemble needs only the first",
+            hint=f"sudo apt-get install {_PACKAGE} binfmt-support, or build with --engine assemble",
         )
     if new:
         raise ToolError(
             "emulation-unavailable",
             f"this machine cannot run programs for {machine}, only for {facts.machine}",
-            hint=f"sudo apt-get install {_PACKAGE}, which emulates it, slowly",
+            hint=f"install a (slow) emulator: sudo apt-get install {_PACKAGE}",
         )
     raise ToolError(
         "emulation-unavailable",
@@ -137,13 +137,13 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
 
 
 def check_not_emulated(name: str, processor: str) -> None:
-    """Raises ToolError for an image of another processor, whose run would verify nothing."""
+    """Raise ToolError for an image of another processor, whose run would verify nothing."""
     here, machine = platform.machine(), machine_of(processor)
     if machine not in ("", here):
         raise ToolError(
             "emulation-not-verified",
-            f"{name} is for {machine}, and this machine is {here}: an emulated run is not verified",
-            hint="verify it on a machine with that processor and the GPU: there, with a kit or on a pool",
+            f"{name} is for {machine}, and this machine is {here}: an emulated run gives no verdict",
+            hint=f"verify it on a machine with {machine} and a GPU, directly, with a kit or in a sweep",
         )
 
 

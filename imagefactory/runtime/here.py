@@ -1,4 +1,4 @@
-"""Whether a run shows the current directory to its command, and why not."""
+"""Whether a run shows the current directory to its command, and the reason if not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from imagefactory.model import Mount
 
 WORKDIR = "/work"
-"""Its path inside. Its own path could hide a directory of the image, such as /usr or /opt/env."""
+"""The path of the current directory in an image. Its own path could hide a directory of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateDirectory:
-    """A directory that no image sees by default, nor its parents; with `below` nor any directory in it."""
+    """A directory that no image sees by default, nor its parents. With `below` nor its subdirectories."""
 
     path: Path
     name: str
@@ -38,7 +38,7 @@ def private_directories(
 ) -> tuple[PrivateDirectory, ...]:
     """Return the caller's homes, imagefactory's own directories, those of running programs and the system's.
 
-    Directories of a home in a directory of the system, such as /root, are like those of other homes.
+    A home in a system directory, such as /root, is treated like other homes.
     """
     return (
         *(PrivateDirectory(path=path, name="your home", below=False) for path in homes),
@@ -54,9 +54,9 @@ def private_directories(
 def mount_current_directory(
     folder: Path, *, readable: bool, private: Sequence[PrivateDirectory], mounted: Sequence[str] = ()
 ) -> tuple[Mount | None, str]:
-    """Return the mount of the current directory, or None, with a message about it.
+    """Return the mount of the current directory, or None, with a message.
 
-    `readable`: its caller may list and enter it. `mounted` are the mount points in it.
+    `readable` is true if the caller may list and enter the directory. `mounted` are the mount points in it.
     """
     why = _hidden_reason(folder, private)
     if mounted:

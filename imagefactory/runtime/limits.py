@@ -23,10 +23,10 @@ RESERVE_FILES = 100_000  # inodes of it, in the same way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Limits of a run; None for none. Threads count as processes; `files` applies to each process.
+    """Limits of a run, None for no limit. Threads count as processes. `files` applies to each process.
 
-    Below `reserve` free bytes or `reserve_files` free inodes of the store's disk the run is ended. Both are
-    None if `scratch` is. `reserve_files` is None too on a disk without a fixed number of inodes.
+    The run is ended below `reserve` free bytes or `reserve_files` free inodes of the store's disk. Both are
+    None if `scratch` is. `reserve_files` is also None on a disk without a fixed number of inodes.
     """
 
     processes: int | None = None
@@ -39,7 +39,7 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCapacity:
-    """Bytes of memory, processors, bytes and inodes of the disk that a machine, or a batch job on it, has.
+    """The resources of a machine, or of a batch job: bytes of memory, processors, bytes and inodes of disk.
 
     `files` is 0 on a disk without a fixed number of inodes.
     """
@@ -59,7 +59,7 @@ def parse_limits(texts: Iterable[str]) -> dict[str, int | None]:
         for part in text.split(","):
             name, _, amount = part.partition("=")
             if name not in NAMES:
-                raise UsageError("option-invalid", f"--limit {part!r} has no known name", hint=EXAMPLE)
+                raise UsageError("option-invalid", f"--limit {part!r} is not a known limit", hint=EXAMPLE)
             limits[name] = None if amount == "none" else parse_amount(name, amount)
     return limits
 
@@ -86,7 +86,7 @@ def read_capacity(folder: Path) -> MachineCapacity:
 
 
 def decide_limits(requested: dict[str, int | None], capacity: MachineCapacity) -> RunLimits:
-    """Return the requested limits, and others that keep the machine usable."""
+    """Return the requested limits, and defaults that keep the machine usable."""
     reserve = min(RESERVE, capacity.disk // 20, capacity.free // 2)
     scratch = requested.get("scratch", capacity.free - reserve)
     processes = max(FEWEST_PROCESSES, PROCESSES_A_PROCESSOR * capacity.processors)
@@ -102,7 +102,7 @@ def decide_limits(requested: dict[str, int | None], capacity: MachineCapacity) -
 
 
 def format_amount(name: str, amount: int | None) -> str:
-    """Return the text for `--limit`, in the largest unit below the amount."""
+    """Return the text for `--limit`, in the largest unit that fits."""
     if amount is None:
         return f"{name}=none"
     if name not in ("memory", "scratch"):
@@ -112,7 +112,7 @@ def format_amount(name: str, amount: int | None) -> str:
 
 
 def limit_message(name: str, limits: RunLimits) -> tuple[str, str]:
-    """Return problem and fix for a run that the watch ended."""
+    """Return the problem and the fix for a run that reached a limit."""
     if name == "reserve":
         return (
             "the run was stopped: the disk of the store is nearly full "

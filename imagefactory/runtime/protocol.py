@@ -26,7 +26,7 @@ RESERVED = ("/proc", "/sys", "/dev")
 class RunnerSupport:
     """The parts of this machine that a runner may need, for the `make_runner` of its module.
 
-    `workers` layers are unpacked at once. `ensure_sif` returns the cached .sif of an image of the store.
+    `workers` layers are unpacked at once. `ensure_sif` returns the cached .sif of a stored image.
     """
 
     layout: Layout
@@ -37,42 +37,43 @@ class RunnerSupport:
 
 
 class Runner(Protocol):
-    """`unpacked` has the layers from which it starts images; None if it starts whole images."""
+    """A runner. `unpacked` has the layers from which it starts images, None if it starts complete images."""
 
     @property
     def unpacked(self) -> UnpackedLayers | None: ...
 
     def require(self) -> str:
-        """Return the runner's version. Raises ToolError with the fix if it cannot run here."""
+        """Return the runner's version. Raises ToolError with the fix if it does not work here."""
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
-        """Return `image` as this runner starts it, and bring it there.
+        """Return `image` in the form that this runner starts, converted or loaded if needed.
 
-        `checked`: a verdict follows, so the unpacked layers in the store are checked first. The caller must
-        hold the layout's `in_use`, so that no collection deletes the image meanwhile.
+        `checked` is set before a verdict: the unpacked layers in the store are checked first. The caller
+        must hold the layout's `in_use`, so that no collection deletes the image meanwhile.
         """
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
         """Run `spec.argv` in `image`, which stays unchanged.
 
-        127 and 126 mean, as for shells, not found and not executable. A command that is not captured is
-        interactive on a terminal. Of captured output the first OUTPUT_LIMIT bytes of each stream are kept.
-        Raises UsageError, ToolError or StoreError if the command never started; a failure or timeout is a
-        result.
+        127 and 126 mean not found and not executable, as in shells. A command that is not captured is
+        interactive on a terminal. The first OUTPUT_LIMIT bytes of each captured stream are returned. Raises
+        UsageError, ToolError or StoreError if the command never started. A failure or timeout is a result.
         """
 
 
 def check_spec(spec: RunSpec) -> None:
-    """Raises UsageError for an invalid command, directory, user or variable."""
+    """Raise UsageError for an invalid command, directory, user or variable."""
     if not spec.argv or not spec.argv[0]:
-        raise UsageError("command-missing", "there is no command to run", hint="write one after `--`")
+        raise UsageError("command-missing", "there is no command to run", hint="write the command after `--`")
     check_values(spec)
 
 
 def check_values(spec: RunSpec) -> None:
     texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
     if any("\0" in text for text in texts):
-        raise UsageError("option-invalid", "a command cannot contain a NUL character", hint="remove it")
+        raise UsageError(
+            "option-invalid", "a command cannot contain a NUL character", hint="remove the NUL character"
+        )
     for name, _ in spec.environment:
         if not name or "=" in name:
             raise UsageError(
@@ -82,14 +83,14 @@ def check_values(spec: RunSpec) -> None:
         raise UsageError(
             "option-invalid",
             f"workdir '{spec.workdir}' is not an absolute path",
-            hint="write a path of the image",
+            hint="write an absolute path of the image",
         )
     if not 0 <= spec.uid < 2**32 - 1:
         raise UsageError("option-invalid", f"uid {spec.uid} is not valid", hint="write 0 or 65534")
 
 
 def check_limits_supported(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
-    """Raises UsageError for a requested limit that this runner cannot enforce."""
+    """Raise UsageError for a requested limit that this runner cannot enforce."""
     for name, amount in spec.limits:
         if name in unknown and amount is not None:
             raise UsageError(
@@ -100,7 +101,7 @@ def check_limits_supported(spec: RunSpec, runner: str, unknown: tuple[str, ...])
 
 
 def planned_mounts(spec: RunSpec) -> tuple[Mount, ...]:
-    """Return the mounts with normal targets, parents first. Raises UsageError for an invalid one."""
+    """Return the mounts with normal targets, parents first. Raises UsageError for an invalid mount."""
 
     def invalid(problem: str, hint: str) -> UsageError:
         return UsageError("mount-invalid", problem, hint=hint)
@@ -141,7 +142,7 @@ def reject_sif(image: SifArtifact, runner: str) -> ToolError:
 
 
 class BoundedOutput:
-    """Two streams, each up to OUTPUT_LIMIT. The rest is read and dropped, so that the command continues."""
+    """Two streams, each up to OUTPUT_LIMIT bytes. The rest is read and dropped, so the command goes on."""
 
     def __init__(self) -> None:
         self._data = {"stdout": bytearray(), "stderr": bytearray()}

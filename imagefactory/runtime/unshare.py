@@ -1,22 +1,24 @@
-"""The runner that needs only the kernel: an image's command in namespaces of its own.
+"""The runner that needs only the kernel: an image's command in its own namespaces.
 
 `plan` decides on a sandbox, `sandbox/` builds it (a helper process, which becomes process 1 inside), and
 `UnshareRunner` starts that helper and reads its events. It works as root and as an ordinary user, without
 newuidmap.
 
 Inside, for both:
+
 - its own user namespace; no capability in any set, no_new_privs, no nested user namespaces, a seccomp
   filter (key rings, bpf, io_uring, perf, fanotify, the kernel's log, userfaultfd, vsock, most of netlink,
   terminal injection, setuid files);
 - its own pid, mount, ipc, uts and cgroup namespaces and, without `network`, an empty network with only
-loopback. With `network` it is the host's network, abstract sockets included; - an overlay over the image's
-layers: changes go to a scratch directory of the store that is deleted at the end (to memory, if the file
-system cannot be an upper layer). With `read_only` only /tmp, /dev/shm and writable mounts are writable;
+  loopback. With `network` it is the host's network, abstract sockets included;
+- an overlay over the image's layers: changes go to a scratch directory of the store that is deleted at the
+  end (to memory, if the file system cannot be an upper layer). With `read_only` only /tmp, /dev/shm and
+  writable mounts are writable;
 - only programs of the sandbox's own tree start, if the kernel has Landlock (5.19);
 - limits on processes, memory, open files and scratch (limits.py): a cgroup, if possible, and a watch end a
-run that reaches one. /proc is read-only, so that no process escapes them; - of the host's files, only
-`spec.mounts`; of its environment, nothing; of its descriptors, nothing: 0, 1 and 2 are pseudo-terminals of
-the sandbox's own where the caller's are terminals, else pipes.
+  run that reaches one. /proc is read-only, so that no process escapes them;
+- only `spec.mounts` of the host's files, and nothing of its environment and descriptors: 0, 1 and 2 are
+  the sandbox's own pseudo-terminals for the caller's terminals, else pipes.
 
 As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the caller's
 uid of that number without its privileges. As an ordinary user `spec.uid` maps to the caller, whose
@@ -72,7 +74,7 @@ ID_MAPPERS = 0x000000C0  # CAP_SETGID and CAP_SETUID, as bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxCaller:
-    """This process: its id, effective ids, the effective capabilities' bits, and /proc/self/*id_map."""
+    """This process: its id, effective ids, effective capabilities, and /proc/self/*id_map."""
 
     pid: int
     uid: int
@@ -87,9 +89,9 @@ class SandboxCaller:
 class SandboxPlan:
     """The input of the program in sandbox/, as plain values for JSON.
 
-    `lower` are the layers' directories, lowest first; `scratch` is the parent of the scratch directory.
-    `driver` is None without GPUs, `emulator` for an image of this processor. An empty `argv` is a trial,
-    which runs nothing.
+    `lower` are the layers' directories, the lowest first. `scratch` is the parent of the scratch directory.
+    `driver` is None without GPUs, `emulator` is None for an image of this processor. An empty `argv` is a
+    trial, which runs nothing.
     """
 
     argv: tuple[str, ...]
@@ -132,8 +134,10 @@ class SandboxPaths:
 def plan(
     place: SandboxPaths, spec: RunSpec, caller: SandboxCaller, *, gpus: GpuDevices | None, tty: bool
 ) -> SandboxPlan:
-    """Return the plan of a sandbox. Raises UsageError for an invalid spec, StoreError for an invalid image,
-    ToolError for an unsupported machine.
+    """Return the plan of a sandbox.
+
+    Raises UsageError for an invalid spec, StoreError for an invalid image, ToolError for an unsupported
+    machine.
     """
     if caller.machine not in ARCHITECTURES:
         raise ToolError(
@@ -144,11 +148,11 @@ def plan(
     if spec.gpus and place.emulator:
         raise ToolError(
             "gpu-not-emulated",
-            f"an image for {place.emulator.machine} is emulated here, and has no access to a GPU",
-            hint="run it on a machine of that processor",
+            f"an image for {place.emulator.machine} is emulated here, and emulated images have no GPU",
+            hint=f"run it on a machine with the processor {place.emulator.machine}",
         )
     if spec.gpus and gpus is None:
-        raise ToolError("gpu-device-missing", "no GPU", hint=NO_GPU_HINT)
+        raise ToolError("gpu-device-missing", "this machine has no GPU", hint=NO_GPU_HINT)
     check_values(spec)
     _check_image(place.environment)
     root = caller.uid == 0 and caller.capabilities & ID_MAPPERS == ID_MAPPERS
@@ -190,13 +194,13 @@ def plan(
 
 
 def identity_map(own: str) -> str:
-    """Return a map of every id of the caller's own namespace (/proc/self/uid_map) to itself."""
+    """Return an identity map of every id of the caller's own namespace (/proc/self/uid_map)."""
     ranges = [line.split() for line in own.splitlines() if line.strip()]
     return "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges)
 
 
 def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
-    """Raises StoreError for a variable that no process can have. An untrusted image's text is escaped."""
+    """Raise StoreError for a variable that no process can have. An untrusted image's text is escaped."""
     for name, text in environment:
         try:
             whole = os.fsencode(f"{name}={text}")
@@ -206,7 +210,7 @@ def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
             raise StoreError(
                 "image-variable-invalid",
                 f"the image sets an invalid variable: {name[:100]!a}",
-                hint="report it to the author of the image: no one can run it",
+                hint="use another image, and report this to its author",
             )
 
 
@@ -233,7 +237,7 @@ class LayerLayout(Protocol):
 
     @property
     def path(self) -> Path:
-        """Return the store's directory."""
+        """The store's directory."""
 
     def blob_path(self, digest: str) -> Path:
         """Return the file of a blob."""
@@ -246,7 +250,7 @@ def make_runner(support: RunnerSupport) -> UnshareRunner:
 class UnshareRunner:
     """Runs commands in images of `layout`, whose layers are unpacked once under `<store>/unpacked`.
 
-    `find` returns the devices for a run with GPUs; `workers` threads unpack.
+    `find` returns the devices for a run with GPUs. `workers` threads unpack.
     """
 
     def __init__(
@@ -264,12 +268,12 @@ class UnshareRunner:
         self.scratch = layout.path / "run"
 
     def require(self) -> str:
-        """Build a whole sandbox once, without a command, and return `unshare (Linux 6.1.0)`."""
+        """Build a sandbox once, without a command, and return `unshare (Linux 6.1.0)`."""
         attempt(self.scratch)
         return f"unshare (Linux {platform.release()})"
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
-        """Unpack the layers, each once for all images that share it; if `checked`, changed ones again."""
+        """Unpack the layers, each once for all images that share it. With `checked`, changed ones again."""
         if isinstance(image, Image):
             if checked:
                 self.unpacked.drop_changed(image.layers, self.progress)
@@ -332,9 +336,9 @@ class UnshareRunner:
     ) -> subprocess.Popen[bytes]:
         """Start a command in these layers' directories (lowest first), for a caller that talks with it.
 
-        `processor` is theirs (`arm64`), empty for this machine's. The process represents the command: it
-        passes signals on and ends like the command (128 + N for signal N). Killing it ends everything inside.
-        `spec.capture` is ignored.
+        `processor` is that of the layers (`arm64`), empty for this machine's. The process represents the
+        command: it passes signals on and ends like the command (128 + N for signal N). Killing it ends
+        everything inside. `spec.capture` is ignored.
         """
         check_spec(spec)
         place = SandboxPaths(
@@ -352,10 +356,10 @@ class UnshareRunner:
 def attempt(
     scratch: Path, *, emulator: Emulator | None = None, limits: RunLimits | None = None
 ) -> tuple[int, str]:
-    """Build a whole sandbox and end it. Return its cgroup's version, or 0 and why it has none.
+    """Build a sandbox and end it. Return its cgroup's version, or 0 and the reason for no cgroup.
 
     `scratch` is created if necessary. The next sandbox deletes the files of killed processes there. Raises
-    ToolError with the fix if this machine does not allow it.
+    ToolError with the fix if this machine does not allow sandboxes.
     """
     decided = plan(
         SandboxPaths(lower=(), scratch=scratch, emulator=emulator, limits=limits or RunLimits()),
@@ -371,7 +375,7 @@ def attempt(
 
 
 class SandboxProcess:
-    """A running helper. The constructor returns when the command runs, or raises why it does not.
+    """A running helper. The constructor returns when the command runs, or raises the reason why not.
 
     With `own_session` the terminal's Ctrl-C reaches only its caller. `undeletable` are files of earlier
     sandboxes.
@@ -424,7 +428,7 @@ class SandboxProcess:
         self.group: tuple[int, str] = (event["group"], event["no_group"])
 
     def collect(self) -> tuple[str, str]:
-        """Return what the command prints until it ends, ("", "") if it is not captured."""
+        """Return the command's output until it ends, ("", "") if it is not captured."""
         output = BoundedOutput()
         with selectors.DefaultSelector() as selector:
             for name, stream in (("stdout", self.process.stdout), ("stderr", self.process.stderr)):
@@ -439,7 +443,7 @@ class SandboxProcess:
         return output.text("stdout"), output.text("stderr")
 
     def wait(self) -> dict[str, Any]:
-        """Return the end: returncode, timed_out, over (a limit), seconds, lost (why bytes were)."""
+        """Return the end: returncode, timed_out, over (a limit), seconds, lost (why bytes were lost)."""
         event = self._event()
         self.process.wait()
         self.end()
@@ -448,7 +452,7 @@ class SandboxProcess:
         return event
 
     def end(self) -> None:
-        """End everything inside in any state, and let the helper clean up."""
+        """End everything inside, in any state, and let the helper clean up."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR2)
             try:
@@ -473,9 +477,9 @@ class SandboxProcess:
 
 @functools.cache
 def find_scope() -> tuple[str, ...]:
-    """Return a prefix by which the user's systemd starts a command where a run can have a cgroup.
+    """Return a command prefix with which the user's systemd starts a run that can have a cgroup.
 
-    Empty if that is not needed, or does not help. Tested once: a bus may exist and never answer.
+    Empty if that is not needed, or does not help. Tested once, because a bus may exist and never answer.
     """
     program = shutil.which("systemd-run")
     if program is None or not scope_helps(*read_own(), look_at, os.geteuid()):
@@ -489,7 +493,7 @@ def find_scope() -> tuple[str, ...]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return descriptors above 2, even if those below are closed: they are the command's."""
+    """Return descriptors above 2, even if those below are closed, because they are the command's."""
     ends = os.pipe()
     try:
         return fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 3)
@@ -501,8 +505,8 @@ def _pipe() -> tuple[int, int]:
 def unrecorded_bytes(why: str) -> ToolError:
     return ToolError(
         "output-lost",
-        f"not all input or output of the command was passed on: {why}",
-        hint="check the disks of the files that it reads and writes, then run it again",
+        f"some input or output of the command was lost: {why}",
+        hint="check the disks of its input and output files, then run the same command again",
     )
 
 
@@ -511,20 +515,20 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
     if step == "workdir":
         return UsageError(
             "workdir-not-found",
-            f"the image has no such directory to work in: {detail}",
-            hint="choose another workdir",
+            f"the image does not have the workdir: {detail}",
+            hint="pass --workdir with a directory of the image",
         )
     if step in ("mount-source", "mount"):
         return UsageError(
             "mount-failed",
-            f"cannot mount this inside the image: {detail}",
-            hint="check the paths of the mount; if it is not yours, the image is not usable",
+            f"cannot mount a path inside the image: {detail}",
+            hint="check the paths of --mount; if none is yours, use another image",
         )
     if step == "shown":
         return UsageError(
             "overlay-mount-failed",
-            f"cannot show this read-only through an overlay: {detail}",
-            hint="use --mount SOURCE:TARGET:bind, which shows it as it is, with sockets that answer",
+            f"cannot mount a directory read-only through an overlay: {detail}",
+            hint="use a bind mount, which is not read-only for sockets: --mount SOURCE:TARGET:bind",
         )
     if step == "image":
         return StoreError(
@@ -536,7 +540,7 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
         return StoreError(
             "mount-target-reserved",
             f"{detail}, which is reserved for the sandbox",
-            hint="choose another mount target, if it is one; else use another image",
+            hint="choose another target of --mount; without --mount, use another image",
         )
     if step == "openat2":
         return ToolError(
@@ -549,7 +553,7 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
         return StoreError(
             "layer-unreadable",
             f"cannot read a layer: {detail}",
-            hint="run the same command again: it unpacks the layers again",
+            hint="run the same command again to unpack the layers again",
         )
     if step == "scratch" and number in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
         return StoreError(
@@ -567,7 +571,7 @@ def explain(step: str, number: int, detail: str) -> ImagefactoryError:
         return ToolError(
             "mount-denied",
             f"this machine does not allow a mount that the sandbox needs ({step}: {detail})",
-            hint="run imagefactory doctor: the kernel may be old, or a container may cover parts of /proc",
+            hint="run imagefactory doctor: it shows whether the kernel or a container is the reason",
         )
     if step == "emulator":
         return ToolError(

@@ -1,1 +1,1 @@
-"""GPU code in files, wheels, conda packages, layers and images, found only from their bytes."""
+"""Find GPU code in files, wheels, conda packages, layers and images, from their bytes only."""

@@ -1,19 +1,20 @@
-"""The GPU code in a file, by headers: fat binaries and cubins of CUDA, bundles and objects of AMD.
+"""Find the GPU code in a file by headers: fat binaries and cubins of CUDA, bundles and objects of AMD.
 
 A container is `u32 magic | u16 version 1 | u16 header size 16 | u64 size of its entries`. An entry has a
-header of 64 bytes or more: u16 kind at 0, u16 version at 2, u32 header size at 4, u64 padded size of what
-follows at 8, u32 compressed size at 16, u32 offset of options at 20, u16 minor and major at 24 (of PTX's
+header of 64 bytes or more: u16 kind at 0, u16 version at 2, u32 header size at 4, u64 padded size of the
+data at 8, u32 compressed size at 16, u32 offset of options at 20, u16 minor and major at 24 (of PTX's
 instruction set), u32 architecture at 28, u64 flags at 40, u64 uncompressed size at 56. A concatenation (kind
 256, CUDA 13.4 `--concat`) has as options a table `u32 count | u32 size`, then for each of its pieces such a
-header of 64 bytes, and options if that says so. All this was measured on the output of nvcc 11.7 to 13.5.
+header of 64 bytes, and options if that header has any. All this was measured on the output of nvcc 11.7 to
+13.5.
 
-Containers are found by their magic anywhere in the file, since sections other than `.nv_fatbin` have them
-too; the inside of one is never searched, only skipped.
+Containers are found by their magic anywhere in the file, since other sections than `.nv_fatbin` have them
+too. The inside of a container is skipped, never searched.
 
-Of PTX the first kilobyte is decompressed, since headers by other tools than nvcc may lack the suffix: 1,149
-entries in TensorFlow 2.16 to 2.20 say 90 and begin with `.target sm_90a`, which a driver compiles only for
-9.0. Nothing else is decompressed, nothing is allocated by a size that a file claims, and every count has a
-limit, so a hostile file ends with `damage`, not with a hang.
+The first kilobyte of PTX is decompressed, since headers by other tools than nvcc may lack the suffix: 1,149
+entries in TensorFlow 2.16 to 2.20 have 90 in the header and begin with `.target sm_90a`, which a driver
+compiles only for 9.0. Nothing else is decompressed, no size in a file decides an allocation, and every count
+has a limit. So a hostile file ends with `damage`, not with a hang.
 """
 
 from __future__ import annotations
@@ -76,18 +77,18 @@ Read = Callable[[int, int], bytes]
 
 
 def elf_machine(head: bytes) -> int:
-    """Return the machine of a 64-bit ELF file, by its first bytes; 0 for other files."""
+    """Return the machine of a 64-bit ELF file from its first bytes, 0 for other files."""
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
         return 0
     return int(struct.unpack_from("<H", head, 18)[0])
 
 
 def parse_cubin_target(head: bytes) -> GpuCode | None:
-    """Return the target of a cubin, by its first bytes; None for invalid flags.
+    """Return the target of a cubin from its first bytes, None for invalid flags.
 
-    The lowest byte of `e_flags` is the number and 0x800 the suffix `a`; from version 8 of the ABI (sm_100 in
-    CUDA 12, all of CUDA 13) the second byte and 0x8. CUDA 13 has the suffix only in the options of ptxas in
-    `.note.nv.tkinfo` (measured with ptxas 12.1 to 13.5).
+    The lowest byte of `e_flags` is the number and 0x800 the suffix `a`. From version 8 of the ABI (sm_100 in
+    CUDA 12, all of CUDA 13) it is the second byte and 0x8. CUDA 13 has the suffix only in the options of
+    ptxas in `.note.nv.tkinfo` (measured with ptxas 12.1 to 13.5).
     """
     flags = struct.unpack_from("<I", head, 48)[0]
     number, narrow = (flags >> 8 & 0xFF, flags & 0x8) if head[8] >= 8 else (flags & 0xFF, flags & 0x800)
@@ -100,11 +101,11 @@ def parse_cubin_target(head: bytes) -> GpuCode | None:
 
 
 def parse_amd_target(head: bytes) -> GpuCode | None:
-    """Return the target of an AMD code object, by its first bytes; None if unknown.
+    """Return the target of an AMD code object from its first bytes, None if unknown.
 
-    In `e_flags` the lowest byte is the processor; the next bytes say of its features whether they must be off
-    (2), on (3), or may be either, and before version 4 of the code object (2 in `e_ident`) only which are on.
-    Source: LLVM, User Guide for AMDGPU Backend, ELF header.
+    In `e_flags` the lowest byte is the processor. The next bytes are its features: each must be off (2), on
+    (3), or may be either. Before version 4 of the code object (2 in `e_ident`) they are only the features
+    that are on. Source: LLVM, User Guide for AMDGPU Backend, ELF header.
     """
     flags, version = struct.unpack_from("<I", head, 48)[0], head[8]
     processor = _AMD_PROCESSORS.get(flags & 0xFF, "")
@@ -128,9 +129,9 @@ def lacks_tables(head: bytes, size: int) -> bool:
 
 
 def loaded_end(head: bytes) -> int:
-    """Return the least length of a file that can be loaded or linked, by its first bytes; 0 for unknown.
+    """Return the least length of a file that can be loaded or linked, from its first bytes; 0 if unknown.
 
-    `head` is of a file that `lacks_tables`.
+    `head` is from a file that `lacks_tables`.
     """
     kind, sections = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 40)[0]
     if kind == _RELOCATABLE:
@@ -153,12 +154,12 @@ def _loaded(head: bytes) -> list[tuple[int, int, int]]:
 
 
 def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
-    """Return ranges (start, end) of a linked file that no program sees as data after loading.
+    """Return ranges (start, end) of a linked file that no program can read as data after loading.
 
-    By its first `HEADERS` bytes, so that streams can be checked too. They are unmapped parts (symbols,
-    debugging) and segments of machine code, unless the linker put data next to the code: then the first
-    segment may be executable, whatever comes later (`.lrodata` has a read-only segment of its own, as in
-    cuBLASLt 12.8 and cuDNN 9.10). GPU code is registered from memory, so none is there.
+    They come from its first `HEADERS` bytes, so that streams can be checked too. They are unmapped parts
+    (symbols, debugging) and segments of machine code, unless the linker put data next to the code: then the
+    first segment may be executable (`.lrodata` has a read-only segment of its own, as in cuBLASLt 12.8 and
+    cuDNN 9.10). GPU code is registered from memory, so these ranges have none.
     """
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
         return ()
@@ -245,7 +246,7 @@ class CorruptBundleError(Exception):
 class OffloadBundle:
     """The targets of one bundle and its end. `compression` is as in `GpuLibrary`.
 
-    `unread` names targets that are not AMD processors.
+    `unread` has targets that are not AMD processors.
     """
 
     codes: tuple[GpuCode, ...]
@@ -255,7 +256,7 @@ class OffloadBundle:
 
 
 class NotABundleError(Exception):
-    """A mark that occurs by chance (a string constant of a tool that reads bundles)."""
+    """A magic that occurs by chance, such as a string constant of a tool that reads bundles."""
 
 
 Steps = Generator[ReadRequest, BytesPiece, OffloadBundle]
@@ -274,15 +275,15 @@ def read_bundle(at: int, size: int) -> Steps:
     for number in range(count):
         entry = (yield ReadRequest(place, 24)).data
         if len(entry) < 24:
-            raise CorruptBundleError(place, "the table of an offload bundle is cut off")
+            raise CorruptBundleError(place, "the table of an offload bundle is truncated")
         offset, length, name_length = struct.unpack("<QQQ", entry)
         if not 0 < name_length <= _MAX_ID or place + 24 + name_length - at > MAX_TABLE:
             if not number:
                 raise NotABundleError
-            raise CorruptBundleError(place, f"a target's name of {name_length} bytes in an offload bundle")
+            raise CorruptBundleError(place, f"an offload bundle has a target name of {name_length} bytes")
         name = (yield ReadRequest(place + 24, name_length)).data
         if len(name) < name_length:
-            raise CorruptBundleError(place, "the table of an offload bundle is cut off")
+            raise CorruptBundleError(place, "the table of an offload bundle is truncated")
         if at + offset + length > size:
             raise CorruptBundleError(place, "an offload bundle reaches past the end of the file")
         names.append((place, name))
@@ -293,8 +294,9 @@ def read_bundle(at: int, size: int) -> Steps:
 
 
 def read_compressed_bundle(at: int, size: int) -> Steps:
-    """Read the compressed bundle at offset `at`. Raises NotABundleError, CorruptBundleError, and ToolError
-    without zstandard.
+    """Read the compressed bundle at offset `at`.
+
+    Raises NotABundleError, CorruptBundleError, and ToolError without zstandard.
     """
     head = (yield ReadRequest(at, 32)).data
     if len(head) < 24:
@@ -311,7 +313,7 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
     payload = (yield ReadRequest(at + header, min(end - at - header, ZSTD_START))).data
     table = _inflated(payload) if method == 0 else zstd_start(payload, MAX_TABLE)
     if not table.startswith(BUNDLE):
-        raise CorruptBundleError(at + header, "a compressed offload bundle that holds none")
+        raise CorruptBundleError(at + header, "a compressed offload bundle has no content")
     steps = read_bundle(0, 1 << 64)
     try:
         request = next(steps)
@@ -323,7 +325,7 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
         inner: OffloadBundle = stop.value
     except (NotABundleError, CorruptBundleError) as error:
         raise CorruptBundleError(
-            at + header, "the table in a compressed offload bundle cannot be read"
+            at + header, "the table of a compressed offload bundle is not readable"
         ) from error
     return OffloadBundle(
         codes=inner.codes,
@@ -340,7 +342,7 @@ def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[GpuCode, ...], tuple
         text = name.decode("ascii", "replace")
         match = _ID.fullmatch(text)
         if not match:
-            raise CorruptBundleError(place, f"an offload bundle for {text[:60]!a}, which names no target")
+            raise CorruptBundleError(place, f"an offload bundle has the invalid target {text[:60]!a}")
         if match[1] == "host":
             continue
         processor = _PROCESSOR.search(text)
@@ -379,9 +381,9 @@ _TARGET = re.compile(rb"^[ \t]*\.target[ \t]+sm_([0-9]{2,3})([af]?)\b", re.MULTI
 
 
 class CodeReader:
-    """A reader of the GPU code in consecutive bytes; only a window of them is in memory.
+    """Finds the GPU code in consecutive bytes. Only a window of them is in memory.
 
-    `path` is the library's name in the result, `size` how many bytes will come.
+    `path` is the library's name in the result, `size` the number of bytes to come.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -393,7 +395,7 @@ class CodeReader:
         self._forward = ForwardReader(self._findings.walk())
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes. Raises ToolError if a package for AMD's compressed code is missing."""
+        """Process the next bytes. Raises ToolError if a package for AMD's compressed code is missing."""
         end = self._fed + len(chunk)
         if self._head is not None:
             self._head += chunk[: HEADERS - len(self._head)]
@@ -419,13 +421,13 @@ class CodeReader:
         self._fed = end
 
     def close(self) -> GpuLibrary | None:
-        """Return the result; None without GPU code."""
+        """Return the result, None without GPU code."""
         self._forward.end()
         return self._findings.library()
 
 
 def scan_file(path: Path, name: str) -> GpuLibrary | None:
-    """Return the GPU code in a file, or None; `name` is the library's name in the result.
+    """Return the GPU code in a file, None without any. `name` is the library's name in the result.
 
     Only the parts that may have such code are read. Raises UsageError for an unreadable file, and ToolError
     like `CodeReader.feed`.
@@ -457,7 +459,7 @@ def scan_file(path: Path, name: str) -> GpuLibrary | None:
 
 
 def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> GpuLibrary | None:
-    """Return the GPU code in a file in memory; `path` is its name in the result."""
+    """Return the GPU code in a file in memory. `path` is its name in the result."""
     with memoryview(buffer) as view:
         reader = CodeReader(path, len(view))
         reader.feed(view)
@@ -469,7 +471,7 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def _next_ranges(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tuple[int, int]:
-    """Return the next bytes to search, without those ranges."""
+    """Return the next bytes to search, without the ranges `passed`."""
     for start, end in passed:
         if start <= offset < end:
             offset = end
@@ -479,7 +481,7 @@ def _next_ranges(passed: tuple[tuple[int, int], ...], offset: int, count: int) -
 
 
 class _FatbinParser:
-    """The parser of one file and its results so far."""
+    """Parses one file, and has its results so far."""
 
     def __init__(self, path: str, size: int) -> None:
         self._path = path
@@ -524,7 +526,7 @@ class _FatbinParser:
             yield from self._search()
             if end > self._size:
                 raise CorruptBundleError(
-                    self._size, f"the file is cut off here, it goes on to {end:#x} or farther"
+                    self._size, f"the file is truncated, expected at least {end:#x} bytes"
                 )
         except CorruptBundleError as damage:
             self._damage = f"at {damage.offset:#x}: {damage}"
@@ -532,7 +534,7 @@ class _FatbinParser:
     def _cubin(self, head: bytes) -> None:
         code = parse_cubin_target(head)
         if code is None:
-            raise CorruptBundleError(48, "a cubin whose flags name no architecture")
+            raise CorruptBundleError(48, "the flags of a cubin have no architecture")
         self._compressions.add("none")
         self._add(0, {code})
 
@@ -566,7 +568,7 @@ class _FatbinParser:
                 self._false += 1
                 if self._false > MAX_FALSE:
                     raise CorruptBundleError(
-                        at, f"more than {MAX_FALSE} beginnings of containers without one"
+                        at, f"more than {MAX_FALSE} magic numbers of containers without a container"
                     ) from None
                 at += len(mark)
 
@@ -574,14 +576,14 @@ class _FatbinParser:
         """Read the container at `at` and return its end."""
         head = (yield ReadRequest(at, 32)).data
         if len(head) < 16:
-            raise CorruptBundleError(at, "a fat binary's header is cut off")
+            raise CorruptBundleError(at, "the header of a fat binary is truncated")
         place = at + 16
         end: int = place + int.from_bytes(head[8:16], "little")
         if end > self._size:
             # Tools that create or read fat binaries have the same bytes in their machine code.
             if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
                 raise NotABundleError
-            raise CorruptBundleError(at, f"a fat binary that ends at {end:#x}, past the end of the file")
+            raise CorruptBundleError(at, f"a fat binary ends at {end:#x}, past the end of the file")
         codes: set[GpuCode] = set()
         compressions: set[str] = set()
         while place < end:
@@ -593,18 +595,20 @@ class _FatbinParser:
     def _entry(
         self, at: int, end: int, into: tuple[set[GpuCode], set[str]]
     ) -> Generator[ReadRequest, BytesPiece, int]:
-        """Read the entry header at `at` in a container that ends at `end`; return the next one's position."""
+        """Read the entry header at `at`, in a container that ends at `end`. Return the next position."""
         raw = (yield ReadRequest(at, _ENTRY.size)).data if at + _ENTRY.size <= end else b""
         if len(raw) < _ENTRY.size:
-            raise CorruptBundleError(at, "the header of a fat binary's entry is cut off")
+            raise CorruptBundleError(at, "the header of an entry in a fat binary is truncated")
         kind, version, header, padded, compressed, options, *_ = _ENTRY.unpack(raw)
         flags, uncompressed = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<Q", raw, 56)[0]
         if version != _ENTRY_VERSION:
             raise CorruptBundleError(
-                at, f"an entry of version {version:#06x}, where {_ENTRY_VERSION:#06x} is known"
+                at, f"an entry has version {version:#06x}, expected {_ENTRY_VERSION:#06x}"
             )
         if header < _ENTRY.size or header + padded > end - at:
-            raise CorruptBundleError(at, f"an entry of {header} + {padded} bytes where {end - at} are left")
+            raise CorruptBundleError(
+                at, f"an entry has {header} + {padded} bytes, more than the remaining {end - at}"
+            )
         codes, compressions = into
         if flags & _ZSTD:
             compressions.add("zstd")
@@ -614,7 +618,7 @@ class _FatbinParser:
             compressions.add("other" if compressed and uncompressed > compressed else "none")
         if kind == _CONCATENATION:
             if header > MAX_OPTIONS:
-                raise CorruptBundleError(at, f"a concatenation with a header of {header} bytes")
+                raise CorruptBundleError(at, f"a concatenation has an invalid header of {header} bytes")
             table = (yield ReadRequest(at, header)).data[options:]
             self._concatenation(at, table, codes)
         else:
@@ -626,7 +630,7 @@ class _FatbinParser:
         return int(at + header + padded)
 
     def _ptx(self, at: int, flags: int, packed: bytes) -> bytes:
-        """Return the first kilobyte of PTX; if it cannot be read, count it as unread and return nothing."""
+        """Return the first kilobyte of PTX. Unreadable PTX is counted as unread, and nothing returned."""
         if not flags & _ZSTD:
             return lz4_start(packed, _TEXT) if flags & _LZ4 else packed
         try:
@@ -647,10 +651,10 @@ class _FatbinParser:
                 length_of_text = int.from_bytes(table[place + 4 : place + 8], "little")
                 place += 8 + (length_of_text // 8 + 1) * 8
         if not pieces or (pieces, place) != (count, length):
-            raise CorruptBundleError(at, "a concatenation whose table does not fit")
+            raise CorruptBundleError(at, "the table of a concatenation is larger than its header")
 
     def _code(self, at: int, raw: bytes, codes: set[GpuCode], text: bytes = b"") -> None:
-        """Add the target of an entry, by its header; for PTX by its text, if needed."""
+        """Add the target of an entry, from its header, or for PTX from its text."""
         self._count_entry(at)
         kind = struct.unpack_from("<H", raw)[0]
         minor, major, architecture = struct.unpack_from("<HHI", raw, 24)
@@ -668,10 +672,10 @@ class _FatbinParser:
                 return
             if not 10 <= architecture <= 999 or major > 99 or minor > 99:
                 raise CorruptBundleError(
-                    at, f"an entry for architecture {architecture} with PTX {major}.{minor}"
+                    at, f"an entry has the invalid architecture {architecture} or PTX version {major}.{minor}"
                 )
             if len(self._codes) == MAX_CODES:
-                raise CorruptBundleError(at, f"more than {MAX_CODES} different targets")
+                raise CorruptBundleError(at, f"the file has more than {MAX_CODES} different targets")
             code = self._codes[key] = GpuCode(
                 _CODE_KINDS[kind],
                 Capability(architecture // 10, architecture % 10),
@@ -683,21 +687,21 @@ class _FatbinParser:
     def _count_entry(self, at: int) -> None:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
-            raise CorruptBundleError(at, f"more than {MAX_ENTRIES} entries")
+            raise CorruptBundleError(at, f"the file has more than {MAX_ENTRIES} entries")
 
     def _add(self, at: int, codes: set[GpuCode]) -> None:
         self._count += 1
         if self._count > MAX_MODULES:
-            raise CorruptBundleError(at, f"more than {MAX_MODULES} fat binaries")
+            raise CorruptBundleError(at, f"the file has more than {MAX_MODULES} fat binaries")
         signature = tuple(sorted(codes, key=_order))
         if signature not in self._modules and len(self._modules) == MAX_SIGNATURES:
             raise CorruptBundleError(
-                at, f"fat binaries for more than {MAX_SIGNATURES} different sets of targets"
+                at, f"the file has fat binaries for more than {MAX_SIGNATURES} different sets of targets"
             )
         self._modules[signature] = self._modules.get(signature, 0) + 1
 
     def _leave(self, at: int, what: str) -> None:
-        """Count something unknown."""
+        """Count an unknown entry."""
         if not self._unread:
             self._unread_at = at
         if what not in self._unread and len(self._unread) >= _MAX_UNREAD:

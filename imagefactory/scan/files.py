@@ -1,6 +1,6 @@
-"""GPU code in a file, a directory or a wheel. Files are read one by one, nothing is executed.
+"""Find GPU code in a file, a directory or a wheel. Files are read one by one, and never executed.
 
-The name of a place decides its type; layers.py scans layers and images.
+The file name decides the type. layers.py scans layers and images.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
 
 
 def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
-    """Return a package's findings. Raises UsageError if it is damaged, ToolError without zstandard."""
+    """Return a conda package's findings. Raises UsageError if it is corrupt, ToolError without zstandard."""
     with readable(path), progress.task(f"scan {path.name}", total=path.stat().st_size) as task:
         try:
             findings = scan_layer(_bounded(_tar(path, task))).findings
@@ -129,7 +129,7 @@ def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 data = stream.unused_data
                 stream, begun = bz2.BZ2Decompressor(), False
     if begun:
-        raise CorruptDataError("it ends in the middle of the data")
+        raise CorruptDataError("the data is truncated")
 
 
 _PACKED = (
@@ -145,16 +145,16 @@ _PACKED = (
 
 
 def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """Scan a directory, a wheel, a conda package or one file. For a .sif see sif.py.
+    """Scan a directory, a wheel, a conda package or a file. For a .sif see sif.py.
 
-    Raises UsageError for an unreadable or corrupt one.
+    Raises UsageError for an unreadable or corrupt file.
     """
     source = str(path) if path.is_dir() else path.name
     return format_contents(source, find_in(path, progress, workers=workers))
 
 
 def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFinding, ...]:
-    """Return the findings of single files, in a place like `scan_path`'s."""
+    """Return the findings of single files in the paths that `scan_path` accepts."""
     if path.is_dir():
         return _find_in_directory(path, progress, workers)
     if path.suffix == ".whl":
@@ -171,7 +171,7 @@ def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFi
 
 
 def _check_not_archive(path: Path) -> None:
-    """Raise UsageError for a compressed file, since an empty result would be misleading."""
+    """Raise UsageError for a compressed file, because an empty result would be misleading."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -179,14 +179,13 @@ def _check_not_archive(path: Path) -> None:
     if head.startswith(_PACKED) or head[257:262] == b"ustar":
         raise UsageError(
             "scan-archive-unsupported",
-            f"{path} is an archive or compressed, and cannot be scanned",
-            hint="unpack it and pass the directory; for an image, imagefactory "
-            "pull it, or pass its name with the registry",
+            f"{path} is an archive or compressed file, which cannot be scanned",
+            hint="unpack it and pass the directory; for an image, pass its name with the registry",
         )
 
 
 def scan_directory(folder: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """Scan all regular files below, each inode once, without following links; of `/` only disks."""
+    """Scan all regular files below a directory, each inode once, without links; of `/` only disks."""
     return format_contents(str(folder), _find_in_directory(folder, progress, workers))
 
 
@@ -254,7 +253,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
-    """Return the finding of a file's name and text, and whether its first bytes may be of GPU code."""
+    """Return the finding from a file's name and text, and whether its first bytes may be GPU code."""
     named = read_name(path)
     facts = named.facts
     candidate = False
@@ -281,8 +280,8 @@ def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
 def scan_wheel(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
     """Scan a wheel, with paths relative to site-packages. Members are inflated in threads, never stored.
 
-    Raises UsageError for a file that is not a zip, is damaged, has members that overlap, or that would unpack
-    to more than 64 GB.
+    Raises UsageError for a file that is not a zip, is corrupt, has overlapping members, or would unpack to
+    more than 64 GB.
     """
     return format_contents(path.name, _find_in_wheel(path, progress, workers))
 

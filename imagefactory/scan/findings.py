@@ -1,7 +1,7 @@
-"""Findings by file name, and the small files in which frameworks state their build.
+"""Findings from file names, and from the small files in which frameworks state their build.
 
-Packages are known by their records, CUDA's libraries by the versions in their names. Files are read as data
-and never executed. fatbin.py reads the GPU code itself.
+Packages are recognized by their records, CUDA's libraries by the versions in their names. Files are read as
+data and never executed. fatbin.py finds the GPU code itself.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def readable_path(path: str) -> str:
 
 
 def is_text(path: str) -> bool:
-    """Return whether, by its name, a file has no GPU code."""
+    """Return whether a file has no GPU code, judged by its name."""
     return bool(_TEXTS.fullmatch(path))
 
 
@@ -114,12 +114,12 @@ def read_name(path: str) -> FileFinding:
 
 
 def may_hold_driver_note(path: str) -> bool:
-    """Return whether a file may name its drivers: a libcuda of NVIDIA's forward compatibility."""
+    """Return whether a file may list its drivers: a libcuda for NVIDIA's forward compatibility."""
     return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(_COMPAT.search(path))
 
 
 def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str], ...]:
-    """Return the drivers in the ELF note `.note.cuda.fwd_compatibility`; `data` has all of the note.
+    """Return the drivers in the ELF note `.note.cuda.fwd_compatibility`. `data` has the complete note.
 
     Source: NVIDIA's container toolkit, cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
     """
@@ -131,7 +131,7 @@ def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str]
 
 
 def _parse_dist_info(path: str) -> InstalledPackage | None:
-    """Return a package of the environment itself, not one inside setuptools and others."""
+    """Return a package of the environment itself, not one bundled inside setuptools and others."""
     match = _DIST_INFO.fullmatch(path)
     above = path.split("/")[:-2]
     if not match or (above and above[-1] not in ("site-packages", "dist-packages")):
@@ -140,9 +140,9 @@ def _parse_dist_info(path: str) -> InstalledPackage | None:
 
 
 def parse_facts(path: str, text: str) -> tuple[tuple[str, str, str], ...]:
-    """Return (framework, key, value) that a framework states about its build; None is an empty value.
+    """Return (framework, key, value) that a framework states about its build. None becomes empty.
 
-    `path` is of a file that `tells_facts`. Lists are joined with commas, `__version__` is `version`.
+    `path` is that of a file that `tells_facts`. Lists are joined with commas, `__version__` is `version`.
     """
     for end, framework, value_name in _FACTS:
         if _ends(path, end):
@@ -233,7 +233,7 @@ def is_candidate(head: bytes) -> bool:
 
 
 class FileScan:
-    """The scan of one file of a stream: fed with its bytes in any portions, then closed."""
+    """The scan of one file of a stream. Feed it the bytes in any portions, then close it."""
 
     def __init__(self, path: str, size: int) -> None:
         self._named, self._size = read_name(path), size
@@ -246,7 +246,7 @@ class FileScan:
 
     @property
     def idle(self) -> bool:
-        """Return whether the rest of the bytes would add nothing."""
+        """Return whether further bytes would add nothing."""
         return self._idle
 
     def _seek_note(self, data: bytes | memoryview) -> None:

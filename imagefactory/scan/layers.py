@@ -1,7 +1,7 @@
-"""Layers and images: their GPU code, found in one forward pass over each layer's tar.
+"""Find the GPU code of layers and images, in one pass over each layer's tar.
 
 The findings of a layer are stored under its digest, so a layer that many images share is read once. An image
-is its layers one over the other: entries that an upper one removes or replaces do not count (OCI image
+is its layers on top of each other: entries that an upper layer removes or replaces do not count (OCI image
 specification, "Layer Filesystem Changeset": whiteouts).
 """
 
@@ -61,11 +61,11 @@ RECORDS = "scans"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerScan:
-    """The findings of one layer, paths without outer slashes, sorted.
+    """The findings of one layer, with paths without slashes at their ends, sorted.
 
-    `plain` are its other entries except directories and texts, since they cover lower layers at their path.
-    `removed` are its whiteouts, `opaque` the directories that hide all below. `links` are other names of
-    findings, as (name, path): a file exists as long as one of them.
+    `plain` are its other entries except directories and texts, since they replace entries of lower layers.
+    `removed` are its whiteouts, `opaque` the directories that hide everything below. `links` are other names
+    of findings, as (name, path): a file exists as long as one of them.
     """
 
     findings: tuple[FileFinding, ...]
@@ -80,7 +80,7 @@ def put_scan(layout: Layout, digest: str, scan: LayerScan) -> None:
 
 
 def get_scan(layout: Layout, digest: str) -> LayerScan | None:
-    """Return the stored scan of a layer; None if missing, of another scanner or unreadable."""
+    """Return the stored scan of a layer, None if it is missing, of another scanner or unreadable."""
     value = layout.recall(RECORDS, layout.blob_path(digest).name)
     return None if value is None else parse_scan(value)
 
@@ -98,7 +98,7 @@ def format_scan(scan: LayerScan) -> dict[str, object]:
 
 
 def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
-    """Return a scan, None for another scanner's or an invalid record: it is only a cache."""
+    """Return a scan, None for another scanner's or an invalid record, because it is only a cache."""
     try:
         if value["scanner"] != SCANNER:
             return None
@@ -188,13 +188,13 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
 
 
 def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
-    """Return whether a layer with `over` and `opaque` removes or replaces `path`, or a directory above it."""
+    """Return whether a layer with `over` and `opaque` removes or replaces `path` or one of its parents."""
     above = _parent_paths(path)
     return path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above)
 
 
 def _renamed(finding: FileFinding, named: FileFinding | None, name: str) -> FileFinding:
-    """Return a finding by another name of the file; `named` is the finding of that name itself."""
+    """Return a finding under another name of the file. `named` is the finding of that name itself."""
     library = replace(finding.library, path=name) if finding.library else None
     own = named or read_name(name)
     return FileFinding(
@@ -212,7 +212,7 @@ def _parent_paths(path: str) -> list[str]:
 
 
 def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
-    """Return the findings of the tar in `chunks`, read to the end. Raises CorruptDataError."""
+    """Return the findings of the tar in `chunks`. Reads it to the end. Raises CorruptDataError."""
     stream = TarStream(chunks)
     findings: dict[str, FileFinding] = {}
     plain: set[str] = set()
@@ -231,7 +231,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         if finding and names:  # the file still has its other names
             renames -= len(names)
             if renames < 0:
-                raise CorruptDataError(f"its files change their names more than {RENAMED_LIMIT} times")
+                raise CorruptDataError(f"its files are renamed more than {RENAMED_LIMIT} times")
             heir, *rest = names
             del links[heir]
             findings[heir] = _renamed(finding, findings.get(heir), heir)
@@ -288,10 +288,10 @@ def _scan_entries(entry: TarEntry, path: str) -> FileFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanCache:
-    """The source of layers; `layout` stores the findings.
+    """The source of layers. `layout` stores the findings.
 
-    `read` returns the compressed bytes of a layer and checks their digest, which is the key. Any manifest may
-    claim any diff_id, so that cannot be the key.
+    `read` returns the compressed bytes of a layer and checks their digest, which is the key. A diff_id
+    cannot be the key, because any manifest may claim any diff_id.
     """
 
     layout: Layout
@@ -300,7 +300,7 @@ class ScanCache:
 
 
 def scan_image(source: str, layers: Sequence[OciLayer], shelf: ScanCache, progress: Progress) -> ScanResult:
-    """Return the findings of an image of `layers`, the lowest first; unknown ones are read in parallel.
+    """Return the findings of an image of `layers`, the lowest first. Unknown layers are read in parallel.
 
     The caller holds the layout's `in_use`. Raises StoreError for a corrupt layer, ToolError without
     zstandard.
@@ -326,7 +326,7 @@ def layout_scan_cache(layout: Layout, workers: int) -> ScanCache:
     def read(layer: OciLayer) -> Iterator[bytes]:
         with layout.blob_path(layer.descriptor.digest).open("rb") as file:
             if (size := os.fstat(file.fileno()).st_size) != layer.descriptor.size:
-                raise CorruptDataError(f"its blob has {size} bytes, not {layer.descriptor.size}")
+                raise CorruptDataError(f"expected {layer.descriptor.size} bytes, found {size}")
             while data := file.read(CHUNK):
                 yield data
 
@@ -355,7 +355,7 @@ def _counted(chunks: Iterator[bytes], task: ProgressTask) -> Iterator[bytes]:
 
 
 def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield plain bytes up to a limit."""
+    """Yield plain bytes. Raises CorruptDataError above the limit."""
     size = 0
     for chunk in chunks:
         size += len(chunk)
@@ -371,14 +371,14 @@ def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path]:
     """Yield the root of the .sif at `path` as a directory below `scratch`, removed at the end.
 
-    Raises UsageError for another file, ToolError if unsquashfs is missing or fails.
+    Raises UsageError if it is not a .sif, ToolError if unsquashfs is missing or fails.
     """
     partition = read_partition(path)
     command = shutil.which("unsquashfs")
     if command is None:
         raise ToolError(
             "tool-missing",
-            f"unsquashfs is not installed, and {path.name} cannot be scanned without it",
+            f"unsquashfs is not installed, and scanning {path.name} needs it",
             hint="install squashfs-tools (Debian: apt install squashfs-tools)",
         )
     scratch.mkdir(parents=True, exist_ok=True)
@@ -397,7 +397,7 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
             raise ToolError(
                 "sif-unpack-failed",
                 f"unsquashfs cannot unpack {path.name}: {lines[-1][:300]}",
-                hint=f"check the free space in {scratch}",
+                hint=f"check the free space in {scratch}, or download the file again",
             )
         yield root
     finally:

@@ -1,6 +1,6 @@
-"""Reading a file once, forward: a parser requests bytes or the next mark, and gets them.
+"""Read a file once without seeking back: a parser requests bytes or the next mark, and gets them.
 
-A parser is a generator of requests whose offsets never fall. The same parser runs over a file, where only
+A parser is a generator of requests with increasing offsets. The same parser runs over a file, where only
 requested parts are read, and over a stream, where other parts are skipped. Only the bytes of the current
 request are in memory.
 """
@@ -29,14 +29,14 @@ _OVERLAP = len(BUNDLE) - 1
 
 
 class ReadRequest(NamedTuple):
-    """A request for `length` bytes from `offset`, or with a length of 0 for the next mark from there."""
+    """A request for `length` bytes from `offset`, or with length 0 for the next mark from there."""
 
     offset: int
     length: int
 
 
 class BytesPiece(NamedTuple):
-    """The bytes at `offset` (fewer at the end of the file), or the mark (or none)."""
+    """The bytes at `offset` (fewer at the end of the file), or the mark there (empty for none)."""
 
     offset: int
     data: bytes
@@ -46,7 +46,7 @@ Walk = Generator[ReadRequest, BytesPiece, None]
 
 
 class ForwardReader:
-    """A reader that runs a parser over bytes in rising order of their offsets."""
+    """Runs a parser over bytes with increasing offsets."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -71,7 +71,7 @@ class ForwardReader:
         return self._request is not None and not self._request.length
 
     def give(self, offset: int, data: bytes) -> None:
-        """Take bytes at the requested offset, or after it while searching."""
+        """Process bytes at the requested offset, or after it while searching."""
         if self._request is None:
             return
         rest = self._kept[max(self._request.offset - self._base, 0) :]
@@ -83,11 +83,11 @@ class ForwardReader:
         self._serve(last=False)
 
     def end(self) -> None:
-        """End the bytes: requests are answered with those that came."""
+        """End the bytes. Requests are answered with the available bytes."""
         self._serve(last=True)
 
     def _ends_nothing(self, rest: bytes, data: bytes) -> bool:
-        """Return whether no mark begins in the rest, so that it need not be copied."""
+        """Return whether no mark begins in the rest, so that the rest need not be copied."""
         if not self.searching or len(data) < _OVERLAP:
             return False
         return _find_mark(rest + data[:_OVERLAP], 0, {})[0] >= len(rest)
@@ -123,7 +123,7 @@ class ForwardReader:
 
 
 def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, bytes]:
-    """Return position and type of the first mark at or after `start`; the end of the data and none otherwise.
+    """Return position and type of the first mark from `start` on; the end of the data and empty for none.
 
     `places` caches results of earlier calls for the same data, so that many marks cost one search.
     """
@@ -192,7 +192,7 @@ def lz4_start(packed: bytes, most: int) -> bytes:
 
 
 def _length(packed: bytes, at: int, count: int) -> tuple[int, int]:
-    """Return a length whose first part was `count` in the token, and the position after it."""
+    """Return a length that begins with `count` in the token, and the position after it."""
     if count < 15:
         return count, at
     while at < len(packed):
@@ -203,10 +203,10 @@ def _length(packed: bytes, at: int, count: int) -> tuple[int, int]:
 
 
 def zstd_start(packed: bytes, most: int) -> bytes:
-    """Return the first bytes, at most `most`, of a frame's first block, empty for an invalid one.
+    """Return the first bytes, at most `most`, of a frame's first block; empty for an invalid one.
 
-    `packed` are its first `ZSTD_START` bytes or all. The block gets a frame with a window of its size, as the
-    real one may need gigabytes. Raises ToolError without zstandard.
+    `packed` are its first `ZSTD_START` bytes or all. The block gets a frame with a window of its size,
+    because the original window may need gigabytes. Raises ToolError without zstandard.
     """
     try:
         import zstandard

@@ -1,4 +1,4 @@
-"""The members of an untrusted zip: its list, checked before reading, and their uncompressed bytes."""
+"""The members of an untrusted zip: its list, which is checked first, and their uncompressed bytes."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def check_members(file: IO[bytes], archive: zipfile.ZipFile) -> None:
 
 
 def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Return the start of the compressed bytes. Raises ValueError for a header that differs from the list's.
+    """Return the start of the compressed bytes. Raises ValueError if the header differs from the list.
 
-    Programs that read such a zip forward unpack other files than those that use its list. A truncated header
-    raises struct.error.
+    Programs that read such a zip without its list unpack other files than those that use the list. A
+    truncated header raises struct.error.
     """
     if member.header_offset < 0:  # relative to the list: more is missing before it than exists
-        raise ValueError(f"{member.filename[:80]!r} would begin before the file")
+        raise ValueError(f"{member.filename[:80]!r} has an invalid offset")
     file.seek(member.header_offset)
     magic, _, flags, method, _, _, crc, *sizes, named, extra = _HEADER.unpack(file.read(_HEADER.size))
     name = member.orig_filename
     if magic != b"PK\x03\x04":
-        raise ValueError(f"no file header for {name[:80]!r}")
+        raise ValueError(f"{name[:80]!r} has no file header")
     if member.filename != name:  # zipfile cuts at a NUL, and later versions take a name from the extra field
-        raise ValueError(f"{name[:80]!r} is a name that programs read differently")
+        raise ValueError(f"{name[:80]!r} is an ambiguous file name")
     if (flags | member.flag_bits) & _ENCRYPTED:
         raise ValueError(f"{name[:80]!r} is encrypted")
     header = {"name": file.read(named).decode("utf-8" if flags & _UTF8 else "cp437"), "method": method}
@@ -111,11 +111,11 @@ def check_list(file: IO[bytes]) -> None:
                 sizes.append(struct.unpack_from("<QQ", record.ljust(56), 32))
     count, length = map(max, zip(*sizes, strict=True))
     if count > MEMBERS or length > DIRECTORY:
-        raise ValueError(f"it lists {count} members in {length} bytes")
+        raise ValueError(f"its list has {count} members in only {length} bytes")
 
 
 def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield the member's plain bytes, exactly as many as stated. Raises CorruptDataError."""
+    """Yield the member's plain bytes, exactly as many as in the list. Raises CorruptDataError."""
     rest = member.file_size
     for piece in _inflated(_packed_bytes(path, member), member.compress_type):
         rest -= len(piece)
@@ -123,7 +123,7 @@ def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
             break
         yield piece
     if rest:
-        raise CorruptDataError(f"it does not have the {member.file_size} bytes of the archive's list")
+        raise CorruptDataError(f"expected {member.file_size} bytes, as in the archive's list")
 
 
 def _inflated(packed: Iterator[bytes], method: int) -> Iterator[bytes]:
@@ -131,7 +131,7 @@ def _inflated(packed: Iterator[bytes], method: int) -> Iterator[bytes]:
         return packed
     if method == zipfile.ZIP_DEFLATED:
         return inflate(packed)
-    raise CorruptDataError(f"it is packed by method {method}, which wheels do not use")
+    raise CorruptDataError(f"unsupported compression method {method}")
 
 
 def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
-"""The locked .debs of a base, in the cache: missing ones are fetched, each file checked against its hash.
+"""The locked .debs of a base in the cache. Missing ones are fetched, and each is checked by its hash.
 
-The hash in a lock names a file, not its author: a lock comes with a project, and so may a file. So a .deb
-counts only if an index signed by Debian's keyring offers it. The cache has a record of that next to the file,
-which stays valid when the archive has moved on.
+The hash in a lock names a file, not its author: a lock comes with a project, and so may a file. So a .deb is
+used only if an index signed by Debian's keyring offers it. The cache has a record of that next to the file,
+which stays valid when the archive has newer packages.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from imagefactory.trees import remove_tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseArchives:
-    """All the .debs of a base, each with its locked hash, in the order of `lock.packages`.
+    """All .debs of a base, each with its locked hash, in the order of `lock.packages`.
 
-    `lock` is their lock: the requested one, or a newer one if `moved` is not empty.
+    `lock` is the requested lock, or a newer one if `moved` is not empty.
     """
 
     base: BaseSpec
@@ -57,8 +57,8 @@ def fetch_base(
     """Fetch the locked .debs that the cache lacks.
 
     If the archive no longer has some of them, the suite's newer packages are solved and fetched instead, and
-    `moved` names them; with `locked` a BuildError lists them. Raises DownloadError for a .deb that differs
-    from the lock, LockError if the archive's indexes cannot be read.
+    listed in `moved`. With `locked` this is a BuildError. Raises DownloadError for a .deb that differs from
+    the lock, LockError if the archive's indexes cannot be read.
     """
     with _exclusive(mirror.debs, progress):
         moved: tuple[VersionChange, ...] = ()
@@ -83,10 +83,10 @@ def _fetch_missing(
     locked: bool,
     fresh: bool = False,
 ) -> tuple[BaseLock, tuple[VersionChange, ...]]:
-    """Fetch missing .debs; return a newer lock and the changes if the archive has only newer packages.
+    """Fetch missing .debs. Return a newer lock and the changes if the archive has only newer packages.
 
-    `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError if an index
-    names a file that the archive does not have.
+    `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError if an index lists
+    a file that the archive does not have.
     """
     missing = _missing(lock, mirror.debs)
     moved: tuple[VersionChange, ...] = ()
@@ -102,9 +102,8 @@ def _fetch_missing(
                 "packages-withdrawn",
                 f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
                 + "\n".join(_describe_removed(package, mirror.debs) for package in gone),
-                hint=f"'imagefactory lock base:{base.name} --upgrade' takes the newer ones; "
-                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}" gives the locked ones, where ADDRESS is '
-                "that of Debian's snapshots",
+                hint=f"lock newer packages: imagefactory lock base:{base.name} --upgrade; or keep these: "
+                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}", with ADDRESS of Debian\'s snapshots',
             )
         if gone:
             newer = solve_base(base, archive, lock.content_hash)
@@ -115,7 +114,7 @@ def _fetch_missing(
 
 
 def _snapshot_of(lock: BaseLock) -> str:
-    """Return the path of a snapshot with the packages of a lock: from six hours after its indexes.
+    """Return the path of a snapshot with the packages of a lock: six hours after the time of its indexes.
 
     Snapshots are six hours apart, and a time between two selects the older one.
     """
@@ -124,7 +123,7 @@ def _snapshot_of(lock: BaseLock) -> str:
 
 
 def describe_missing_debs(base: BaseSpec, moved: Sequence[VersionChange]) -> list[str]:
-    """Return lines about packages that differ from the lock."""
+    """Return lines about the packages that differ from the lock."""
     if not moved:
         return []
     return [
@@ -135,7 +134,7 @@ def describe_missing_debs(base: BaseSpec, moved: Sequence[VersionChange]) -> lis
 
 
 def deb_path(debs: Path, package: DebianPackage) -> Path:
-    """Return the place of a package's file in the cache."""
+    """Return the path of a package's file in the cache."""
     return debs / package.sha256[:2] / package.sha256 / deb_filename(package)
 
 
@@ -182,9 +181,9 @@ def record_path(debs: Path, package: DebianPackage) -> Path:
 
 
 def is_recorded(package: DebianPackage, debs: Path) -> bool:
-    """Return whether this user, or root, has recorded that a signed index offers exactly this package.
+    """Return whether this user or root has recorded that a signed index offers exactly this package.
 
-    In a cache where others may write, their records do not count.
+    In a cache where others may write, records by other users are ignored.
     """
     try:
         fd = os.open(record_path(debs, package), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -198,7 +197,7 @@ def is_recorded(package: DebianPackage, debs: Path) -> bool:
 
 
 def _record(package: DebianPackage, debs: Path) -> None:
-    """Write a record. It is not synced to the disk, like the package: a partial record does not count."""
+    """Write a record, without syncing it to the disk: a partial record is ignored."""
     path = record_path(debs, package)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
         file.write(format_package(package))
@@ -223,7 +222,7 @@ def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> lis
                 "hash-mismatch",
                 f"{package.name} {package.version}: the archive has sha256 {offer.sha256}, "
                 f"expected {package.sha256}",
-                hint="a version never changes: use another mirror, or restore the lock from git",
+                hint="use another mirror, or restore the lock from git: a Debian version never changes",
             )
     return gone
 
@@ -255,7 +254,7 @@ def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path
 
 
 def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
-    """Use a file of the cache, or a complete one of an interrupted download. Return whether there is one."""
+    """Use a file of the cache, or a complete one of an interrupted download. Return whether one exists."""
     if _is_complete(package, debs):
         _record(package, debs)
         return True
@@ -278,7 +277,7 @@ def _store_deb(path: Path, package: DebianPackage, debs: Path) -> None:
 
 @contextmanager
 def _exclusive(debs: Path, progress: Progress) -> Iterator[None]:
-    """Lock the cache for this process; others wait. The lock ends with the process."""
+    """Lock the cache for this process, while others wait. The lock ends with the process."""
     try:
         debs.mkdir(parents=True, exist_ok=True)
         with (debs / ".lock").open("w") as file:

@@ -39,17 +39,19 @@ from imagefactory.progress import Progress
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
 """The variables of a base of Debian packages."""
 LEAST_UNPACKED, LEAST_LAYER = 2.5, 0.8
-"""The least bytes, unpacked and as a layer, for each byte of Debian packages: 119 MB of debian-12 become 350
-and 127."""
+"""The least bytes, unpacked and as a layer, for each byte of Debian packages.
+
+The 119 MB of packages of debian-12 become 350 MB and 127 MB.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltBase:
-    """A base in the store: its image, and the directories of its unpacked layers, lowest first.
+    """A base in the store: its image, and the directories of its unpacked layers, the lowest first.
 
-    `identity` names its inputs (the locked packages). `published` is false if the mirror no longer had them
-    and newer packages of the suite were used. `epoch` is the timestamp of images on it, in seconds since
-    1970.
+    `identity` is the hash of its inputs (the locked packages). `published` is false if newer packages of the
+    suite were used, because the mirror no longer had the locked ones. `epoch` is the timestamp of images on
+    this base, in seconds since 1970.
     """
 
     image: Image
@@ -61,7 +63,7 @@ class BuiltBase:
 
 @dataclass(slots=True, kw_only=True)
 class PendingBase:
-    """A base that may still lack its bytes. `environment` is that of its image."""
+    """A base that may not be built yet. `environment` is that of its image."""
 
     identity: str
     epoch: int
@@ -70,7 +72,7 @@ class PendingBase:
     built: BuiltBase | None = None
 
     def get(self) -> BuiltBase:
-        """Return the base, built if needed. For one thread."""
+        """Return the base, built if needed. Call it from one thread."""
         self.built = self.built or self.make()
         return self.built
 
@@ -88,10 +90,10 @@ def as_pending_base(built: BuiltBase) -> PendingBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRequest:
-    """A base to find or build. With `locked` a package that the mirror lacks raises BuildError.
+    """A base to find or build. With `locked` a package that the mirror lacks is a BuildError.
 
-    `mirror` is called only if something must be fetched; `environ` is the caller's environment. `below`
-    is the parent base. Callers of `find` and `begin` hold the layout's `in_use`.
+    `mirror` is called only to fetch something. `environ` is the caller's environment. `below` is the parent
+    base. Callers of `find` and `begin` hold the layout's `in_use`.
     """
 
     base: BaseSpec
@@ -108,7 +110,7 @@ class BaseRequest:
         return (*(self.below.locks if self.below else ()), self.lock)
 
     def stored(self, layout: Layout) -> BuiltBase | None:
-        """Return the base as `find` left it in the store, None if `find` has work to do. Unpacks nothing."""
+        """Return the base as `find` stored it, None if `find` has work to do. Unpacks nothing."""
         below = self.below.stored(layout) if self.below else None
         known = self._known_layer(layout, below)
         image = layout.image(f"base:{self.base.name}") if known else None
@@ -125,17 +127,21 @@ class BaseRequest:
         Raises LockError for a lock of another base.
         """
         if self.lock.base != self.base.name:
-            raise LockError("lock-mismatch", f"the lock is of base {self.lock.base}, not {self.base.name}")
+            raise LockError(
+                "lock-mismatch",
+                f"the lock is of base {self.lock.base}, not {self.base.name}",
+                hint=f"run imagefactory lock base:{self.base.name}",
+            )
         below = self.below.find(layout, progress) if self.below else None
         with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
             known = self._known_layer(layout, below)
             return self._finish(layout, *known, below, progress) if known else None
 
     def begin(self, layout: Layout, progress: Progress) -> PendingBase:
-        """Return the base, its packages fetched if `find` does not find it.
+        """Return the base, with its packages fetched if `find` finds none.
 
-        If the mirror no longer has the locked packages, the suite's newer ones are used (and reported), and
-        recorded, so that the next build uses the same. Raises BuildError with `locked`.
+        If the mirror no longer has the locked packages, the suite's newer ones are used, reported and
+        recorded, so that the next build uses the same. With `locked` this is a BuildError.
         """
         if built := self.find(layout, progress):
             return as_pending_base(built)
@@ -175,7 +181,7 @@ class BaseRequest:
             return self._finish(layout, fetched.lock, layer, below, progress)
 
     def _known_layer(self, layout: Layout, below: BuiltBase | None) -> tuple[BaseLock, OciLayer] | None:
-        """Return a layer of the store, and its lock: the committed one, or of newer packages used before."""
+        """Return a stored layer and its lock: the committed lock, or one of newer packages used before."""
         if self.below and not below:
             return None
         for lock in (self.lock, *([] if self.locked else _read_memory(layout, self.lock))):
@@ -219,7 +225,7 @@ def _stacked(below: BuiltBase | None, layer: OciLayer) -> tuple[OciLayer, ...]:
 
 
 def warn_unpublished(name: str, progress: Progress) -> None:
-    """Report that a base is not `published`."""
+    """Report that a base was built from newer packages than the locked ones."""
     progress.note(
         f"{name}: made of newer packages than the locked ones, which Debian's mirror no longer has: "
         "the digest is not the published one (--strict-base stops instead)"
@@ -263,7 +269,7 @@ def _tag(layout: Layout, base: BaseSpec, layers: Sequence[OciLayer], epoch: int)
 
 
 class BlobSink(Protocol):
-    """A place to add small blobs: a Layout, or an object that only computes their digests."""
+    """A destination of small blobs: a Layout, or an object that only computes their digests."""
 
     def add(self, data: bytes, media_type: str) -> Descriptor: ...
 

@@ -1,10 +1,10 @@
-"""The contents of a base: everything here decides its bytes. Pure.
+"""The content of a base: everything here determines its bytes. No I/O.
 
-Remains of a build (logs, caches, locks, device nodes) are dropped, and facts about the host (hostname,
+Remains of a build (logs, caches, locks, device nodes) are removed. Facts about the host (hostname,
 resolv.conf, apt sources) are replaced by fixed bytes.
 
-A finished base has no apt source: it is complete, and the address of an archive belongs to a machine. Its
-sources.list says how to add one.
+A finished base has no apt source, because the address of an archive belongs to a machine. Its sources.list
+explains how to add one.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ LEFTOVERS = re.compile(
 
 _ZONE = b"TZif2" + bytes(15) + struct.pack(">6L", 0, 0, 0, 0, 1, 4) + struct.pack(">l2B", 0, 0, 0) + b"UTC\0"
 UTC_ZONE = _ZONE * 2 + b"\nUTC0\n"
-"""UTC as zoneinfo writes it (RFC 9636). Apptainer mounts the host's zone there, and only over a file."""
+"""UTC as zoneinfo writes it (RFC 9636). Apptainer mounts the host's zone over this file, which must exist."""
 
 
 def fixed_files(base: BaseSpec) -> dict[str, bytes]:
-    """Return files that are the same everywhere: path without a leading slash -> content (mode 0644)."""
+    """Return the files that are the same in all bases: path without leading slash -> content (mode 0644)."""
     return {
         "etc/apt/sources.list": SOURCES_LIST.format(suite=base.suite).encode(),
         "etc/dpkg/dpkg.cfg.d/imagefactory": DPKG_EXCLUDES.encode(),
@@ -116,7 +116,7 @@ def is_excluded(path: str, *, is_folder: bool) -> bool:
 
 
 def base_key(lock: BaseLock) -> str:
-    """Return the name of a base's layer: `sha256:...` of the lock and the rules of this file.
+    """Return the key of a base's layer: `sha256:...` of the lock and the rules of this file.
 
     Equal keys mean equal bytes, so a recorded layer need not be built again.
     """

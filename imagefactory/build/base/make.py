@@ -1,6 +1,6 @@
-"""A base's layer tar: mmdebstrap installs the locked .debs, and its tar is rewritten.
+"""Build a base's layer tar: mmdebstrap installs the locked .debs, and its tar is rewritten.
 
-mmdebstrap installs from a local directory with exactly the locked packages, so no mirror, host or network
+mmdebstrap installs from a local directory with exactly the locked packages. So no mirror, host or network
 affects the result.
 """
 
@@ -69,8 +69,9 @@ LAST_ID = 0x6FFFFFFF
 class BuilderFacts:
     """The facts that decide whether this machine can build bases.
 
-    `mmdebstrap` is its version, empty without it. `uid_map` and `gid_map` are those of this process, `subuid`
-    and `subgid` the texts of the files in /etc. `names` are the user's name and number in those files.
+    `mmdebstrap` is its version, empty without it. `uid_map` and `gid_map` are those of this process.
+    `subuid` and `subgid` are the texts of the files in /etc. `names` are the user's name and number in those
+    files.
     """
 
     is_root: bool
@@ -84,10 +85,7 @@ class BuilderFacts:
 
 
 def choose_ids(facts: BuilderFacts) -> IdMaps:
-    """Return the ids that become 0 to 65535 in a build.
-
-    Raises ToolError for the first thing that is missing.
-    """
+    """Return the ids that become 0 to 65535 in a build. Raises ToolError for the first missing thing."""
     sudo = "" if facts.is_root else "sudo "
     if not facts.mmdebstrap:
         raise ToolError(
@@ -100,8 +98,8 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
         if uid is None or gid is None:
             raise ToolError(
                 "subordinate-ids-missing",
-                f"root has no {IDS} ids here besides its own, and bases are never built with root's ids",
-                hint="build outside of this container, or give it two ranges of 65536 ids",
+                f"building a base needs {IDS} more user and group ids, and this container has only root's",
+                hint="build outside of this container, or map two ranges of 65536 ids into it",
             )
         return IdMaps(uid_map=f"0 {uid} {IDS}", gid_map=f"0 {gid} {IDS}", delegated=False)
     if not facts.has_newuidmap:
@@ -214,13 +212,16 @@ class BaseTar:
     installed: frozenset[tuple[str, str, str]] = frozenset()
 
 
+REBUILD_BASE = "build again; if it fails again, install another version of mmdebstrap"
+
+
 def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
     """Rewrite mmdebstrap's tar from `stream` as a base's layer.
 
-    Sorted by path with parents first, without paths that look.py excludes, names without `./`, numeric
-    owners, times at most the lock's; one entry is in memory at a time. Raises BuildError for entries that a
-    base may not have (device nodes outside /dev, extended attributes, names too long to unpack),
-    tarfile.TarError for an incomplete tar.
+    The layer is sorted by path with parents first, without paths that look.py excludes. Names have no `./`,
+    owners are numeric, times are at most the lock's. One entry is in memory at a time. Raises BuildError for
+    entries that are not allowed in a base (device nodes outside /dev, extended attributes, names too long to
+    unpack), tarfile.TarError for an incomplete tar.
     """
     epoch, fixed = fetched.lock.source_date_epoch, fixed_files(fetched.base)
     name, last, written = fetched.base.name, "", set[str]()
@@ -235,18 +236,23 @@ def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
             for member, data in entries:
                 if written and _order((member, None)) <= _order((tarfile.TarInfo(last), None)):
                     raise BuildError(
-                        "base-tar-invalid", f"{name}: mmdebstrap's tar is out of order at {member.name}"
+                        "base-tar-invalid",
+                        f"{name}: mmdebstrap wrote {member.name} out of order",
+                        hint=REBUILD_BASE,
                     )
                 if member.islnk() and member.linkname not in written:
                     raise BuildError(
                         "base-tar-invalid",
                         f"{name}: {member.name} is a hard link to {member.linkname}, which is missing",
+                        hint=REBUILD_BASE,
                     )
                 unpackable_parts(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
                     if member.size > STATUS_LIMIT:
                         raise BuildError(
-                            "base-tar-invalid", f"{name}: dpkg's status file has {member.size} bytes"
+                            "base-tar-invalid",
+                            f"{name}: dpkg's status file has {member.size:,} bytes, too many to read",
+                            hint=REBUILD_BASE,
                         )
                     status = data.read()
                     installed, data = parse_status(status.decode()), io.BytesIO(status)
@@ -267,12 +273,12 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
             "base-not-as-locked",
             f"{lock.base}: the installed packages differ from the lock: "
             + ", ".join(" ".join(package) for package in sorted(odd)),
-            hint=f"run 'imagefactory lock base:{lock.base} --upgrade'",
+            hint=f"run imagefactory lock base:{lock.base} --upgrade",
         )
 
 
 def parse_status(text: str) -> set[tuple[str, str, str]]:
-    """Return name, version and architecture of the installed packages in dpkg's status file."""
+    """Return the name, version and architecture of each installed package in dpkg's status file."""
     return {
         (stanza["Package"], stanza["Version"], stanza["Architecture"])
         for stanza in parse_stanzas(text)
@@ -287,7 +293,7 @@ def _order(entry: tuple[tarfile.TarInfo, IO[bytes] | None]) -> list[str]:
 def _built_files(
     source: tarfile.TarFile, fixed: Mapping[str, bytes], epoch: int
 ) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    """Yield mmdebstrap's files for a base, each with its content."""
+    """Yield the files of mmdebstrap's tar that belong in a base, each with its content."""
     for member in source:
         path = member.name.removeprefix("./")
         if path in (".", "dev") or path in fixed or not is_included(path, is_folder=member.isdir()):
@@ -296,7 +302,8 @@ def _built_files(
         if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
             raise BuildError(
                 "base-tar-invalid",
-                f"/{path}: {', '.join(attributes) or 'a special file'} in a base is not allowed",
+                f"/{path}: a base must not contain {', '.join(attributes) or 'a special file'}",
+                hint="remove the package with this file from the base",
             )
         entry = tarfile.TarInfo(path)
         entry.type, entry.mode, entry.size = member.type, member.mode, member.size
@@ -327,10 +334,11 @@ _SCRATCH = "imagefactory-base-"
 def build_base(
     fetched: BaseArchives, out_tar: Path, progress: Progress, *, environ: Mapping[str, str]
 ) -> BaseTar:
-    """Install the .debs with mmdebstrap and write the base's layer to `out_tar`, atomically.
+    """Install the .debs with mmdebstrap, and write the base's layer to `out_tar` atomically.
 
-    Same lock, same bytes, as root and as an ordinary user. Raises ToolError if this machine cannot do it,
-    DownloadError for a .deb that differs from the lock, BuildError with the log's tail otherwise.
+    The same lock gives the same bytes, as root and as an ordinary user. Raises ToolError if this machine
+    cannot build bases, DownloadError for a .deb that differs from the lock, BuildError with the log's tail
+    otherwise.
     """
     ids, emulator = choose_ids(builder_facts()), find_emulator(lock_architecture(fetched.lock))
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
@@ -402,7 +410,7 @@ def build_environment(lock: BaseLock) -> dict[str, str]:
 
 
 def format_packages(entries: Iterable[tuple[str, str, DebianPackage]]) -> str:
-    """Return a Packages index of a flat repository, from (control file, file name, package)."""
+    """Return the Packages index of a flat repository, from (control file, file name, package)."""
     return "".join(
         f"{control.strip()}\nFilename: ./{name}\nSize: {package.size}\nSHA256: {package.sha256}\n\n"
         for control, name, package in entries
@@ -410,7 +418,7 @@ def format_packages(entries: Iterable[tuple[str, str, DebianPackage]]) -> str:
 
 
 def format_release(lock: BaseLock, index: bytes) -> str:
-    """Return the repository's Release file: mmdebstrap finds essential packages by the suite's name."""
+    """Return the repository's Release file. mmdebstrap finds essential packages by the suite's name."""
     return (
         f"Suite: {lock.suite}\nCodename: {lock.suite}\nArchitectures: {lock_architecture(lock)}\n"
         f"SHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
@@ -433,7 +441,11 @@ def _write_repository(fetched: BaseArchives, repository: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         if control.returncode:
-            raise BuildError("deb-invalid", f"{path.name} is not a Debian package: {control.stderr.strip()}")
+            raise BuildError(
+                "deb-invalid",
+                f"{path} is not a Debian package: {control.stderr.strip()}",
+                hint=f"delete it (rm {path}) and run the same command again",
+            )
         entries.append((control.stdout, path.name, package))
     index = format_packages(entries)
     for file, text in (
@@ -480,7 +492,7 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
             "mmdebstrap-failed",
             f"{fetched.base.name}: mmdebstrap ended with {code}"
             f"{f' ({broken})' if broken else ''}; its last lines:\n" + "\n".join(log),
-            hint="run imagefactory doctor, which shows what this machine lacks",
+            hint="run imagefactory doctor: it shows which tools and settings are missing",
         )
     check_installed(result.installed, fetched.lock)
     return result
@@ -488,9 +500,9 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
 
 @contextmanager
 def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
-    """Yield a directory for one build, removed at the end; those of killed builds are removed at the start.
+    """Yield a directory for one build, removed at the end. Directories of killed builds are removed first.
 
-    A running build locks its directory; the kernel releases the lock of a killed one.
+    A running build locks its directory. The kernel releases the lock of a killed one.
     """
     parent = Path(environ.get("TMPDIR") or tempfile.gettempdir())
     for old in parent.glob(f"{_SCRATCH}*"):
@@ -535,8 +547,8 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
             "clock-behind",
-            f"this machine's clock is behind the lock of {lock.base}, so times in the base would vary",
-            hint="set the clock",
+            f"this machine's clock is behind the lock of {lock.base}, so file times in the base would vary",
+            hint="set this machine's clock",
         )
 
 
@@ -545,13 +557,13 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
 
 
 Fact: TypeAlias = tuple[str, int, int, int, str]
-"""Type, mode, owner, group, and the sha256 of a file or the target of a link."""
+"""The facts of a path: type, mode, owner, group, and the sha256 of a file or the target of a link."""
 
 
 def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress) -> Mapping[str, Fact]:
-    """Return the files of layers of the store, the lowest first, by path.
+    """Return the facts of all paths in layers of the store, the lowest layer first.
 
-    Raises StoreError for a corrupt one.
+    Raises StoreError for a corrupt layer.
     """
     facts = _LayerFacts()
     size = sum(layer.descriptor.size for layer in layers)
@@ -562,7 +574,7 @@ def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress)
 
 
 def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseTar:
-    """Write to `out` the additions of the layer tar `whole` to `below`, and whiteouts of removed files."""
+    """Write the changes from `below` to the layer tar `whole`: additions, and whiteouts of removed files."""
     with tarfile.open(whole, mode="r:") as source, out.open("wb") as written:
         members = {member.name: member for member in source}
         facts = {name: _fact(source, member) for name, member in members.items()}
@@ -589,7 +601,7 @@ def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseT
 
 
 def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
-    """Return the fact of an entry; a hard link has that of its target."""
+    """Return the facts of an entry. A hard link has those of its target."""
     if member.issym():
         return "link", 0, member.uid, member.gid, member.linkname
     if member.isdir():
@@ -600,7 +612,7 @@ def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
 
 
 def _unlinked(link: tarfile.TarInfo, target: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return a hard link to a file of another layer as a file of its own."""
+    """Return a hard link to a file of another layer as a separate file."""
     member = tarfile.TarInfo(link.name)
     member.mode, member.uid, member.gid, member.mtime, member.size = (
         target.mode,
@@ -623,7 +635,7 @@ def _parent_directories(name: str) -> list[str]:
 
 
 class _LayerFacts:
-    """A collector of the entries of layers, the lowest first."""
+    """Collects the entries of layers, the lowest first."""
 
     def __init__(self) -> None:
         self.found: dict[str, Fact] = {}

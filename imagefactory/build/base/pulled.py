@@ -1,7 +1,7 @@
-"""A base from a registry, by digest: pulled into the store once and tested.
+"""A base from a registry, by digest: pulled into the store once, and checked.
 
-The recipe declares the image's Python and C library, because locking pulls nothing. They are checked against
-the image itself before anything is built on it.
+The recipe declares the image's Python and C library, because locking pulls nothing. They are checked in the
+image itself before anything is built on it.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class BasePullRequest:
         return ()
 
     def stored(self, layout: Layout) -> BuiltBase | None:
-        """Return the base as `find` left it in the store, None if it must be pulled."""
+        """Return the base as `find` stored it, None if it must be pulled."""
         recorded = _get_pulled(layout, _key(self.base), self.base)
         return _as_base(layout, self.base, recorded[1]) if recorded else None
 
     def find(self, layout: Layout, progress: Progress) -> BuiltBase:
         """Return the base in the store, pulled if needed, unpacked and tagged `base:<name>`.
 
-        The caller holds `in_use`. Raises RegistryError if it cannot be pulled, BuildError with the place in
-        the recipe if it is not an image for this platform or differs from the recipe's facts.
+        The caller holds `in_use`. Raises RegistryError if the pull fails, BuildError with the recipe's
+        location if the image is for another platform or differs from the recipe.
         """
         base, unpacked = self.base, UnpackedLayers(layout.path / "unpacked")
         key = _key(base)
@@ -139,7 +139,7 @@ def parse_created(value: object) -> int:
 
 
 def _key(base: BaseSpec) -> str:
-    """Return the key of the record of a tested base: all its values in the recipe."""
+    """Return the key of the record of a checked base: all its values in the recipe."""
     digest = base.image.partition("@")[2]
     parts = ["pulled", 1, digest, base.platform, base.python, base.glibc, base.python_path]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
@@ -157,7 +157,7 @@ def _get_pulled(layout: Layout, key: str, base: BaseSpec) -> tuple[Descriptor, I
 
 
 def _pull(layout: Layout, request: BasePullRequest, progress: Progress) -> Descriptor:
-    """Pull the platform's manifest and its blobs. Return an index with only it, as images are stored."""
+    """Pull the platform's manifest and its blobs. Return an index with only that manifest."""
     base = request.base
     original = parse_reference(base.image)
     source = resolve_mirror(original, request.mirrors)
@@ -200,7 +200,9 @@ def _check_types(base: BaseSpec, manifest: Manifest) -> None:
             config = value["config"]["mediaType"]
     except (KeyError, TypeError) as error:
         raise BuildError(
-            "base-image-malformed", f"{base.where}: {base.image} has a malformed manifest: {error!r}"
+            "base-image-malformed",
+            f"{base.where}: {base.image} has a malformed manifest: {error!r}",
+            hint="use another image, or push this one again",
         ) from error
     strange = [name for name in types if name not in LAYER_TYPES]
     if strange or config not in CONFIG_TYPES:
@@ -221,7 +223,7 @@ def _unpullable(
     return RegistryError(
         "mirror-failed",
         f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
-        hint=f"check the mirror, or `mirrors` in imagefactory.toml: {original.registry} itself is never used"
+        hint=f"check the mirror, or fix `mirrors` in imagefactory.toml (no fallback to {original.registry})"
         + (f"; {error.hint}" if error.hint else ""),
     )
 
@@ -249,7 +251,7 @@ def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
 
 
 def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
-    """Start the image's Python. Raises BuildError for differences from the recipe."""
+    """Start the image's Python, and compare its answers with the recipe. Raises BuildError if they differ."""
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
     if platform != base.platform:
@@ -272,21 +274,21 @@ def check_carried(base: BaseSpec, probed: CommandResult) -> None:
         raise BuildError(
             "base-without-glibc",
             f"{base.where}: {base.image} does not report its C library: getconf does not start",
-            hint="use an image with glibc, or write its python: and interpreter:",
+            hint="use an image with glibc, or set python: and interpreter: of this base",
         )
     if probed.returncode or len(lines) != 2:
         problem = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
         raise BuildError(
             "base-python-missing",
             f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {problem}",
-            hint="write interpreter: with the path of its Python, or use another image",
+            hint="set interpreter: to the path of its Python, or use another image",
         )
     python, libc = lines
     if python != base.python:
         raise BuildError(
             "base-python-mismatch",
             f"{base.where}: {base.image} has Python {python} at {base.python_path}, not {base.python}",
-            hint=f'write python: "{python}", or interpreter: with the path of its Python {base.python}',
+            hint=f'write python: "{python}", or set interpreter: to the path of its Python {base.python}',
         )
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
     if not match:

@@ -1,11 +1,12 @@
-"""Link local conda packages for the assemble engine. A program by itself:
+"""Link local conda packages for the assemble engine. A separate program:
 
     python -m imagefactory.build.conda.link --explicit FILE.. --prefix DIR --as /opt/env
         --packages FOLDER --cache FOLDER
 
-It is the linking of `build/conda_install.py` with protection. That one runs in a build stage of a container;
-here packages are linked on this machine, and a hostile one must not read or write its files. A line "+" is
-printed for each package unpacked and each one linked, and at the end the output of conda_install.py.
+It links as `build/conda_install.py` does, with protection. That program runs in a build stage of a
+container. Here packages are linked on this machine, and a hostile package must not read or write its files.
+A line "+" is printed for each unpacked and each linked package, and at the end the output of
+conda_install.py.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from imagefactory.trees import read_file, remove_tree
 
 
 class CondaPackage:
-    """The metadata of a package: `info` its files by name, `commands` the programs of its entry points."""
+    """The metadata of a package: `info` its files by name, `commands` its programs (entry points)."""
 
     def __init__(self, archive: Path, info: dict[str, bytes], paths: list[str]) -> None:
         self.archive, self.info, self.index = archive, info, info["info/index.json"]
@@ -49,10 +50,10 @@ class CondaPackage:
 
 
 async def read_package(archive: Path, item: Wanted) -> CondaPackage:
-    """Return the package of `archive`. Rejects paths that lead out of the prefix.
+    """Return the package of `archive`. Rejects paths outside the prefix.
 
     py-rattler joins the paths of info/paths.json to the prefix unchecked. Its own extraction and its rule
-    for claimed paths protect against files below links that lead out; `check_unpacked` checks the result.
+    for claimed paths protect against files below links to the outside; `check_unpacked` checks the result.
     """
     from rattler.package_streaming import PackageArchive
 
@@ -95,10 +96,10 @@ def _leads_out(path: str) -> bool:
 
 
 def check_commands(packages: list[CondaPackage]) -> None:
-    """Reject a program of an entry point at a path of another package.
+    """Reject an entry point whose program is at a path of another package.
 
-    py-rattler does not detect such a claim: it writes the program through a link there, even to a file of
-    this machine or of the cache.
+    py-rattler does not detect such a claim: it would write the program through a link there, even into a
+    file of this machine or of the cache.
     """
     owners: dict[str, str] = {}
     for package in packages:
@@ -122,7 +123,7 @@ def check_commands(packages: list[CondaPackage]) -> None:
 def check_unpacked(package: CondaPackage, folder: Path) -> None:
     """Reject an unpacked package that differs from `read_package`, or has misleading links.
 
-    An archive may have a name twice, and a list may call a link a file: py-rattler then reads the link's
+    An archive may have a name twice, and a list may call a link a file. py-rattler then reads the link's
     target, a file of this machine.
     """
     filename = package.archive.name

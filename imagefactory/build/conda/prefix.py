@@ -1,9 +1,9 @@
-"""A conda environment in a staging directory, linked there by link.py as it will be in the image.
+"""A conda environment in a staging directory, linked by link.py with the paths of the image.
 
     <store>/tmp/conda-XXXX/prefix       the environment; after a kill it is deleted with the rest of tmp/
-    <cache>/conda-pkgs/                 archives unpacked by py-rattler; anyone may remove it
+    <cache>/conda-pkgs/                 archives unpacked by py-rattler; can be deleted at any time
 
-The linker runs as its own process: py-rattler starts threads, and the engine forks.
+The linker runs as a separate process, because py-rattler starts threads and the engine forks.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ OUTPUT_TAIL_BYTES = 1 << 20  # bytes of the linker's messages about a failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPlan:
-    """The packages to link: archives by package, and `groups` (an earlier one keeps claimed paths).
+    """The packages to link: archives by package, and `groups` (an earlier group keeps claimed paths).
 
-    `shown` is the prefix in files, `scratch` the staging directory, `cache` that of unpacked archives.
+    `shown` is the prefix written into files, `scratch` the staging directory, `cache` that of unpacked
+    archives.
     """
 
     archives: Mapping[LockedCondaPackage, Path]
@@ -66,7 +67,7 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathClaim:
-    """A path that two packages have: `kept` is whose file it is, `same` whether both are equal."""
+    """A path that two packages have. `kept` is the owner, `same` whether both contents are equal."""
 
     path: str
     kept: str
@@ -85,7 +86,7 @@ class PostLinkScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedPrefix:
-    """A linked environment. `lost` are the lost paths of each package, `scripts` in the order to run."""
+    """A linked environment. `lost` are the paths that each package lost, `scripts` in the order to run."""
 
     folder: Path
     shown: str
@@ -105,9 +106,9 @@ def record_name(package: LockedCondaPackage) -> str:
 
 @contextmanager
 def staging_directory(staging: LinkPlan, progress: Progress) -> Iterator[LinkedPrefix]:
-    """Yield the linked environment, removed at the end.
+    """Yield the linked environment, which is removed at the end.
 
-    Raises BuildError for packages that are corrupt or rejected, naming them; ToolError without py-rattler.
+    Raises BuildError with the names of corrupt or rejected packages, ToolError without py-rattler.
     """
     if importlib.util.find_spec("rattler") is None:
         raise ToolError("extra-not-installed", "py-rattler is not installed", hint=extra_hint("conda"))
@@ -197,7 +198,7 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
     return BuildError(
         "conda-link-failed",
         message,
-        hint=hints.get(kind, "see what the error says; `imagefactory image prune --cache` empties the cache"),
+        hint=hints.get(kind, "empty the cache (imagefactory image prune --cache) and build again"),
     )
 
 
@@ -223,10 +224,10 @@ def remove_extracted(cache: Path, removal: Removal) -> None:
 ENTRIES, DEPTH = 2_000_000, 100
 """The most entries of an environment, and the depth of its directories."""
 NEW_ENTRIES, NEW_BYTES = 100_000, 16 << 30
-"""The limits of additions by scripts: entries, and bytes of files."""
+"""The most entries, and bytes of files, that scripts may add."""
 
 Start = Callable[[tuple[str, ...], Mapping[str, str]], "subprocess.Popen[bytes]"]
-"""Starts a command in the base with the prefix mounted writable; output goes to a pipe."""
+"""A function that starts a command in the base, with the prefix writable and output to a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +256,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
             raise BuildError(
                 "post-link-failed",
                 f"the post-link script of {script.name} {script.version} {why}: {tail}",
-                hint="it runs in the base without network; constrain the package to a version without one",
+                hint="constrain the package to a version without such a script: it runs without a network",
             )
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         (prefix.folder / ".messages.txt").unlink()  # messages of scripts for people
@@ -272,8 +273,8 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
     if size > NEW_BYTES:  # a hole uses no disk, but would be read to its end
         raise BuildError(
             "post-link-files-invalid",
-            f"the post-link scripts of {names} left files of {format_bytes(size)}; "
-            f"{format_bytes(NEW_BYTES)} are allowed",
+            f"the post-link scripts of {names} created files of {format_bytes(size)}, "
+            f"more than {format_bytes(NEW_BYTES)}",
             hint="constrain the package to a version without such a script",
         )
     # Files in a removed or replaced directory are gone with it.
@@ -295,7 +296,7 @@ def _readable(names: str) -> Iterator[None]:
             raise
         raise BuildError(
             "post-link-files-invalid",
-            f"what the post-link scripts of {names} left cannot be read: {error}",
+            f"cannot read the files that the post-link scripts of {names} created: {error}",
             hint="constrain the package to a version without such a script",
         ) from error
 
@@ -332,7 +333,7 @@ RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaRecord:
-    """A package's record: `rows` are those of paths_data, `data` the whole record."""
+    """A package's record. `rows` are those of paths_data, `data` is the complete record."""
 
     name: str
     path: Path
@@ -352,12 +353,14 @@ def read_record(path: Path) -> CondaRecord:
         return CondaRecord(name=value["name"], path=path, data=data, rows=tuple(value["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
-            "conda-record-invalid", f"{path.name} is not a valid conda record: {error}"
+            "conda-record-invalid",
+            f"{path.name} is not a valid conda record: {error}",
+            hint="constrain the package in the recipe to another version or build",
         ) from error
 
 
 def is_source(path: str, place: InstallPrefix) -> bool:
-    """Return whether a package's file is compiled: Python's, outside of directories called `tests`."""
+    """Return whether a package's file is compiled: Python files outside of directories named `tests`."""
     parts = path.split("/")
     return parts[:2] == ["lib", f"python{place.python}"] and path.endswith(".py") and "tests" not in parts
 
@@ -370,9 +373,9 @@ def lay_package(
     *,
     report: Callable[[int], None],
 ) -> tuple[InstalledFile, ...]:
-    """Write a linked package below `place` into `segment`, its .pyc files last; return its files.
+    """Write a linked package below `place` into `segment`, its .pyc files last. Return its files.
 
-    `record` is its file in the prefix's conda-meta. `report` gets the number of bytes read. Raises
+    `record` is its file in the prefix's conda-meta. `report` is called with the number of bytes read. Raises
     PackageMismatchError.
     """
     package, root = read_record(record), record.parents[1]
@@ -394,7 +397,7 @@ def lay_package(
 def _compile(
     root: Path, inside: str, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
 ) -> None:
-    """Write the byte code of one source, which may not be a link."""
+    """Write the byte code of one source, which must not be a link."""
     top, source = place.prefix.lstrip("/"), root / inside
     if source.is_symlink():
         return
@@ -402,7 +405,9 @@ def _compile(
         data = read_file(source.parent, source.name, TEXT)
     except OSError as error:
         raise BuildError(
-            "bytecode-failed", f"/{top}/{inside} cannot be compiled: {error.strerror}"
+            "bytecode-failed",
+            f"cannot compile /{top}/{inside}: {error.strerror}",
+            hint="check the free space of the store, and build again",
         ) from error
     pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
@@ -425,7 +430,7 @@ def lay_path(
     owner: str = "",
     report: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Write the file at `source` as `path`; return its content for conflicts, empty for a directory."""
+    """Write the file at `source` as `path`. Return its content hash for conflicts, empty for a directory."""
     try:
         state = source.lstat()
     except OSError as error:
@@ -438,7 +443,11 @@ def lay_path(
         segment.folder(path)
         return ""
     if not stat.S_ISREG(state.st_mode):
-        raise BuildError("file-type-unsupported", f"/{path} is not a file, link or directory")
+        raise BuildError(
+            "file-type-unsupported",
+            f"/{path} is not a file, link or directory",
+            hint="constrain the package with this file to another version",
+        )
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
@@ -475,10 +484,10 @@ def lay_changes(
     segment: TarSegment,
     compiler: BytecodeCompiler,
 ) -> tuple[InstalledFile, ...]:
-    """Write the changes by post-link scripts; removed files become OCI whiteouts.
+    """Write the changes by post-link scripts. Removed files become OCI whiteouts.
 
-    Byte code of changed sources is compiled again, because the packages' layers are used unchecked; byte code
-    that scripts compiled of present sources is skipped.
+    Byte code of changed sources is compiled again, because the packages' layers are used unchecked. Byte
+    code that scripts compiled from existing sources is skipped.
     """
     top, laid = place.prefix.lstrip("/"), []
     for change in changes:

@@ -18,7 +18,7 @@ from imagefactory.cli.output import (
     reject_conflict,
     terminal_width,
 )
-from imagefactory.errors import EXIT_BILL, UsageError
+from imagefactory.errors import EXIT_AUDIT, UsageError
 from imagefactory.views.text import format_table
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def audit(
         print_json({"format": "imagefactory.sbom/1", **value})
     else:
         print_result("\n\n".join(blocks))
-    raise click.exceptions.Exit(0 if passed else EXIT_BILL)
+    raise click.exceptions.Exit(0 if passed else EXIT_AUDIT)
 
 
 def _check_useful_options(

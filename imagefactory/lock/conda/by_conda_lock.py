@@ -1,4 +1,4 @@
-"""A conda lock as conda-lock itself reads and renders it.
+"""Read and render a conda lock with conda-lock itself.
 
 Its modules promise no stability, so the extra `conda` pins its version. These functions read only their
 arguments, no environment, file or solver of this machine.
@@ -16,7 +16,7 @@ from imagefactory.model import Lock
 
 
 def read_back(lock: Lock, text: str) -> Any:
-    """Return conda-lock's value of a lock's text. Raises LockError for another format."""
+    """Return a lock's text parsed by conda-lock. Raises LockError for another format."""
     from conda_lock.lockfile import lockfile_v1_to_v2
     from conda_lock.lockfile.v1.models import Lockfile
 
@@ -28,12 +28,12 @@ def read_back(lock: Lock, text: str) -> Any:
         raise LockError(
             "conda-lock-rejected",
             f"{lock.target}: conda-lock cannot read the lock: {message}",
-            hint="remove the package that it names, or get it from another channel",
+            hint="remove the package in this message from the recipe, or get it from another channel",
         ) from error
 
 
 def render(lock: Lock, kind: str) -> str:
-    """Return the conda packages as a file for conda: `explicit` names files, `env` lets it solve again.
+    """Return the conda packages as a file for conda: `explicit` has the exact files, `env` is solved again.
 
     Raises LockError for packages without the md5 that conda-lock requires.
     """

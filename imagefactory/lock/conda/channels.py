@@ -1,8 +1,8 @@
-"""Conda channels: where this machine reads them, with which credentials and certificates.
+"""Conda channels: their addresses for this machine, credentials and certificates.
 
-A channel's true address is part of the identity of its packages and is in locks; the setting `channels` says
-where to read it instead. Credentials come from the files of conda's own programs: `$RATTLER_AUTH_FILE` or
-`~/.rattler/credentials.json`, then netrc. Their keys are hosts, without a port.
+A channel's true address is part of the identity of its packages and is in locks. The setting `channels` sets
+another address to read it from. Credentials come from the files of conda's own programs:
+`$RATTLER_AUTH_FILE` or `~/.rattler/credentials.json`, then netrc. Their keys are hosts, without a port.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Credential = Mapping[str, Any]
 class ContainerChannels:
     """The channels for a build in a container.
 
-    `text` is JSON, `{"mirrors": {beginning of true addresses: place}, "auth": {host: Credential}}`.
-    `loopback` is true if something is on this machine's loopback, `hidden` are secret words.
+    `text` is JSON, `{"mirrors": {prefix of true addresses: address}, "auth": {host: Credential}}`.
+    `loopback` is true if an address is on this machine's loopback. `hidden` are secret words.
     """
 
     text: str = field(repr=False)
@@ -56,9 +56,9 @@ class ContainerChannels:
 class ChannelAccess:
     """This machine's access to channels, a WebAccess for HttpSession.
 
-    `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
-    without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
-    is a file or directory of CA certificates, empty for those of the libraries.
+    `mirrors` pairs prefixes of true addresses with an address or a `file:` URL to read, both without a slash
+    at the end. `credentials` are by host (`*.example.org` for all its subdomains). `certificates` is a file
+    or directory of CA certificates, empty for those of the libraries.
     """
 
     mirrors: tuple[tuple[str, str], ...] = ()
@@ -68,7 +68,7 @@ class ChannelAccess:
     retries: int = 3
 
     def place(self, url: str) -> str:
-        """Return where to read the channel or package of a true address: the longest beginning decides."""
+        """Return the address to read the channel or package of a true address. The longest prefix decides."""
         true, location = self._mirror(url)
         return location + url.removeprefix(true)
 
@@ -78,11 +78,11 @@ class ChannelAccess:
         return max(fitting, key=lambda pair: len(pair[0]), default=("", ""))
 
     def _placed(self, channels: Iterable[str]) -> list[tuple[str, str]]:
-        """Return (place, true address) of channels, the longest place first."""
+        """Return (address to read, true address) of channels, the longest first."""
         return sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
 
     def address(self, url: str) -> str:
-        """Return `place` with conda's token in the address: for requests, not for messages."""
+        """Return the address to read with conda's token in it: for requests, not for messages."""
         placed = self.place(url)
         parts = urlsplit(placed)
         token = self._credential(parts.hostname or "").get("CondaToken")
@@ -98,7 +98,7 @@ class ChannelAccess:
         return url
 
     def login(self, url: str) -> Login:
-        """Return how a request authenticates itself. A netrc that was not passed is never read."""
+        """Return the login of a request. Only a netrc that was passed is read."""
         if sends_openly(url, self._places()):
             return without_login
         credential = self._credential(urlsplit(url).hostname or "")
@@ -149,7 +149,7 @@ class ChannelAccess:
         return gateway
 
     def fault(self, text: str, channels: Sequence[str]) -> LockError:
-        """Return rattler's error about reading `channels` in plain words."""
+        """Return the error for rattler's message about reading `channels`."""
         placed = self._placed(channels)
         only = placed[0] if len(placed) == 1 else ("", "")
         location, true = next((pair for pair in placed if pair[0] in text), only)
@@ -162,7 +162,7 @@ class ChannelAccess:
         if code in (401, 403):
             return LockError(
                 "channel-access-denied",
-                f"{name} denies access: it answered {code}",
+                f"{name} denies access: its server answered {code}",
                 hint=f"write a user and password for {hosts} in ~/.netrc, "
                 "or a token in ~/.rattler/credentials.json",
             )
@@ -175,7 +175,7 @@ class ChannelAccess:
                 )
             return LockError(
                 "channel-not-found",
-                f"{name} does not exist: it answered {code or 404} for its noarch records",
+                f"{name} does not exist: its server answered {code or 404} for its noarch records",
                 hint="fix the name in `channels` of the recipe, or its address in the setting 'channels'",
             )
         reason = _reason(text)
@@ -192,9 +192,9 @@ class ChannelAccess:
         )
 
     def site(self, urls: Sequence[str]) -> ContainerChannels:
-        """Return the data with which a container fetches `urls` (true addresses) as this machine does.
+        """Return the data for a container to fetch `urls` (true addresses) as this machine does.
 
-        Raises UsageError for a channel in a local directory: a container does not see it.
+        Raises UsageError for a channel in a local directory, which containers cannot read.
         """
         mirrors: dict[str, str] = {}
         hosts: set[str] = set()
@@ -224,7 +224,7 @@ class ChannelAccess:
         return tuple(location for _, location in self.mirrors)
 
     def _credential(self, host: str) -> Credential:
-        """Return the credential of a host: its own, else that of the nearest domain above it."""
+        """Return the credential of a host, else that of the nearest parent domain."""
         known = dict(self.credentials)
         while host:
             if host in known:
@@ -235,10 +235,10 @@ class ChannelAccess:
 
 
 def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -> ChannelAccess:
-    """Return how this machine reaches channels.
+    """Return this machine's access to channels.
 
-    `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; directories absolute),
-    `certificates` a file or directory. Raises UsageError for a credentials file that cannot be read.
+    `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; directories are
+    absolute), `certificates` a file or directory. Raises UsageError for an unreadable credentials file.
     """
     pairs = (item.strip().partition("=") for item in setting.split(",") if item.strip())
     mirrors = tuple((channel_address(true), _place(location)) for true, _, location in pairs)

@@ -1,7 +1,7 @@
-"""Explain in plain words why conda packages conflict.
+"""Explain why conda packages conflict.
 
-The solver's output names what it tested last. Here the request itself is varied: reduced to the fewest
-requirements without a solution, then solved with a newer driver, with all channels alike, with another
+The solver's output names its last attempts. So the request itself is varied: reduced to the fewest
+requirements without a solution, then solved with a newer driver, without channel priority, and with another
 Python. The change that makes it solvable is the reason, and each proposal has been solved.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _LEVELS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
 _ENOUGH = {"__cuda": ("99", "13.9", "12.9", "11.9"), "__glibc": ("2.99",), "__archspec": _LEVELS}
-"""Versions of a virtual package to test whether it is the obstacle."""
+"""Versions of a virtual package to test whether it prevents a solution."""
 _KEYS = {"__cuda": "cuda", "__glibc": "glibc", "__archspec": "archspec"}
 _BRANCHES = "├└│─ "
 _LINES = 12
@@ -60,7 +60,7 @@ async def explain(target: Target, solver: CondaSolver, question: CondaRequest, t
 
 
 def _misspelled(name: str, known: Iterable[str]) -> str:
-    """Return the package that a name misspells, empty for none; similar names may be other programs."""
+    """Return the package that a misspelled name probably means, empty for none."""
     alike = [
         candidate for candidate in known if candidate[:1] == name[:1] and abs(len(candidate) - len(name)) < 2
     ]
@@ -68,7 +68,7 @@ def _misspelled(name: str, known: Iterable[str]) -> str:
 
 
 class _ConflictExplanation:
-    """An unsolvable request, and possible reasons one after the other."""
+    """An unsolvable request. Each method checks one possible reason."""
 
     def __init__(self, target: Target, solver: CondaSolver, question: CondaRequest) -> None:
         self._target = target
@@ -106,7 +106,7 @@ class _ConflictExplanation:
         )
 
     async def versions(self) -> UnsolvableError | None:
-        """Return the error for a package in no version or build that is required."""
+        """Return the error for a package that has no required version or build."""
         for text in self._question.specs:
             channel, name = split_spec(text)
             records = await self._solver.records([name])
@@ -146,7 +146,7 @@ class _ConflictExplanation:
         return None
 
     async def fewest(self) -> CondaRequest:
-        """Return the fewest requirements of the request without a solution; none of them can be removed."""
+        """Return the fewest requirements without a solution: without any one of them there is a solution."""
         pins = {_pin(record): record for record in self._question.pinned}
         specs, constraints = list(self._question.specs), list(self._question.constraints)
 
@@ -163,7 +163,7 @@ class _ConflictExplanation:
         return question()
 
     def _in_order(self, pins: Iterable[str]) -> list[str]:
-        """Return the order of removal: the parent's packages, the recipe's, Python and the framework."""
+        """Return the order of removal: the parent's packages, the recipe's, Python, the framework."""
         own = [text for text in self._question.specs if text not in pins]
         first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
         return [*pins, *first, *(text for text in own if text not in first)]
@@ -195,7 +195,7 @@ class _ConflictExplanation:
         askers = [record for record in solution if any(_bounds(record, name))]
         who = _some([f"{name_of(record)} {record.version}" for record in askers], 3) or "the recipe"
         verb = "need" if len(askers) > 1 else "needs"
-        problem = f"the target promises {has}" if has else "the target promises none"
+        problem = f"the target has {has}" if has else "the target has none"
         if name == "__cuda":
             what = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
         else:
@@ -203,7 +203,7 @@ class _ConflictExplanation:
         problem = f"{self._target.name}: {who} {verb} {what} ({name}); {problem}"
         value = needed or self._target.cuda
         if name == "__cuda" and not self._target.gpu:
-            hint = f"ask for builds for CPUs at {self._target.where}, or write a version of CUDA"
+            hint = f"require builds for CPUs at {self._target.where}, or write a version of CUDA"
             return UnsolvableError("virtual-package-missing", problem, hint=hint)
         if name == "__cuda" and "." not in value:
             value += ".0"
@@ -211,7 +211,7 @@ class _ConflictExplanation:
             "virtual-package-missing",
             problem,
             hint=f'write `virtual: {{{_KEYS[name]}: "{value}"}}` at {self._target.where}, '
-            "or ask for a version that needs less",
+            "or require an older version",
         )
 
     async def priority(self, core: CondaRequest) -> UnsolvableError | None:
@@ -244,7 +244,7 @@ class _ConflictExplanation:
         return UnsolvableError(
             "channel-priority-conflict",
             f"{self._target.name}: {name} {record.version} is in {holder}, but with strict channel priority "
-            f"{name} comes only from {only}, which has priority and no version that fits",
+            f"{name} comes only from {only}, which has no version that fits",
             hint=hint,
         )
 
@@ -306,10 +306,8 @@ class _ConflictExplanation:
             solution = await self._solver.solution(replace(self._question, specs=specs, constraints=bounds))
             had = next((record for record in solution if name_of(record) == name), None)
             if had:
-                return (
-                    f"{name} {had.version} works with all the rest: change `{text}` at {self._target.where}"
-                )
-        return f"change one of them at {self._target.where}"
+                return f"change `{text}` at {self._target.where}: {name} {had.version} works with the others"
+        return f"change one of these requirements at {self._target.where}"
 
     def _seen(self, records: Sequence[RepoDataRecord], channel: str) -> list[RepoDataRecord]:
         """Return the records of one name that the solver may use."""
@@ -376,17 +374,17 @@ def _some(texts: Sequence[str], most: int) -> str:
 
 
 _PYTHON = ("python", "python_abi")
-"""The recipe chose the Python: builds for another one are not newer releases."""
+"""Packages that count as no newer release, because the recipe chose the Python."""
 _CUDA = ("cuda-version", "pytorch-cuda")
 
 
 async def find_behind_channels(
     target: Target, conda: Sequence[LockedCondaPackage], solver: CondaSolver
 ) -> tuple[OutdatedPackage, ...]:
-    """Return the packages in the recipe that are far older than their channels' newest release.
+    """Return the packages of the recipe that are far older than their channels' newest release.
 
-    Packages limited by the framework, which the recipe pins on purpose, do not count. Raises LockError for
-    channels that cannot be read.
+    Packages limited by the framework, which the recipe pins on purpose, are ignored. Raises LockError for
+    unreadable channels.
     """
     requirements, constraints = requirements_of(target, "conda")
     if not requirements:
@@ -429,7 +427,7 @@ async def find_behind_channels(
 
 
 async def _without_framework(target: Target, name: str, solver: CondaSolver) -> Version | None:
-    """Return the version of a package if the recipe required all but its framework and CUDA."""
+    """Return the version of a package that is solved without the framework and CUDA."""
     question = first_question(target)
     bare = tuple(text for text in question.specs if split_spec(text)[1] not in {target.framework, *_CUDA})
     virtual = (*(row for row in question.virtual if row[0] != "__cuda"), ("__cuda", "99", "0"))
@@ -438,7 +436,7 @@ async def _without_framework(target: Target, name: str, solver: CondaSolver) -> 
 
 
 async def _explain_pin(target: Target, pin: str, solver: CondaSolver) -> str:
-    """Return why there is no solution with `pin`."""
+    """Return the reason why there is no solution with `pin`."""
     question = first_question(target)
     question = replace(question, specs=(*question.specs, pin))
     try:
@@ -450,9 +448,9 @@ async def _explain_pin(target: Target, pin: str, solver: CondaSolver) -> str:
 
 
 def releases(records: Iterable[RepoDataRecord]) -> tuple[PypiRelease, ...]:
-    """Return the releases among records, the oldest first; each begins with its first build.
+    """Return the releases among records, the oldest first. Each begins with its first build.
 
-    Without pre-releases and versions that only conda reads.
+    Pre-releases and versions that only conda can parse are excluded.
     """
     days: dict[Version, list[date]] = {}
     for record in records:
@@ -486,7 +484,7 @@ _BUILD_PYTHON = re.compile(r"python(?:_abi)? .*?(3\.[0-9]+)\.?(?:\*|,<3)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaBuild:
-    """A build for a CUDA version (`12.9`, or `12`) and one Python, which is empty for all."""
+    """A build for a CUDA version (`12.9`, or `12`) and one Python, empty for all Pythons."""
 
     release: PypiRelease
     cuda: str

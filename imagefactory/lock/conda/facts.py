@@ -1,7 +1,7 @@
-"""Check that a conda lock has the Python, the framework and the one CUDA that its target names.
+"""Check that a conda lock has the Python, the framework and the one CUDA of its target.
 
-A build of the framework for the CPU is rejected: it would silently compute without the GPU. For a target
-without GPUs (cuda: [none]), one for GPUs is rejected.
+A build of the framework for the CPU is rejected, because it would silently compute without the GPU. For a
+target without GPUs (cuda: [none]), a build for GPUs is rejected.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from imagefactory.model import Lock, LockedCondaPackage, Target
 
 _CPU_ONLY = "cpuonly"
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
-"""Packages with the CUDA runtime library; their version begins with CUDA's."""
+"""Packages with the CUDA runtime library. Their version begins with the CUDA version."""
 _NAMES = ("pytorch-cuda", "cuda-version")
-"""Packages that bind a CUDA version and are named after it. The first one in the lock counts: with
-`pytorch-cuda` single libraries of NVIDIA's channel, and `cuda-version`, may be newer."""
+"""Packages that bind a CUDA version and have this version. The first one in the lock counts.
+
+With `pytorch-cuda` some libraries of NVIDIA's channel, and `cuda-version`, may be newer.
+"""
 _PARTS = {
     "jax": ("jaxlib",),
     "pytorch": ("libtorch",),
@@ -32,7 +34,7 @@ _PARTS = {
 
 
 def cuda_packages(lock: Lock) -> tuple[LockedCondaPackage, ...]:
-    """Return the packages whose version is that of CUDA: the runtime first."""
+    """Return the packages whose version is the CUDA version, the runtime first."""
     packages = {package.name: package for package in lock.conda}
     runtimes = [packages[name] for name in _RUNTIMES if name in packages]
     return (*runtimes, *[packages[name] for name in _NAMES if name in packages][:1])
@@ -47,7 +49,7 @@ def cuda_version(lock: Lock) -> str | None:
 def check_facts(lock: Lock, target: Target) -> None:
     """Raise LockError unless `lock` has the target's Python, framework version and CUDA version.
 
-    Its channels and virtual packages must be the target's too: with the same content hash, other ones were
+    Its channels and virtual packages must be the target's too. With the same content hash, others were
     written manually.
     """
     if (lock.channels, lock.virtual) != (target.channels, target.virtual):
@@ -55,7 +57,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
         raise LockError(
             "lock-recipe-mismatch",
-            f"{target.name}: the lock has {what} the recipe does not name",
+            f"{target.name}: the lock has {what} the recipe does not require",
             hint=f"imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}
@@ -81,7 +83,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "framework-version-mismatch",
             f"{target.name}: {_label(framework)} was locked, the recipe asks for {target.version}",
-            hint=f"make the packages at {target.where} agree with version {target.version}",
+            hint=f"change the packages at {target.where}, so that they allow version {target.version}",
         )
     parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
     _check_cuda(lock, target, parts)
@@ -134,7 +136,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
         raise LockError(
             "cuda-runtime-conflict",
             f"{target.name}: more than one CUDA runtime ({' and '.join(map(_label, runtimes))})",
-            hint=f"constrain the packages at {target.where} to one of them",
+            hint=f"constrain the packages at {target.where} to one CUDA runtime",
         )
     if runtime_versions and (wheels := cuda_runtimes(lock)):
         brought = f"{wheels[0].name} {wheels[0].version}"
@@ -162,12 +164,12 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
             f"{target.name}: {_label(parts[0])} comes with CUDA {cuda} "
             f"({_label(package)}), "
             f"the recipe asks for {target.cuda}",
-            hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
+            hint=f'write cuda: ["{cuda}"] at {target.where}, or add the constraint "{bound}"',
         )
 
 
 def _cpu_chain(lock: Lock, target: Target, part: LockedCondaPackage) -> tuple[str, ...]:
-    """Return the packages from one of the recipe to what requires a build for the CPU; empty for none."""
+    """Return the packages from one of the recipe to the one that requires a CPU build; empty for none."""
     packages = {package.name: package for package in lock.conda}
     own = (*target.requirements, *target.constraints)
     roots = [name for text in own if (name := split_spec(text)[1]) in packages and name != part.name]
@@ -201,5 +203,5 @@ def _agrees(required: str, came: str) -> bool:
 
 
 def _fits(required: str, version: str) -> bool:
-    """Return `_agrees`; a version that is only a major one fits too."""
+    """Return `_agrees`, or true if `version` is only a matching major version."""
     return _agrees(required, version) or _agrees(version, required)

@@ -1,8 +1,8 @@
-"""The file of a conda lock: conda-lock's format, version 1, written and read in one way only.
+"""The file of a conda lock: conda-lock's format, version 1, written and read in one form only.
 
-The same lock has the same bytes, and only that form is read: errors name the line of other input. conda-lock
-(in by_conda_lock.py), micromamba and pixi read the file too. Values without a field there (sizes, virtual
-packages, the solver) are in `custom_metadata`.
+The same lock has the same bytes. Errors name the line of any other input. conda-lock (in by_conda_lock.py),
+micromamba and pixi read the file too. Values without a field there (sizes, virtual packages, the solver) are
+in `custom_metadata`.
 
 Source of the format: conda_lock.lockfile.v1.models of conda-lock 4.0.3.
 """
@@ -38,8 +38,8 @@ _YAML_KEYWORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false",
 def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
     """Return the match specs of `depends`, one for each name, sorted: the form in a lock.
 
-    The format has a map of names, while a record may name one package twice (`hdf5 >=1.12.2`, `hdf5 *
-    nompi_*`): both bounds apply, so they become one spec (`hdf5 >=1.12.2 nompi_*`).
+    The format has a map of names, but a record may name one package twice (`hdf5 >=1.12.2`, `hdf5 *
+    nompi_*`). Both bounds apply, so they become one spec (`hdf5 >=1.12.2 nompi_*`).
     """
     bounds: dict[str, list[str]] = {}
     for spec in depends:
@@ -157,7 +157,7 @@ def _package_lines(package: LockedCondaPackage, subdir: str) -> list[str]:
 
 
 def _scalar(text: str) -> str:
-    """Return a text as YAML: plain if every YAML reads it as a text, else in single quotes."""
+    """Return a text as YAML: plain if every YAML parser reads a text, else in single quotes."""
     bare = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./%+-]*(?:://[A-Za-z0-9_./%+:-]+)?", text)
     if bare and text.lower() not in _YAML_KEYWORDS and not text.endswith(":"):
         return text
@@ -172,11 +172,11 @@ def pip_digest(text: str) -> str:
 
 @lru_cache(maxsize=256)  # as `parse_lock` of wheels, and some targets are built on others
 def parse_conda_lock(text: str, file: str) -> Lock:
-    """Return the lock in `text`, without wheels; errors name `file`.
+    """Return the lock in `text`, without wheels. Errors name `file`.
 
-    Raises LockError `file:line: problem` for a line that is not as `format_conda_lock` writes it, a duplicate
-    or misplaced package, one from other channels or another platform, an address that is not this package's,
-    and for a truncated file.
+    Raises LockError `file:line: problem` for a line that `format_conda_lock` would not write, a duplicate or
+    misplaced package, a package of other channels or another platform, an address of another package, and
+    for a truncated file.
     """
     reader = _LockReader(text, file)
     lock = _read_lock(reader)
@@ -226,7 +226,7 @@ class _LockReader:
         return match
 
     def maybe(self, start: str, pattern: str) -> str | None:
-        """Return what `value` returns, None if the line does not begin so."""
+        """Return the result of `value`, None if the line begins differently."""
         if not self.line.startswith(start):
             return None
         value = self.line[len(start) :]

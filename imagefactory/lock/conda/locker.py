@@ -1,7 +1,7 @@
-"""Locks of conda packages, solved by py-rattler in this process.
+"""Solve locks of conda packages with py-rattler in this process.
 
-This module decides which packages move, by solving for one package after the other: a new lock keeps as many
-as possible, and an update moves the named packages and their dependencies.
+This module decides which packages change, by solving for one package after the other. A new lock keeps as
+many packages as possible. An update changes the named packages and their dependencies.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaDistribution:
-    """A distribution from conda: `name` normalized as on PyPI, `version` by PEP 440.
+    """A Python distribution in a conda package: `name` normalized as on PyPI, `version` by PEP 440.
 
     `extras` are the Requires-Dist of its extras, read only if something requires one.
     """
@@ -87,7 +87,7 @@ def lock_pip(
 ) -> tuple[LockedWheel, ...]:
     """Return the wheels of a target's pip part, sorted by name, without the packages of `conda`.
 
-    The wheels of `request.under` stay; those of `request.previous` are preferred, except those named in
+    The wheels of `request.under` stay. Those of `request.previous` are preferred, except the names in
     `request.update` (names of conda packages there are ignored). Raises UnsolvableError if the pip part
     contradicts conda packages or itself, LockError for a package without a fitting wheel, ToolError without
     uv.
@@ -164,8 +164,8 @@ def _solved(
 def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaDistribution]:
     """Return the distributions in conda packages, by normalized name.
 
-    A package counts as a Python package if it depends on Python. If two have one name, the whole package
-    (`matplotlib`) yields to its part (`matplotlib-base`).
+    A package counts as a Python package if it depends on Python. If two have one name, the part
+    (`matplotlib-base`) is used, not the collection (`matplotlib`).
     """
     provided: dict[str, CondaDistribution] = {}
     names = pypi_names()
@@ -181,7 +181,7 @@ def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaD
 
 
 def _public(version: str) -> str:
-    """Return a conda version by PEP 440 without a local part, or else its leading numbers."""
+    """Return a conda version by PEP 440 without a local part, else its leading numbers."""
     try:
         return Version(version.replace("_", ".")).public
     except InvalidVersion:
@@ -190,7 +190,7 @@ def _public(version: str) -> str:
 
 
 def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
-    """Raise UnsolvableError for a PyPI requirement that conda fulfills in another version."""
+    """Raise UnsolvableError for a PyPI requirement that conda provides in another version."""
     target = request.target
     for text in requirements_of(target, "pypi")[0]:
         need = Requirement(text)
@@ -200,7 +200,7 @@ def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDis
             spec = f"{there.conda.name} {need.specifier}"
             raise UnsolvableError(
                 "pip-conda-conflict",
-                f"{target.name}: pip requires '{text}', and conda installs {_label(there)}",
+                f"{target.name}: pip requires '{text}', but conda installs {_label(there)}",
                 hint=f"write '{spec}' in `packages`, so that conda installs another version, "
                 f"or remove '{text}' from `pip` at {target.where}",
                 tree=f"pip: {text}\nconda: {there.conda.filename}",
@@ -260,7 +260,7 @@ def _label(package: CondaDistribution) -> str:
 
 
 def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], fix: str) -> UnsolvableError:
-    """Return uv's output with the real names of conda packages, and a hint: `fix` if any."""
+    """Return uv's error with the real names of conda packages, and `fix` as its hint if set."""
 
     def plain(text: str) -> str:
         def called(match: re.Match[str]) -> str:
@@ -288,9 +288,9 @@ def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], 
 
 
 class CondaLocker:
-    """A solver of conda packages by py-rattler, and of PyPI packages on top of them by `pip()`.
+    """Solves conda packages with py-rattler, and PyPI packages on top of them with `pip()`.
 
-    `cache` has the channels' records. One locker reads each channel's records once.
+    `cache` has the channels' records. A locker reads each channel's records once.
     """
 
     def __init__(self, channels: ChannelAccess, cache: Path, pip: Callable[[], UvLocker]) -> None:
@@ -299,11 +299,10 @@ class CondaLocker:
         self._pip = pip
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
-        """Solve the lock of a target; packages of the previous one stay if possible.
+        """Solve the lock of a target. Packages of the previous lock stay if possible.
 
-        Raises UnsolvableError if there is no solution, LockError for channels that cannot be read, for
-        records without a hash and for a solution that differs from the target's values, ToolError without
-        py-rattler.
+        Raises UnsolvableError without a solution, LockError for unreadable channels, for records without a
+        hash and for a solution that differs from the target's values, ToolError without py-rattler.
         """
         target, previous = request.target, request.previous
         update, update_wheels = _check_updates(request)
@@ -346,10 +345,10 @@ class CondaLocker:
         return (*outdated, *outdated_pip(request, lock, self._pip(), progress))
 
     def addresses(self, lock: Lock) -> dict[str, str]:
-        """Return the present URL of each locked file by file name; it may have a token or a password.
+        """Return the current URL of each locked file by file name. It may have a token or a password.
 
-        Nothing is queried for conda packages: they are at their channel or its mirror. Raises LockError for a
-        wheel that the index no longer has.
+        Nothing is queried for conda packages: they are at their channel or its mirror. Raises LockError for
+        a wheel that the index no longer has.
         """
         urls = {package.filename: self._channels.address(package.url) for package in lock.conda}
         if lock.wheels:
@@ -373,7 +372,7 @@ class CondaLocker:
         return tuple(self._sized(package, request.target) for package in packages)
 
     def builds(self, target: Target) -> tuple[CudaBuild, ...]:
-        """Return the GPU builds of a target's framework in its channels. Raises LockError, or ToolError."""
+        """Return the GPU builds of a target's framework in its channels. Raises LockError or ToolError."""
         return run(cuda_builds(target.framework, self._solver(target)))
 
     @cached_property
@@ -398,14 +397,14 @@ class CondaLocker:
             raise LockError(
                 "channel-read-failed",
                 f"{target.name}: cannot read the size of {package.filename}: {redact(str(error))}",
-                hint="try again",
+                hint="run the same command again later",
             ) from error
 
 
 def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the conda packages and the wheels to update.
 
-    Raises LockError for a name that is not in the previous lock or that may not move.
+    Raises LockError for a name that is not in the previous lock or that must not change.
     """
     previous, target = request.previous, request.target
     conda = {package.name for package in previous.conda} if previous else set()
@@ -423,14 +422,14 @@ def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ..
             problem = "has no lock yet" if previous is None else f"has no package '{name}'"
             raise LockError(
                 "update-package-unknown",
-                f"{target.name} {problem}, so there is nothing to update",
+                f"cannot upgrade '{name}': {target.name} {problem}",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
         if below & (names["conda"] | names["wheels"]):
             raise LockError(
                 "package-from-parent",
-                f"{target.name} keeps the '{name}' of {target.on}, on which it is built",
-                hint=f"imagefactory lock {target.on} --upgrade-package {name}, then imagefactory lock "
+                f"{target.name} is built on {target.on}, which has the package '{name}'",
+                hint=f"run imagefactory lock {target.on} --upgrade-package {name}, then imagefactory lock "
                 f"{target.name}",
             )
         moving = {kind: moving[kind] | names[kind] for kind in moving}
@@ -443,7 +442,7 @@ def _glibc(request: LockRequest) -> str:
 
 
 class _SolveLoop:
-    """A loop that solves until the records of a target's lock are known."""
+    """Solves repeatedly until the records of a target's lock are known."""
 
     def __init__(self, request: LockRequest, solver: CondaSolver) -> None:
         self._request = request
@@ -452,7 +451,7 @@ class _SolveLoop:
         self._free: set[str] = set()  # packages that updates may move besides themselves
 
     async def decide(self, update: tuple[str, ...], *, unchanged: bool) -> list[RepoDataRecord]:
-        """Return the records of the new lock. With `unchanged` only `update` is a reason to move."""
+        """Return the records of the new lock. With `unchanged` only the packages of `update` may change."""
         previous, under = self._request.previous, self._request.under
         below = under.conda if under else ()
         previous_packages = previous.conda if previous and not self._request.update_all else ()
@@ -495,8 +494,8 @@ class _SolveLoop:
     async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaRequest:
         """Return the request that makes `name` as new as possible.
 
-        First only its dependencies may move with it; if that yields nothing newer, all others may that need
-        not go back.
+        At first only its dependencies may change with it. If that finds nothing newer, all others may change
+        that need no older version.
         """
         question, favoured = self._question, self._question.favoured
         if not any(name_of(record) == name for record in await self._solver.solution(question)):
@@ -524,12 +523,12 @@ class _SolveLoop:
         return replace(question, favoured=(*favoured, old)) if old else question
 
     def _with_still(self, free: set[str]) -> CondaRequest:
-        """Return the request with all favoured records pinned except those of the names in `free`."""
+        """Return the request with all preferred records pinned, except the names in `free`."""
         still = (record for record in self._question.favoured if name_of(record) not in free)
         return replace(self._question, pinned=(*self._question.pinned, *still))
 
     async def _reach(self, question: CondaRequest, name: str, old: RepoDataRecord | None) -> Rank | None:
-        """Return the newest version of `name` with a solution; None if none above `old` has one."""
+        """Return the newest version of `name` with a solution, None if no version above `old` has one."""
         best, last = None, old
         while True:
             specs = [name]
@@ -548,7 +547,7 @@ class _SolveLoop:
                 return best
 
     async def _steps(self, name: str) -> list[_VersionCandidate]:
-        """Return the versions and build numbers that the recipe allows and the channels have, best first."""
+        """Return the allowed versions and build numbers in the channels, best first."""
         wishes = [
             text
             for text in (*self._question.specs, *self._question.constraints)
@@ -568,7 +567,7 @@ class _SolveLoop:
         ]
 
     async def _settle(self) -> list[RepoDataRecord]:
-        """Return a solution in which no favoured package moves that could have stayed."""
+        """Return a solution in which no preferred package changes that could have stayed."""
         question = self._question
         result = await self._solver.solution(self._with_still(self._free)) if question.favoured else []
         result = result or await self._ask(question)

@@ -1,8 +1,8 @@
-"""Solve conda packages by the user's own conda, mamba or micromamba, driven through conda-lock.
+"""Solve conda packages with the user's own conda, mamba or micromamba, through conda-lock.
 
-conda-lock runs as a separate program: when it starts a solver it changes its environment. It always gets the
-path of an existing solver, so that it never fetches one. Its answer decides only which packages go together;
-the locked values of each come from the channels' records.
+conda-lock runs as a separate program, because it changes its environment when it starts a solver. It always
+gets the path of an existing solver, so that it never fetches one. Its answer decides only which packages go
+together. The locked values of each come from the channels' records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CondaTool:
     environ: Mapping[str, str] = field(repr=False)
 
     def name(self) -> str:
-        """Return `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError if either does not start."""
+        """The solver's name, `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError if it cannot start."""
         try:
             by = version("conda-lock")
         except PackageNotFoundError as error:
@@ -77,11 +77,11 @@ class CondaTool:
         return f"{self.path.name} {match[0]} by conda-lock {by}"
 
 
-_OTHER = 'fix it, or use the built-in solver: solver = "rattler"'
+_OTHER = 'install this solver again, or use the built-in one: solver = "rattler"'
 
 
 def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
-    """Return the program of the setting `solver`: on the PATH, or at a path. Raises ToolError without it."""
+    """Return the program of the setting `solver`, from the PATH or a path. Raises ToolError without it."""
     path = setting if "/" in setting else shutil.which(setting, path=environ.get("PATH", os.defpath))
     if path is None or not os.access(path, os.X_OK):
         raise ToolError(
@@ -96,7 +96,7 @@ class CondaLockLocker(CondaLocker):
     """A CondaLocker with another solver of conda packages.
 
     Such a solver cannot prefer locked packages, so all of them are pinned, except those to update. If that
-    has no solution everything moves except the parent's packages; an update of only some packages is rejected
+    has no solution, all packages may change except the parent's. An update of only some packages is rejected
     instead.
     """
 
@@ -122,9 +122,10 @@ class CondaLockLocker(CondaLocker):
             if update and unchanged:
                 raise LockError(
                     "update-not-possible",
-                    f"{target.name}: {self._tool.path.name} can update either {', '.join(update)} alone, "
-                    "which has no solution, or all packages",
-                    hint=f'imagefactory lock {target.name} --upgrade, or write solver = "rattler"',
+                    f"{target.name}: {self._tool.path.name} finds no solution that upgrades only "
+                    f"{', '.join(update)}",
+                    hint=f"upgrade all packages: imagefactory lock {target.name} --upgrade; "
+                    'or write solver = "rattler"',
                 ) from error
             if len(pinned) == len(below):
                 raise
@@ -155,7 +156,7 @@ class CondaLockLocker(CondaLocker):
                     "solver-wrong-hash",
                     f"{target.name}: {self._tool.path.name} has another sha256 for {package.filename} "
                     f"({sha256[:12]}...) than {true.rsplit('/', 2)[0]} ({package.sha256[:12]}...)",
-                    hint="clear the solver's cache of records and try again",
+                    hint="delete the solver's cache of channel records, then run the same command again",
                 )
             if package.name in fixed and fixed[package.name].url != package.url:
                 raise LockError(
@@ -229,17 +230,18 @@ class CondaLockLocker(CondaLocker):
             return UnsolvableError(
                 "no-solution",
                 f"{target.name}: {name} finds no solution: {' '.join(lines)[:400]}",
-                hint=f"imagefactory lock {target.name} --explain, and change the recipe at {target.where}",
+                hint=f"change the recipe at {target.where}; for the reason, run imagefactory lock "
+                f"{target.name} --explain",
                 tree=account,
             )
         return LockError(
             "solver-failed",
-            f"{target.name}: {name} failed under conda-lock: {' '.join(lines[-5:])[-400:] or 'no output'}",
+            f"{target.name}: {name} failed in conda-lock: {' '.join(lines[-5:])[-400:] or 'no output'}",
             hint=f"check that `{self._tool.path} info` works and reaches the channels",
         )
 
     def _with_true_addresses(self, target: Target, text: str) -> str:
-        """Return `text` without this machine's places of channels: it may be written next to the locks."""
+        """Return `text` with the channels' true addresses, because it may be written next to the locks."""
         true = {self._channels.place(channel): channel for channel in target.channels}
         places = "|".join(re.escape(place) for place in sorted(true, key=len, reverse=True))
         return re.sub(rf"(?:{places})(?![A-Za-z0-9._%+~-])", lambda match: true[match[0]], text)

@@ -1,7 +1,7 @@
-"""py-rattler as a solver of requests by the channels' records. It translates foreign exceptions.
+"""Solve requests with py-rattler from the channels' records, and translate its exceptions.
 
-The machine that solves has no influence: virtual packages come only from the request, and so do channels,
-not those that a channel's metadata names.
+The machine that solves has no influence. Virtual packages come only from the request, and so do channels;
+channels in a channel's metadata are ignored.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class NoSolutionError(Exception):
 class CondaRequest:
     """The input of the solver.
 
-    `specs` are required, `constraints` bound other packages: match specs of a recipe. `virtual` are (name,
-    version, build). `favoured` are records to prefer, `pinned` records whose packages may have no other form.
+    `specs` are required, `constraints` limit other packages: both are match specs of a recipe. `virtual` are
+    (name, version, build). `favoured` are records to prefer, `pinned` records whose packages must stay
+    exactly the same.
     """
 
     specs: tuple[str, ...]
@@ -56,7 +57,7 @@ class CondaRequest:
 def first_question(target: Target) -> CondaRequest:
     """Return the request of a target: its requirements, and its Python.
 
-    They are sorted: the solver's choices depend on the order, and a lock's content hash does not.
+    They are sorted, because the solver's choices depend on the order and a lock's content hash does not.
     """
     python = f"python {target.python}.*"
     requirements, constraints = requirements_of(target, "conda")
@@ -80,7 +81,7 @@ def virtual_packages(system: Iterable[tuple[str, str]]) -> tuple[tuple[str, str,
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end."""
+    """Return the result of the coroutine `work`."""
     _end_gently()
     return asyncio.run(work)
 
@@ -89,9 +90,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def _end_gently() -> None:
     """Pause at the end of the process.
 
-    A thread of rattler still needs the interpreter for a moment after its result. If that is ending, the
-    process dies of a signal instead of printing its error (in 1 of 5 runs with py-rattler 0.28; in none of
-    400 with this pause).
+    A thread of rattler still needs the interpreter for a moment after its result. If the interpreter ends
+    meanwhile, the process dies of a signal instead of printing its error (in 1 of 5 runs with py-rattler
+    0.28; in none of 400 with this pause).
     """
     atexit.register(time.sleep, _LINGER)
 
@@ -125,9 +126,9 @@ class CondaSolver:
         return records
 
     async def _passed_over(self, question: CondaRequest, solution: Sequence[RepoDataRecord]) -> list[str]:
-        """Return the names that came from a channel although an earlier one has them in other versions.
+        """Return the names that came from a channel although an earlier channel has other versions of them.
 
-        rattler reads only the records that match; strict priority is about names.
+        rattler reads only the records that match, but strict priority is about names.
         """
         requested = {split_spec(text)[1] for text in question.specs if "::" not in text}
         places = {name_of(record): self._place(record) for record in solution}
@@ -139,7 +140,7 @@ class CondaSolver:
         return sorted(name for name in first if first[name] < later[name])
 
     async def _solve(self, question: CondaRequest, names: Sequence[str]) -> list[RepoDataRecord]:
-        """Solve, reading `names` in all their versions."""
+        """Solve, and read all versions of `names`."""
         rattler = self._rattler
         priority = rattler.ChannelPriority.Strict if question.strict else rattler.ChannelPriority.Disabled
         specs = [self._spec(text) for text in (*question.specs, *names)]
@@ -165,14 +166,14 @@ class CondaSolver:
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 
     async def solution(self, question: CondaRequest) -> list[RepoDataRecord]:
-        """Return the result of `solve`, empty if there is no solution."""
+        """Return the result of `solve`, empty without a solution."""
         try:
             return await self.solve(question)
         except NoSolutionError:
             return []
 
     async def find(self, packages: Iterable[LockedCondaPackage]) -> dict[str, RepoDataRecord]:
-        """Return the channels' records of locked packages, by true address; a changed file does not count."""
+        """Return the channels' records of locked packages, by true address. Changed files are skipped."""
         packages_by_url = {package.url: package for package in packages}
         result = {}
         for record in await self.records(sorted({package.name for package in packages_by_url.values()})):
@@ -182,7 +183,7 @@ class CondaSolver:
         return result
 
     async def records(self, names: Sequence[str], *, first: int | None = None) -> list[RepoDataRecord]:
-        """Return all records of `names` in the channels, or the `first` ones; the first channel's first."""
+        """Return all records of `names`, or the `first` ones, ordered by channel."""
         specs, sources = [self._spec(name) for name in names], self._sources[:first]
         answers = await self._reading(
             lambda: self._gateway.query(
@@ -220,19 +221,19 @@ class CondaSolver:
         return self._sources.index(record.channel.rstrip("/"))
 
     def locked(self, record: RepoDataRecord) -> LockedCondaPackage:
-        """Return a record as a locked package; `size` is 0 if the channel does not have it.
+        """Return a record as a locked package. `size` is 0 if the channel has no size.
 
-        Raises LockError for a record without a hash, and for a package elsewhere (`base_url` in the channel's
-        records), as in a copy of a channel with all its metadata.
+        Raises LockError for a record without a hash, and for a package at another address (`base_url` in the
+        channel's records), as in a copy of a channel with all its metadata.
         """
         self.require_hashes([record])
         channel, url = self.channel(record), self.true_address(record)
         if not url.startswith(f"{channel}/"):
             raise LockError(
                 "channel-address-mismatch",
-                f"{self._target.name}: the channel {channel} says that its packages are at "
+                f"{self._target.name}: the packages of the channel {channel} are at another address, "
                 f"{redact(url.rpartition('/')[0])}",
-                hint=f"write the channel of that address at {self._target.where}, "
+                hint=f"write that address as the channel at {self._target.where}, "
                 f"and {channel} as its mirror in the setting 'channels'",
             )
         return LockedCondaPackage(
@@ -257,8 +258,8 @@ class CondaSolver:
                 "hash-not-published",
                 f"{self._target.name}: {channels} has no sha256 for "
                 f"{', '.join(record.file_name for record in bare)}",
-                hint="get these packages from a channel that has one; `nvidia` does, its labels "
-                "(nvidia/label/cuda-...) have only md5",
+                hint="get these packages from a channel with sha256, such as `nvidia` instead of "
+                "nvidia/label/cuda-...",
             )
 
     def _virtual(self, name: str, version: str, build: str) -> Any:
@@ -285,7 +286,7 @@ class CondaSolver:
         return text.removeprefix("Cannot solve the request because of: ")
 
     async def _reading(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `ask`. Broken cached records are fetched once more."""
+        """Return the result of `ask`. Corrupt cached records are fetched again once."""
         errors = self._rattler.exceptions
         try:
             return await ask()
@@ -316,5 +317,5 @@ def name_of(record: RepoDataRecord) -> str:
 
 
 def rank(record: RepoDataRecord) -> Rank:
-    """Return a sort key: conda prefers no track_features, then the version, then the build number."""
+    """Return a sort key as conda uses: no track_features, then the version, then the build number."""
     return (not record.track_features, record.version, record.build_number)

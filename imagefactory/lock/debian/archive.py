@@ -1,6 +1,6 @@
-"""Queries of a Debian archive by apt.
+"""Query a Debian archive with apt.
 
-apt itself solves and downloads, in a private apt root: it needs no root permissions, writes nothing of the
+apt itself solves and downloads, in a private apt root. It needs no root permissions, writes nothing of the
 machine's apt, uses its proxy settings, and takes every hash from an index signed by Debian's keyring.
 """
 
@@ -32,8 +32,8 @@ _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?:/|$)")
 _RELEASES = ("bullseye", "bookworm", "trixie", "forky", "duke", "sid")
 _CODENAMES = frozenset([*_RELEASES, "oldoldstable", "oldstable", "stable", "testing", "unstable"])
 EXPIRED_HINT = (
-    "try again when the archive is current; for one that is frozen on purpose write an address with its "
-    'date (debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or an apt source with '
+    "run the same command again when the archive is current; for a frozen archive, write its date "
+    '(debian-mirror = "ADDRESS/archive/debian/20240101T000000Z"), or an apt source with '
     "Check-Valid-Until: no"
 )
 MIRROR_HINT = (
@@ -73,9 +73,9 @@ class AptSource:
 
 
 def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt: Path) -> DebianMirror:
-    """Return the archive that `setting` names (`debian-mirror`), else that of the apt sources in `etc_apt`.
+    """Return the archive of `setting` (`debian-mirror`), else that of the apt sources in `etc_apt`.
 
-    Raises ToolError if neither names one.
+    Raises ToolError without either.
     """
     main, security, dated = choose_archives(setting, read_sources(etc_apt))
     return DebianMirror(
@@ -94,7 +94,7 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
         addresses = setting.split()
         if len(addresses) > 2 or not all(_URI.fullmatch(address) for address in addresses):
             raise ToolError(
-                "debian-mirror-invalid", f"debian-mirror '{setting}' is not an address", hint=MIRROR_HINT
+                "debian-mirror-invalid", f"debian-mirror '{setting}' is not a valid address", hint=MIRROR_HINT
             )
         main = addresses[0].rstrip("/")
         security = addresses[1].rstrip("/") if len(addresses) == 2 else derive_security(main)
@@ -206,7 +206,7 @@ def parse_deb822_sources(text: str) -> list[AptSource]:
 
 
 def parse_stanzas(text: str) -> Iterator[dict[str, str]]:
-    """Yield the stanzas of deb822 text: fields by name as written, continuation lines joined by newlines."""
+    """Yield the stanzas of deb822 text: fields by name, with continuation lines joined by newlines."""
     stanza: dict[str, str] = {}
     key = ""
     for line in text.splitlines():
@@ -240,15 +240,17 @@ def apt_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Return PATH with the system's directories at its end: that of users often lacks the sbin ones."""
+    """Return PATH with the system's directories at its end, because users' PATH often lacks the sbin ones."""
     folders = environ.get("PATH", "").split(":")
     system = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
     return ":".join([*(f for f in folders if f), *(f for f in system if f not in folders)])
 
 
 PAUSES = (5.0, 20.0, 60.0)
-"""Seconds before retries at an archive that limits requests by address. apt itself waits after 429 and 503,
-as Retry-After says, but not after 509, which snapshot.debian.org sends."""
+"""Seconds before retries at an archive that limits requests by address.
+
+apt itself waits after 429 and 503, by Retry-After, but not after 509, which snapshot.debian.org sends.
+"""
 _LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
 # Only for indexes: a package that differs from its index may be manipulated.
 _SYNCING = re.compile(
@@ -259,11 +261,11 @@ _NOT_FOUND = re.compile(r"^E: Failed to fetch \S+/pool/\S+\s+404\b", re.MULTILIN
 
 
 class StaleIndexError(DownloadError):
-    """An index names a file that the archive no longer has, or not yet."""
+    """An index lists a file that the archive does not have (any more)."""
 
 
 def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
-    """Return apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
+    """Return apt sources of a suite, its updates and its security suite, for package indexes only."""
     options = f"signed-by={mirror.keyring} arch={architecture} target=Packages"
     return "".join(
         f"deb [{options}{' check-valid-until=no' if uri in mirror.dated else ''}] {uri} {name} main\n"
@@ -278,7 +280,7 @@ def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
 def apt_config(root: Path, architecture: str, certificates: str = "") -> str:
     """Return apt.conf of a private apt root, with the machine's network settings.
 
-    The machine may have loosened apt's checks for its own use; here they apply.
+    All of apt's checks apply, even if the machine has disabled some for its own use.
     """
     trusted = f'Acquire::https::CaInfo "{certificates}";\n' if certificates else ""
     return f"""\
@@ -330,7 +332,7 @@ class AptArchive:
     def solve(self, packages: Iterable[str], where: str) -> tuple[tuple[str, str], ...]:
         """Return names and versions of packages, all essential ones and ALWAYS, with their dependencies.
 
-        `where` is the place in the recipe that names them. Raises LockError.
+        `where` is the location of the packages in the recipe. Raises LockError.
         """
         names = sorted({*packages, *ALWAYS})
         result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *names)
@@ -384,8 +386,8 @@ class AptArchive:
 def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
     """Check that apt can read both archives, in one attempt each. Raises ToolError otherwise.
 
-    apt itself sends the requests: with its proxies, certificates and address types. Archives that apt chooses
-    from a list (mirror+...) are skipped.
+    apt itself sends the requests, with its proxies, certificates and address types. Archives that apt
+    chooses from a list (mirror+...) are skipped.
     """
     environ = dict(mirror.environ)
     helper = shutil.which("apt-helper", path=f"{environ['PATH']}:/usr/lib/apt")
@@ -428,7 +430,7 @@ def open_archive(
 ) -> Iterator[AptArchive]:
     """Read the indexes of `suite` for `architecture` (`arm64`) into a private apt root, removed at the end.
 
-    With `fresh` intermediate caches may not answer. Raises ToolError without apt or Debian's keyring,
+    With `fresh` intermediate caches must not answer. Raises ToolError without apt or Debian's keyring,
     LockError if the archive cannot be reached or its signatures are invalid.
     """
     environ = dict(mirror.environ)
@@ -484,7 +486,7 @@ def open_archive(
 def _watch(
     argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...], progress: Progress
 ) -> Iterator[float]:
-    """Run an apt command and yield its percents, again after PAUSES if the archive limits this address."""
+    """Run an apt command and yield its percents. Retries after PAUSES if the archive limits requests."""
     for pause in (*PAUSES, None):
         code, text = yield from _watch_once(argv, folder, environ)
         if not code:
@@ -500,12 +502,12 @@ def _watch(
         raise StaleIndexError(
             "archive-index-outdated",
             line,
-            hint=f"the index names files that the archive does not have: try again later, or {MIRROR_HINT}",
+            hint=f"run the same command again later (the archive is being updated), or {MIRROR_HINT}",
         )
     raise DownloadError(
         "download-failed",
         line,
-        hint="check the network and the machine's apt settings, then run the command again",
+        hint="check the network and this machine's apt settings, then run the same command again",
     )
 
 
@@ -590,7 +592,8 @@ def lock_base(
 ) -> BaseLock:
     """Solve the lock of a base on the parent lock `below`. Raises LockError, ToolError.
 
-    `previous` stays if its packages are the same, so that its date, and the base's digest, do not change.
+    `previous` is returned if its packages are the same, so that its date and the base's digest do not
+    change.
     """
     required = base_content_hash(base, below)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
@@ -601,7 +604,7 @@ def lock_base(
 
 
 def solve_base(base: BaseSpec, archive: AptArchive, content_hash: str) -> BaseLock:
-    """Return the archive's present packages for a base."""
+    """Return the archive's current packages for a base."""
     chosen = archive.solve(base.packages, str(base.where))
     offers = archive.offered([name for name, _ in chosen])
     missing = [f"{name} {version}" for name, version in chosen if (name, version) not in offers]

@@ -1,6 +1,6 @@
 """The lock of a base: its Debian packages with versions and hashes, and its content hash.
 
-It has no addresses: those belong to a machine.
+It has no addresses, which depend on the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADER = (
 def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
     """Return the hash of all inputs of a base's packages except the archive's state: `sha256:<64 hex>`.
 
-    `below` is the lock of the parent base: if that changes, this one is stale.
+    `below` is the lock of the parent base. If that changes, this lock is outdated.
     """
     decided = {
         "format": FORMAT,
@@ -139,17 +139,19 @@ def _package(line: str, number: int, file: str) -> DebianPackage:
 
 def _malformed(file: str, number: int, what: str) -> LockError:
     return LockError(
-        "lock-malformed", f"{file}:{number}: {what}", hint="restore it from git or run imagefactory lock"
+        "lock-malformed",
+        f"{file}:{number}: {what}",
+        hint="restore the file from git, or write it again: imagefactory lock base:NAME",
     )
 
 
 def deb_filename(package: DebianPackage) -> str:
-    """Return the file name of a package in Debian's pool: without the version's epoch."""
+    """Return the file name of a package in Debian's pool, without the version's epoch."""
     return f"{package.name}_{package.version.split(':', 1)[-1]}_{package.architecture}.deb"
 
 
 def downloaded_filename(package: DebianPackage) -> str:
-    """Return apt's name for the same file."""
+    """Return apt's file name for the same file."""
     return f"{package.name}_{package.version.replace(':', '%3a')}_{package.architecture}.deb"
 
 
@@ -170,7 +172,7 @@ def debian_key(version: str) -> Key:
 
 
 def _part_key(text: str) -> Part:
-    """Split into texts and numbers. The end of a text sorts before any letter, a tilde before the end."""
+    """Return a version's texts and numbers. A text's end sorts before letters, a tilde before the end."""
     parts = re.findall(r"([^0-9]*)([0-9]*)", text)
     return tuple(((*map(_weight, words), 0), int(digits or 0)) for words, digits in parts)
 

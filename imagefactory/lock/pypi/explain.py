@@ -1,4 +1,4 @@
-"""Explain uv's errors in plain words, with fixes."""
+"""Explain uv's errors, with fixes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imagefactory.recipes.values import package_of
 
 
 def _clean_message(stderr: str) -> str:
-    """Return uv's message without its ornaments and passwords."""
+    """Return uv's message without its box characters and passwords."""
     lines = [re.sub(r"^[\s×│╰─▶├]*(error|cause|hint):\s*", "", line) for line in stderr.splitlines()]
     lines = [re.sub(r"^[\s×│╰─▶├]+", "", line).strip() for line in lines if not line.startswith("warning:")]
     text = redact(" ".join(line for line in lines if line))
@@ -31,17 +31,16 @@ def _clean_message(stderr: str) -> str:
 def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
     """Return the error of a target on a parent, with possible changes.
 
-    An update only moves the parent's packages to newer releases; an older one needs a recipe of its own.
+    An update changes the parent's packages only to newer releases; an older one needs its own recipe.
     """
     own = f"imagefactory recipe import FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
         error.code,
         error.message,
-        hint=f"{fix}every package of {under.target} stays as it is locked: ask for other versions of the "
-        f"packages on top; if a newer one below works, imagefactory lock {under.target} --upgrade-package "
-        "PACKAGE; "
-        f"if an older one is needed, write a separate recipe: {own}{_with_cuda(target)}",
+        hint=f"{fix}require versions that work with the locked packages of {under.target}; to upgrade one of "
+        f"those, run imagefactory lock {under.target} --upgrade-package PACKAGE; "
+        f"for an older one, create a separate recipe: {own}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,
     )
@@ -68,7 +67,7 @@ def unreachable_error(stderr: str, index: PackageIndex) -> UnreachableError:
 
 
 def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
-    """Return uv's failure in one line with a hint. A `lock` with wheels was solved before."""
+    """Return uv's failure in one line with a hint. `lock` has wheels if it was solved before."""
     text = _clean_message(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
     if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
@@ -76,11 +75,11 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         return LockError(
             "package-not-on-index",
             f"{lock.target}: {text}",
-            hint=f"check that it is on the index '{origin}' at {redact(index.address(origin, ''))}, "
-            "the only one for it, and that ~/.netrc has its password, if it needs one",
+            hint=f"check that the index '{origin}' at {redact(index.address(origin, ''))} has the package, "
+            "and that ~/.netrc has the password of the index, if it needs one",
         )
     if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
-        hint = "constrain that package to a version that has a wheel: images contain only wheels"
+        hint = "constrain this package to a version that has a wheel: images contain only wheels"
         names = all_without_wheel(stderr)
         return NoWheelError(
             "no-usable-wheel", f"{lock.target}: {text}", hint=hint, names=names, account=stderr
@@ -114,8 +113,8 @@ class RequirementConflict:
 def find_conflict(solver: QuestionSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
     """Return the contradiction in a request without a solution, None if none is found.
 
-    The solver's output names all that it tested. Here requirements are removed while the rest has no
-    solution: what remains contradicts. `account` is the solver's output.
+    Requirements are removed while the others have no solution. The remaining ones contradict. `account` is
+    the solver's output.
     """
     names = set(map(package_of, re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", account)))
     texts = list(dict.fromkeys((*question.requirements, *question.constraints)))
@@ -135,9 +134,9 @@ def find_conflict(solver: QuestionSolver, question: WheelRequest, account: str) 
 def find_fix(
     solver: QuestionSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
 ) -> tuple[str, str]:
-    """Return a requirement of the contradiction and a replacement that has a solution, both empty for none.
+    """Return a requirement of the contradiction and a replacement that has a solution; both empty for none.
 
-    The last one changes first, and packages of `keep` do not.
+    The last requirement is changed first. Packages of `keep` are not changed.
     """
     fixed = set(keep)
     for text in reversed(conflict.texts):
@@ -172,7 +171,7 @@ def explain_conflict(
 ) -> UnsolvableError:
     """Return the error with the contradiction in its message and a tested change as its hint.
 
-    It stays as it is if no contradiction is found.
+    Without a contradiction the error is returned unchanged.
     """
     conflict = find_conflict(solver, question, error.tree)
     if conflict is None:

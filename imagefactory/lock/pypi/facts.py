@@ -1,4 +1,4 @@
-"""Check that a lock of wheels has the framework and the one CUDA that its target names."""
+"""Check that a lock of wheels has the framework and the one CUDA of its target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
 
 
 def cuda_only_wheels(lock: Lock) -> tuple[LockedWheel, ...]:
-    """Return the wheels that are only for NVIDIA GPUs, by their names; nvidia-ml-py only queries a driver."""
+    """Return the wheels that are only for NVIDIA GPUs, by name; without nvidia-ml-py, which only queries."""
     pattern = re.compile(r"nvidia-(?!ml-py$).*|cuda-.*|.*-cu(da)?[0-9]+x?(-.*)?")
     return tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
 
@@ -34,7 +34,7 @@ _SUFFIX = re.compile(r"(?:nvidia(?!-cuda-cccl)|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]
 
 
 def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, ...]]:
-    """Return the wheels that are libraries of one CUDA by its major version, if they name it."""
+    """Return the wheels with libraries of one CUDA, by its major version, if their names have it."""
     majors: dict[int, tuple[LockedWheel, ...]] = {}
     for wheel in wheels:
         major = 0
@@ -50,8 +50,8 @@ def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, .
 def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
     """Raise LockError if wheels have libraries of two CUDA majors. `via` are the packages that require each.
 
-    A package that requires one library for each major loads the one that fits (nvidia-cutlass-dsl-libs-cu12
-    and -cu13): these do not count.
+    Exempt are libraries for several majors that one package requires, because it loads the one that fits
+    (nvidia-cutlass-dsl-libs-cu12 and -cu13).
     """
     majors = cuda_majors(_without_pairs(tuple(wheels), via))
     if len(majors) < 2:
@@ -66,14 +66,14 @@ def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[s
     raise LockError(
         "cuda-runtime-conflict",
         f"{target}: the lock would have libraries of {' and of '.join(text)}",
-        hint=f"keep one: constrain or remove what {' or '.join(dict.fromkeys(bringers.values()))} requires",
+        hint=f"use one CUDA version: constrain or remove {' or '.join(dict.fromkeys(bringers.values()))}",
     )
 
 
 def _without_pairs(
     wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]
 ) -> Iterable[LockedWheel]:
-    """Return the wheels without those of one library for several majors that one package requires."""
+    """Return the wheels, without a library for several majors that one package requires."""
     series: dict[tuple[str, str], set[str]] = {}
     for wheel in wheels:
         if (named := _SUFFIX.fullmatch(wheel.name)) is not None:
@@ -104,7 +104,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "framework-version-mismatch",
             f"{target.name}: {came} was locked, the recipe asks for {target.version}",
-            hint=f"make the packages at {target.where} agree with version {target.version}",
+            hint=f"change the packages at {target.where}, so that they allow version {target.version}",
         )
     rocm = rocm_of(target.cuda)
     if target.cuda == NO_CUDA or rocm:
@@ -114,8 +114,8 @@ def check_facts(lock: Lock, target: Target) -> None:
                 f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for "
                 f"{'NVIDIA' if rocm else 'GPUs'}, and the recipe says "
                 f"{f'rocm: [{rocm}]' if rocm else 'cuda: [none]'}",
-                hint=f"remove what requires it at {target.where}, or use the framework's build for "
-                + ("ROCm" if rocm else "CPUs; PyTorch's is on conda-forge: source: conda"),
+                hint=f"remove the requirement at {target.where}, or use the framework's build for "
+                + ("ROCm" if rocm else "CPUs (for PyTorch on conda-forge: source: conda)"),
             )
         if rocm:
             _check_rocm(lock, target, came)
@@ -133,15 +133,15 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "cuda-plugin-missing",
             f"{target.name}: {came} comes without its CUDA plugin: it would silently compute on the CPU",
-            hint=f"write the extra that provides it (extras: [cuda{target.cuda.partition('.')[0]}]) at "
-            f"{target.where}; JAX has it on PyPI since 0.4.24",
+            hint=f"write extras: [cuda{target.cuda.partition('.')[0]}] at {target.where}, with JAX 0.4.24 or "
+            "newer",
         )
     brought = " and ".join(f"{wheel.name} {wheel.version}" for wheel in runtimes)
     if len(runtimes) > 1:
         raise LockError(
             "cuda-runtime-conflict",
             f"{target.name}: {came} comes with more than one CUDA runtime ({brought})",
-            hint=f"constrain the packages at {target.where} to one of them",
+            hint=f"constrain the packages at {target.where} to one CUDA runtime",
         )
     if not _agrees(target.cuda, cuda):
         raise LockError(
@@ -158,10 +158,10 @@ def _runs_jax_on_cuda(wheel: LockedWheel) -> bool:
 
 
 def rocm_builds(lock: Lock) -> tuple[tuple[LockedWheel, str], ...]:
-    """Return the wheels built for ROCm, with its version (`7`, `6.4`) if they name it.
+    """Return the wheels built for ROCm, with the ROCm version (`7`, `6.4`) if known.
 
-    It is in their name (`jax-rocm7-plugin`, `cupy-rocm-7-0`), in their local version (`2.9.1+rocm6.4`), or in
-    a fourth number (`tensorflow-rocm 2.14.0.600`).
+    It is in their name (`jax-rocm7-plugin`, `cupy-rocm-7-0`), in their local version (`2.9.1+rocm6.4`), or
+    in a fourth number (`tensorflow-rocm 2.14.0.600`).
     """
     builds = []
     for wheel in lock.wheels:

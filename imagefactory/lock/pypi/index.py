@@ -1,9 +1,9 @@
 """The package index of this machine, and its certificates.
 
-The index comes from imagefactory.toml, else from uv's own settings, else from pip's, else it is uv's built-in
-one. Of pip's settings `index-url`, `cert` and `proxy` are used; `extra-index-url` and `find-links` are not,
-because solutions would differ between machines. For the same reason uv gets none of its variables that change
-a solution.
+The index comes from imagefactory.toml, else from uv's own settings, else from pip's, else it is uv's
+built-in one. Of pip's settings `index-url`, `cert` and `proxy` are used. `extra-index-url` and `find-links`
+are not, because solutions would differ between machines. For the same reason uv gets none of its variables
+that change a solution.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _CERTIFICATE = re.compile(rb"-----BEGIN ([A-Z0-9 ]*CERTIFICATE)-----\n[^-]+-----
 class PackageIndex:
     """The package index of this machine.
 
-    `url` may have a user and password; it is empty for uv's built-in index. `origin` is the setting that
-    named it. `named` are others by the names in recipes (name, address). `certificates` is a file or
-    directory of CA certificates (empty: those of the libraries), `proxy` a URL or empty. `environment` is the
-    whole environment of uv. `root` is the project's directory, which may have wheels. `sdists` is the cache
-    of source distributions.
+    `url` may have a user and password; it is empty for uv's built-in index. `origin` is its setting. `named`
+    are other indexes by their names in recipes (name, address). `certificates` is a file or directory of CA
+    certificates (empty: those of the libraries), `proxy` a URL or empty. `environment` is uv's complete
+    environment. `root` is the project's directory, which may have wheels. `sdists` is the cache of source
+    distributions.
     """
 
     url: str
@@ -74,20 +74,20 @@ class PackageIndex:
     def address(self, name: str, requirer: str) -> str:
         """Return the address of a named index.
 
-        Raises UsageError beginning with `requirer` for an unknown one.
+        Raises UsageError for an unknown name, with a message that begins with `requirer`.
         """
         if url := dict(self.named).get(name):
             return url.rstrip("/")
         raise UsageError(
             "index-unknown",
             f"{requirer} comes from the index '{name}', which is not in the settings",
-            hint=f'write below [indexes] in imagefactory.toml: {name} = "https://..."',
+            hint=f'add {name} = "https://..." to [indexes] in imagefactory.toml',
         )
 
     def login(self, url: str) -> Login:
-        """Return the index's user and password, which go only to its own host.
+        """Return the index's user and password, which are sent only to its own host.
 
-        Without TLS no login goes to a host that no setting names, not even netrc's.
+        Without TLS no login, not even netrc's, is sent to a host that is not in the settings.
         """
         if sends_openly(url, (self.url, *(place for _, place in self.named))):
             return without_login
@@ -104,8 +104,8 @@ def find_index(
 ) -> PackageIndex:
     """Return the index of `setting` (imagefactory.toml), or of uv's or pip's settings, in this order.
 
-    `prefix` is `sys.prefix`, where pip has the settings of a virtual environment; `etc` has the machine's
-    own. Raises UsageError for a settings file that cannot be read or a missing certificate file.
+    `prefix` is `sys.prefix`, where pip has the settings of a virtual environment. `etc` has the machine's
+    settings. Raises UsageError for an unreadable settings file or a missing certificate file.
     """
     pip = _pip_settings(environ, prefix, etc)
     uv_file = _uv_file_index(environ, etc)
@@ -149,7 +149,7 @@ def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageI
     """Return `index` with the CA certificates of `bundle` trusted as well, also by uv.
 
     Programs use one file, so all certificates are written to a file in `folder`, named by its content. If
-    `index` has none of this machine, those of certifi are used. Raises UsageError and StoreError.
+    `index` has no certificates of this machine, those of certifi are used. Raises UsageError and StoreError.
     """
     if bundle is None:
         return index
@@ -188,10 +188,10 @@ def _join_pem(files: Iterable[Path]) -> bytes:
 
 
 def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[str, tuple[str, str]]:
-    """Return pip's settings, later files and `[install]` first: name -> (value, its place).
+    """Return pip's settings, later files and `[install]` first: name -> (value, its file or variable).
 
     Source of the order: pip's documentation, "Configuration files" (global, user, site, PIP_CONFIG_FILE,
-    environment; a PIP_CONFIG_FILE that exists replaces the user's, the null device turns all off).
+    environment; an existing PIP_CONFIG_FILE replaces the user's, the null device turns all off).
     """
     settings: dict[str, tuple[str, str]] = {}
     for path in _pip_files(environ, prefix, etc):
@@ -263,7 +263,7 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
             raise UsageError(
                 "certificate-file-missing",
                 f"the certificate file {value} ({origin}) does not exist",
-                hint=f"fix {origin}",
+                hint=f"fix its path in {origin}",
             )
         if value:
             return value
@@ -280,10 +280,10 @@ _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFile:
-    """One file on a project's page; values that the index lacks are empty.
+    """A file on a project's page. Values that the index lacks are empty.
 
-    `python` are the Python versions that it supports (`>=3.9`), `uploaded` is a day (`2026-11-23`), only by
-    PEP 700.
+    `python` are its supported Python versions (`>=3.9`). `uploaded` is a day (`2026-11-23`), only with PEP
+    700.
     """
 
     filename: str

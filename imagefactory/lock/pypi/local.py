@@ -1,4 +1,4 @@
-"""Wheels in the project itself: their locked values, and whether they have changed."""
+"""Wheels in the project itself: their locked values, and whether the files have changed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST = 1 << 24  # bytes of METADATA
 def local_wheels(lock: Lock, root: Path) -> tuple[LockedWheel, ...]:
     """Return the wheels of `lock.origins` below `root`, as they are now.
 
-    Raises LockError for one that is missing, not a wheel, differs from its name, or does not fit the lock's
+    Raises LockError for a wheel that is missing, invalid, differs from its name, or does not fit the lock's
     Python and platform.
     """
     return tuple(_read(lock, root, path) for path in from_files(lock.origins).values())
 
 
 def changed_wheel(lock: Lock, root: Path) -> str:
-    """Return how a wheel below `root` differs from the lock, empty if none does."""
+    """Return how a wheel below `root` differs from the lock, empty if none differs."""
     paths = from_files(lock.origins)
     for wheel in lock.wheels:
         if path := paths.get(wheel.name):
@@ -71,13 +71,14 @@ def _digest(file: Path, _changed: int, _size: int) -> str:
 
 
 def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
-    file, hint = root / path, f"put the wheel there, or change its path in the recipe of {lock.target}"
+    file = root / path
+    hint = f"copy the wheel to {file}, or change its path in the recipe of {lock.target}"
     if not file.is_file():
         raise LockError("local-wheel-missing", f"{lock.target}: the wheel {path} is not in {root}", hint=hint)
     if not file.resolve().is_relative_to(root.resolve()):
         raise LockError(
             "local-wheel-outside",
-            f"{lock.target}: {path} is a link out of {root}",
+            f"{lock.target}: {path} is a link to outside {root}",
             hint="replace the link by the wheel",
         )
     name, version, *_ = parse_wheel_filename(file.name)
@@ -97,13 +98,13 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
         raise LockError(
             "local-wheel-invalid",
             f"{lock.target}: {path} is not a wheel of {name} {version}: {problem}",
-            hint="build it again (pip wheel --no-deps, python -m build) and do not rename it",
+            hint="build the wheel again (pip wheel --no-deps, python -m build) and do not rename it",
         )
     if fault := misfit(wheel, lock.python, lock.platform):
         raise LockError(
             "local-wheel-incompatible",
             f"{lock.target}: {fault}",
-            hint="build it for this Python and platform, such as in an image on the same base",
+            hint="build the wheel for this Python and platform, for example in an image on the same base",
         )
     return wheel
 

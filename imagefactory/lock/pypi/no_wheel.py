@@ -1,4 +1,4 @@
-"""Projects without a fitting wheel, and alternatives. Pure."""
+"""Find alternatives for projects without a fitting wheel. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WANTING = (
 
 
 class NoWheelError(LockError):
-    """The solver found no wheel of `names`; `account` is its output, with the bounds that it tested."""
+    """The solver found no wheel of `names`. `account` is its output, with the tested bounds."""
 
     def __init__(self, code: str, message: str, *, hint: str, names: tuple[str, ...], account: str) -> None:
         super().__init__(code, message, hint=hint)
@@ -50,9 +50,9 @@ def without_wheel(stderr: str) -> str:
 
 
 def working_versions(pin: str, files: Iterable[IndexFile], lock: Lock) -> str:
-    """Return a fix for `demo` or `demo==1.0` without a wheel, by the files of its project.
+    """Return a fix for `demo` or `demo==1.0` without a wheel, from the files of its project.
 
-    No other version is advised: the solver would have used it if the recipe allowed it.
+    No other version is suggested: the solver would have used one if the recipe allowed it.
     """
     name = pin.partition("==")[0]
     fits, pythons, others, platform = False, set[str](), False, lock.platform

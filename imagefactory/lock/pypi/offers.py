@@ -82,7 +82,7 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[IndexWhe
 
 
 def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, IndexWheel] | None:
-    """Return the wheel an installer would use: the most specific tag, then the highest build (PEP 427)."""
+    """Return the wheel that an installer would use: the most specific tag, then the highest build number."""
     rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
     ranked: list[tuple[int, tuple[int, str], str, LockedWheel, IndexWheel]] = []
     for offer in offers:
@@ -109,10 +109,10 @@ def choose(
     reusable: Mapping[str, LockedWheel],
     there: Callable[[str], tuple[IndexFile, ...]],
 ) -> tuple[LockedWheel, ...]:
-    """Return a wheel for each package, sorted by name; new ones without their size.
+    """Return a wheel for each package, sorted by name. New ones have no size yet.
 
-    `there` returns the files of a project. Raises LockError for a package without a fitting wheel, or without
-    its hash.
+    `there` returns the files of a project. Raises LockError for a package without a fitting wheel, or
+    without a hash.
     """
     wheels = []
     for name, offered in sorted(offers.items()):
@@ -155,7 +155,7 @@ def address_of(wheel: LockedWheel, offers: Iterable[IndexWheel], lock: Lock) -> 
                     "index-file-changed",
                     f"{lock.target}: the index now has another file under the name {wheel.filename}: "
                     f"expected sha256 {wheel.sha256}, found {offer.sha256}",
-                    hint="do not trust this file; ask the administrator of the index or the authors",
+                    hint="do not use this file; ask the administrator of the index why it changed",
                 )
             return offer.url  # an index without hashes: the download is checked against the lock
     return ""
@@ -165,7 +165,7 @@ LARGEST = 4 << 30  # bytes of a source distribution
 
 
 def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[IndexFile, Version]:
-    """Return the newest source distribution that fits. Raises LockError if the index has none."""
+    """Return the newest matching source distribution. Raises LockError if the index has none."""
     sdists: dict[Version, IndexFile] = {}
     for file in files:
         try:
@@ -185,7 +185,7 @@ def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[
 
 
 def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
-    """Return the file in `folder`, fetched unless it is there with its hash. Raises DownloadError."""
+    """Return the file in `folder`, fetched unless it exists with its hash. Raises DownloadError."""
     path = folder / file.sha256[:2] / file.sha256 / file.filename
     if path.is_file() and digest(path) == file.sha256:
         return path
@@ -200,7 +200,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     raise DownloadError(
                         "sdist-too-large",
                         f"{file.filename} has more than {LARGEST:,} bytes",
-                        hint="download it yourself, and pass the file",
+                        hint="download it manually, and pass the file",
                     )
                 content.update(data)
                 out.write(data)
@@ -209,11 +209,13 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     "hash-mismatch",
                     f"{file.filename} has the wrong hash: "
                     f"expected sha256 {file.sha256}, found {content.hexdigest()}",
-                    hint="try again",
+                    hint="run the same command again later",
                 )
     except HttpError as error:
         raise DownloadError(
-            "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
+            "download-failed",
+            f"cannot download {file.filename}: {redact(str(error))}",
+            hint="run the same command again later",
         ) from error
     finally:
         web.close()
@@ -225,7 +227,7 @@ _WINDOW = 1 << 16  # bytes per request; a wheel's directory is at its end
 
 
 def read_metadata(web: HttpSession, url: str) -> str:
-    """Return METADATA of the wheel at `url`, from next to it (PEP 658) or by reading parts of the wheel.
+    """Return METADATA of the wheel at `url`, from its own file (PEP 658) or from parts of the wheel.
 
     Raises HttpError, OSError, BadZipFile, KeyError.
     """
@@ -252,7 +254,7 @@ def _inside(wheel: Any) -> str:
 
 
 class _NoRangesError(RejectedError):
-    """A server that sends only whole files."""
+    """A server that cannot send parts of a file."""
 
 
 def _whole(response: Response) -> bytes:
@@ -261,7 +263,7 @@ def _whole(response: Response) -> bytes:
 
 def _part(response: Response) -> bytes:
     if response.status_code != 206:
-        raise _NoRangesError(f"{redact(response.url)}: the server sends no part of a file")
+        raise _NoRangesError(f"{redact(response.url)}: the server cannot send a part of a file")
     return read_some(response.raw, _MAX_WHOLE_BYTES)
 
 

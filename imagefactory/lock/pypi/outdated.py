@@ -1,8 +1,8 @@
-"""Check whether a solution is older than the index, and why.
+"""Find packages that a solution has in an outdated release, and the reasons.
 
-A package without a wheel, or one that a pin excludes, does not fail to solve: the solver goes back to an old
-release that fits, such as one of pure Python from before its GPU code. The reason is in the requirements of
-the locked wheels. Otherwise the newest release is required as a pin, and the solver's output is the reason.
+If a package has no wheel, or a pin excludes it, solving does not fail: the solver uses an old release that
+fits, such as one of pure Python without its later GPU code. The reason is in the requirements of the locked
+wheels. Otherwise the newest release is required as a pin, and the solver's output is the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PYTHON = re.compile(r"depends on (Python[<>=!~][^ ,]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PypiRelease:
-    """A public release: no pre-release, not yanked. `uploaded` is its first day, None if unknown."""
+    """A public release, not a pre-release and not yanked. `uploaded` is its first day, None if unknown."""
 
     version: Version
     uploaded: date | None
@@ -56,8 +56,9 @@ class PypiRelease:
 def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[PypiRelease, ...]:
     """Return the releases among a project's files, the oldest first.
 
-    One that begins only after `python` (`3.11`) is skipped: the recipe chose that Python. One that ends
-    before it is not, because older ones without such a bound would be used in its place.
+    A release for only newer Pythons than `python` (`3.11`) is skipped, because the recipe chose that Python.
+    A release for only older Pythons is included, because an older release without such a bound would be used
+    in its place.
     """
     days: dict[Version, list[str]] = {}
     for file in files:
@@ -82,7 +83,7 @@ def _version(name: str, filename: str) -> Version | None:
 
 
 def _begun(bounds: str, python: str) -> bool:
-    """Return whether the Pythons `bounds` include one that is not newer than `python`."""
+    """Return whether `bounds` include a Python that is not newer than `python`."""
     try:
         specifiers = SpecifierSet(bounds)
     except InvalidSpecifier:
@@ -101,7 +102,7 @@ def bounds_of(name: str, written: Iterable[str]) -> SpecifierSet:
 
 
 def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Iterator[Requirement]:
-    """Yield the requirements in Requires-Dist that apply for `extras` and a lock's Python and machine."""
+    """Yield the requirements in Requires-Dist that apply with `extras` and a lock's Python and machine."""
     for text in needs:
         try:
             need = Requirement(text)
@@ -123,7 +124,7 @@ def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Ite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyNeed:
-    """A requirement of the locked package `by` for another one."""
+    """A requirement of the locked package `by` for another package."""
 
     by: str
     name: str
@@ -138,8 +139,8 @@ def needs_of(
 ) -> tuple[DependencyNeed, ...]:
     """Return the requirements between the packages of a lock.
 
-    `required` is their Requires-Dist by name, `via` the packages that require each one: an extra counts only
-    if the requirement is not among the plain ones.
+    `required` is their Requires-Dist by name. `via` are the packages that require each one: an extra counts
+    only if the requirement is not among the plain ones.
     """
     result = list[DependencyNeed]()
     for by, texts in required.items():
@@ -157,7 +158,7 @@ def needs_of(
 def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -> Version | None:
     """Return the newest release within `bounds` if the locked one is far older, None otherwise.
 
-    Far is another major version, or more than a year and five releases.
+    Far older means another major version, or more than a year and five releases.
     """
     current = Version(locked)
     newer = [candidate for candidate in known if candidate.version > current and candidate.version in bounds]
@@ -176,9 +177,9 @@ def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -
 def newest_source(
     wheel: LockedWheel, files: Iterable[IndexFile], bounds: SpecifierSet, lock: Lock
 ) -> Version | None:
-    """Return the newest release within `bounds` if it is newer and has a source, but no wheel that fits.
+    """Return the newest release within `bounds`, if newer, with a source but without a wheel that fits.
 
-    An installer would build it. Releases for other Pythons do not count.
+    An installer would build it. Releases for other Pythons are ignored.
     """
     fits, current = fitting_set(lock.python, lock.platform), Version(wheel.version)
     sources, wheels = set[Version](), set[Version]()
@@ -205,7 +206,7 @@ def _is_for(bounds: str, python: str) -> bool:
 
 
 def no_wheel(name: str, version: str, lock: Lock) -> str:
-    """Return the message that a release has no wheel for a lock's Python and platform."""
+    """Return the message for a release without a wheel for a lock's Python and platform."""
     what = f"{name} {version}".strip()
     return f"no wheel of {what} for Python {lock.python} on {lock.platform}"
 
@@ -219,7 +220,7 @@ def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockObstacle:
-    """Why a release could not be locked: `reason` in words, `by` its bound, empty for none.
+    """The reason why a release could not be locked: `reason` as text, `by` its bound, empty for none.
 
     `build` has no wheel and could be built (`rouge-score==0.1.2`).
     """
@@ -230,7 +231,7 @@ class LockObstacle:
 
 
 def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) -> LockObstacle:
-    """Return why the newest release, `pin` (`demo==2.0`), could not be locked, from uv's output.
+    """Return the reason in uv's output why the newest release, `pin` (`demo==2.0`), could not be locked.
 
     `requested` has the requirements of the request, by package (`the recipe asks for torch==2.3.*`).
     """
@@ -294,9 +295,9 @@ def find_outdated(
 ) -> tuple[OutdatedPackage, ...]:
     """Return the outdated packages among `wheels`, a solution of `question`.
 
-    The newest release is one within the bounds of the recipe, of the framework, of the packages that the
-    recipe names, and of the parent. `fixed` wheels were checked when they were locked. An index that does not
-    answer is only reported, because the lock is valid without it.
+    The newest release is one within the bounds of the recipe, of the framework, of the packages in the
+    recipe, and of the parent. `fixed` wheels were checked when they were locked. An index that does not
+    answer is only reported, because the lock is valid anyway.
     """
     look = _SolutionCheck(
         solver=solver, question=question, wheels=tuple(wheels), framework=canonicalize_name(framework)
@@ -332,7 +333,7 @@ class _SolutionCheck:
         return {canonicalize_name(Requirement(text).name) for text in self.question.requirements}
 
     def find(self) -> tuple[tuple[OutdatedPackage, ...], tuple[str, ...]]:
-        """Return the outdated packages, and those that could not be checked. Raises LockError."""
+        """Return the outdated packages, and the packages that could not be checked. Raises LockError."""
         lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
         listed = self.solver.listed(self.chosen, lock)
         known = self.known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
@@ -373,7 +374,7 @@ class _SolutionCheck:
     def _needs(
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
     ) -> tuple[DependencyNeed, ...]:
-        """Return the requirements of the other packages for those that are late."""
+        """Return the requirements of the other packages for outdated ones."""
         via, lock = self.solver.requirers(self.question, self.wheels), self.question.lock
         via = {wheel.name: via.get(wheel.name, ()) for wheel in late}
         names = {by for some in via.values() for by in some}
@@ -385,9 +386,9 @@ class _SolutionCheck:
     def _solved(
         self, late: Sequence[tuple[LockedWheel, Version]], needs: Sequence[DependencyNeed]
     ) -> tuple[list[OutdatedPackage], tuple[str, ...]]:
-        """Return those whose reason needs the solver: packages in the recipe, else the rest.
+        """Return the packages whose reason needs the solver: those of the recipe, else the others.
 
-        If the lock is rejected for a package in the recipe, the rest is not solved.
+        If the lock is rejected because of a package in the recipe, the others are not solved.
         """
         outdated, unknown = list[OutdatedPackage](), list[str]()
 
@@ -431,7 +432,7 @@ class _SolutionCheck:
     def _account(
         self, wheel: LockedWheel, newest: Version, needs: Sequence[DependencyNeed]
     ) -> LockObstacle | None:
-        """Return why the newest release was not locked; None if the previous lock has the same version."""
+        """Return why the newest release was not locked, None if the previous lock has this version."""
         question, pin = self.question, f"{wheel.name}=={newest}"
         try:
             pins = self.solver.solve(replace(question, constraints=(*question.constraints, pin)))
@@ -456,7 +457,7 @@ class _SolutionCheck:
     def _contradiction(
         self, name: str, newest: Version, needs: Iterable[DependencyNeed]
     ) -> LockObstacle | None:
-        """Return the newest release's requirement that the recipe or a locked wheel excludes, by metadata."""
+        """Return a requirement of the newest release that the recipe or a locked wheel excludes."""
         lock, requested = self.question.lock, self._requested()
         try:
             text = self.solver.metadata(f"{name}=={newest}", lock)
@@ -496,7 +497,7 @@ class _SolutionCheck:
         return None
 
     def _requested(self) -> dict[str, str]:
-        """Return the recipe's requirements and conda's packages, by package, in words."""
+        """Return the recipe's requirements and conda's packages, by package, as texts."""
         requested = dict[str, str]()
         for text in (*self.question.constraints, *self.question.requirements):
             if Requirement(text).specifier:
@@ -508,5 +509,5 @@ class _SolutionCheck:
 
 
 def _public(pin: Requirement) -> str:
-    """Return the version of a pin without the local part that marks packages from elsewhere."""
+    """Return the version of a pin, without the local part that marks packages from the parent or conda."""
     return next(Version(row.version).public for row in pin.specifier)

@@ -1,4 +1,4 @@
-"""The request to uv: which wheels, on which parent, and which of them may move."""
+"""The request to uv: the wheels to solve, their parent, and the wheels that may change."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from imagefactory.model import Lock, LockedWheel, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelRequest:
-    """The wheels to solve for the Python and platform of `lock`, which has none yet.
+    """The wheels to solve for the Python and platform of `lock`, which has no packages yet.
 
-    The versions and files of `previous` are preferred, except those named in `update`; with `update_all` only
-    files are. `fixed` are in the solution as they are. `given` are pins (`numpy==1.26.4+given`) of packages
-    from elsewhere: uv finds them as wheels in the directory `stubs`, and they are not in the solution.
-    Neither are the names in `exclude`. `sources` are directories and repositories of the recipe without a
-    wheel; in `sdists` uv finds wheels that replace packages to build.
+    The versions and files of `previous` are preferred, except those in `update`; with `update_all` only
+    files are. `fixed` are in the solution unchanged. `given` are pins (`numpy==1.26.4+given`) of packages
+    from the parent or conda: uv finds them as wheels in the directory `stubs`, and they are not in the
+    solution. Neither are the names in `exclude`. `sources` are directories and repositories of the recipe
+    without a wheel. In `sdists` uv finds wheels that replace packages to build.
     """
 
     lock: Lock
@@ -43,7 +43,7 @@ class WheelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedVersions:
-    """uv's solution: `lines` as `name==version`.
+    """uv's solution. `lines` are `name==version`.
 
     `lacking` are requested extras (package, extra) that the package does not have. `via` are the packages
     that require each one.
@@ -61,14 +61,14 @@ class PinnedVersions:
 
 
 class QuestionSolver(Protocol):
-    """A solver of a request."""
+    """A solver of requests."""
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
         """Return a solution. Raises LockError."""
 
 
 class WheelSolver(QuestionSolver, Protocol):
-    """uv, and the files of its index. Each method raises LockError."""
+    """uv, with the files of its index. Each method raises LockError."""
 
     @property
     def root(self) -> Path:
@@ -101,7 +101,7 @@ def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
 
 
 def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:
-    """Return the origins of a target's wheels; those of the parent's wheels are the parent's."""
+    """Return the origins of a target's wheels. Wheels of the parent keep the parent's origins."""
     if under is None:
         return target.origins
     below = {wheel.name for wheel in under.wheels}
@@ -110,20 +110,20 @@ def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...
 
 
 def check_exclude(request: LockRequest) -> tuple[str, ...]:
-    """Return the names to exclude. Raises LockError for one that the parent has."""
+    """Return the names to exclude. Raises LockError for a package of the parent."""
     target, under = request.target, request.under
     for wheel in under.wheels if under else ():
         if wheel.name in target.exclude:
             raise LockError(
                 "package-from-parent",
                 f"{target.name} excludes '{wheel.name}' of {target.on}, on which it is built",
-                hint=f"write exclude: [{wheel.name}] in the recipe of {target.on}",
+                hint=f"move exclude: [{wheel.name}] to the recipe of {target.on}",
             )
     return target.exclude
 
 
 def check_update_names(request: LockRequest) -> tuple[str, ...]:
-    """Return the normalized names to update. Raises LockError for one that the target's lock cannot move."""
+    """Return the normalized names to update. Raises LockError for a name that cannot change."""
     target, under = request.target, request.under
     names = [wheel.name for wheel in request.previous.wheels] if request.previous else []
     below = {wheel.name for wheel in under.wheels} if under else frozenset()
@@ -132,15 +132,15 @@ def check_update_names(request: LockRequest) -> tuple[str, ...]:
         if name in below and under:
             raise LockError(
                 "package-from-parent",
-                f"{target.name} keeps the '{name}' of {under.target}, on which it is built",
-                hint=f"imagefactory lock {under.target} --upgrade-package {name}",
+                f"{target.name} is built on {under.target}, which has the package '{name}'",
+                hint=f"run imagefactory lock {under.target} --upgrade-package {name}",
             )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             problem = "has no lock yet" if request.previous is None else f"has no package '{name}'"
             raise LockError(
                 "update-package-unknown",
-                f"{target.name} {problem}, so there is nothing to update",
+                f"cannot upgrade '{name}': {target.name} {problem}",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
     return update

@@ -1,6 +1,6 @@
 """The file of a lock of wheels.
 
-It is a requirements file, so pip and uv install it without imagefactory, and it has no addresses. A wheel of
+It is a requirements file without addresses, so pip and uv install it without imagefactory. A wheel from
 another index has that index's name, `# wheel: FILE BYTES from NAME`, and a wheel of the project its path.
 """
 
@@ -91,10 +91,10 @@ def format_lock(lock: Lock) -> str:
 
 @lru_cache(maxsize=256)  # a command reads a target's lock several times
 def parse_lock(text: str, file: str) -> Lock:
-    """Return the lock in `text`; errors name `file`.
+    """Return the lock in `text`. Errors name `file`.
 
-    Raises LockError `file:line: problem` for a line that is not as `format_lock` writes it, a duplicate or
-    misplaced package, a file that is not a wheel of this package in this version or does not fit the lock's
+    Raises LockError `file:line: problem` for a line that `format_lock` would not write, a duplicate or
+    misplaced package, a file that is not a wheel of this package and version or does not fit the lock's
     Python and platform, and for a truncated file.
     """
     lines = text.split("\n")
@@ -150,12 +150,12 @@ def parse_lock(text: str, file: str) -> Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """Return the lock in a file. Raises LockError for one that is missing, unreadable or malformed."""
+    """Return the lock in a file. Raises LockError for a missing, unreadable or malformed file."""
     return parse_lock(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a lock file. Raises LockError for one that is missing, unreadable or not UTF-8."""
+    """Return the text of a lock file. Raises LockError if it is missing, unreadable or not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:

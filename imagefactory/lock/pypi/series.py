@@ -1,4 +1,4 @@
-"""Newer series and Pythons on a project's page that the rows of a family lack. Pure."""
+"""Newer series and Pythons on a project's page that the rows of a family lack. No I/O."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def newer_series(
 def series_after(
     offered: Mapping[str, Sequence[PypiRelease]], rows: Collection[str]
 ) -> tuple[FrameworkSeries, ...]:
-    """Return the series newer than the newest of `rows` (`2.15`) among releases, the oldest first.
+    """Return the series after the newest of `rows` (`2.15`) among releases, the oldest first.
 
     `offered` has the releases for each Python. A series has as many numbers as the newest row.
     """
@@ -74,7 +74,7 @@ def series_after(
 
 
 def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
-    """Return the oldest series (`2.1`) first released after `day`; empty for none, or if all were."""
+    """Return the oldest series (`2.1`) that was released after `day`; empty for none, or for all."""
     begun: dict[tuple[int, ...], date] = {}
     for release in some:
         if release.uploaded:
@@ -85,9 +85,9 @@ def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
 
 
 def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple[str, str]:
-    """Return (release, Python): the newest Python that the newest release has its own wheel for.
+    """Return (release, Python): the newest Python for which the newest release has its own wheel.
 
-    Both are empty if no release has one: a wheel for any Python 3 names none, one of the stable ABI only
+    Both are empty if no release has one. A wheel for any Python 3 names none, a wheel of the stable ABI only
     the first. Free-threaded builds (`cp314t`) are another interpreter.
     """
     own: dict[str, set[str]] = {}
@@ -108,7 +108,7 @@ def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple
 
 
 def python_after(offered: Mapping[str, Sequence[PypiRelease]]) -> tuple[str, str]:
-    """Return (release, Python): the newest Python that the newest release supports; empty for no release."""
+    """Return (release, Python): the newest Python of the newest release; empty without a release."""
     best = max(
         ((some[-1].version, Version(python)) for python, some in offered.items() if some), default=None
     )
@@ -116,7 +116,7 @@ def python_after(offered: Mapping[str, Sequence[PypiRelease]]) -> tuple[str, str
 
 
 def cuda_extras(extras: Iterable[str]) -> frozenset[str]:
-    """Return the CUDA majors (`13`) among a distribution's extras (`cuda13`, `cu13`)."""
+    """Return the CUDA majors (`13`) in a distribution's extras (`cuda13`, `cu13`)."""
     matches = (re.fullmatch(r"cu(?:da)?-?([0-9]{2})x?", canonicalize_name(extra)) for extra in extras)
     return frozenset(match[1] for match in matches if match)
 

@@ -1,4 +1,4 @@
-"""The source of a package by an untrusted author: copied, and read for its metadata."""
+"""Copy the source of a package by an untrusted author, and read its metadata."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xf
 class SourceProject:
     """The metadata of a source, read without running it.
 
-    `requires` are its build requirements (PEP 518). `name` and `version` are empty if it names none.
-    `dependencies` are its Requires-Dist, None if only a build knows them. `code` are the languages that
-    need a compiler (a key of CODE), `imports` the packages that its setup.py imports. `version_variable`
-    sets the version for a build that would query git, empty for any other.
+    `requires` are its build requirements (PEP 518). `name` and `version` are empty if unknown.
+    `dependencies` are its Requires-Dist, None if only a build knows them. `code` are the languages that need
+    a compiler (a key of CODE), `imports` the packages that its setup.py imports. `version_variable` sets the
+    version for a build that would query git, empty for any other.
     """
 
     requires: tuple[str, ...]
@@ -101,10 +101,10 @@ def read_project(source: Path) -> SourceProject:
         document = tomllib.loads(contents.texts.get(PYPROJECT, b"").decode())
         build = document.get("build-system", {}).get("requires", DEFAULT_REQUIRES)
         if len(build) > MOST_REQUIRES:
-            raise ValueError(f"it requires {len(build)} packages to be built")
+            raise ValueError(f"its build requires {len(build)} packages, more than {MOST_REQUIRES}")
         requires = tuple(Requirement(path) for path in build)
         if elsewhere := next((path for path in requires if path.url), None):
-            raise ValueError(f"to be built it requires {elsewhere.name} from an address, not from the index")
+            raise ValueError(f"its build requires {elsewhere.name} from an address, not from the index")
         known = _read_metadata(contents, document)
         return SourceProject(
             requires=tuple(map(str, requires)),
@@ -124,7 +124,7 @@ def read_project(source: Path) -> SourceProject:
         raise UsageError(
             "package-source-invalid",
             f"{printable(str(source))} is not the source of a package: {printable(str(error))}",
-            hint=f"pass a directory, or an archive of one directory, with a {PYPROJECT} or setup.py",
+            hint=f"pass a directory with a {PYPROJECT} or setup.py, or an archive of one",
         ) from error
 
 
@@ -139,7 +139,7 @@ class _SourceMetadata:
 def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _SourceMetadata:
     """Return the core metadata from PKG-INFO, pyproject.toml, egg-info, setup.cfg, in this order.
 
-    PKG-INFO is final from version 2.2 on, for each field that is not Dynamic; older ones of setuptools lack
+    PKG-INFO is final from version 2.2 on, for each field that is not Dynamic. Older ones of setuptools lack
     Requires-Dist, which is in egg-info/requires.txt.
     """
     project = document.get("project", {})
@@ -185,7 +185,7 @@ def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_marker(requirement: str, condition: str) -> str:
-    """Return a requirement under one more marker."""
+    """Return a requirement with one more marker."""
     plain, _, marker = requirement.partition(";")
     return (
         f"{plain.strip()}; ({marker.strip()}) and {condition}"
@@ -307,7 +307,7 @@ def _is_metadata_file(path: str) -> bool:
 
 
 class _BoundedReader:
-    """A file that is read forwards, up to a number of bytes."""
+    """A file that is read without seeking, up to a number of bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._most, self._left = file, most, most
@@ -321,11 +321,11 @@ class _BoundedReader:
 
 
 def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
-    """Copy a package's directory to the new directory `target`; return a sha256 of all files.
+    """Copy a package's directory to the new directory `target`. Return a sha256 of all files.
 
-    A link inside stays a link. `most` limits the bytes of all files, as they are read: holes count. `skipped`
-    are names at the top that are not copied. Raises UsageError for a link that leads out, for special files,
-    and above the limit.
+    A link inside stays a link. `most` limits the bytes of all files as they are read, including holes.
+    `skipped` are names at the top that are not copied. Raises UsageError for a link to outside the
+    directory, for special files, and above the limit.
     """
     rows, links, remaining = [], dict[str, str](), most
     try:
@@ -346,19 +346,19 @@ def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[st
                 raise UsageError(
                     "package-source-invalid",
                     f"{printable(str(folder / path))} is not a file, directory or link",
-                    hint="remove it",
+                    hint="remove it from the directory",
                 )
     except OSError as error:
         raise UsageError(
             *os_problem("copy", printable(f"{folder}: {error.filename}"), error),
-            hint=f"remove it; files may have {most:,} bytes in all (--limit scratch=...)",
+            hint=f"remove it, or raise the limit of {most:,} bytes for all files: --limit scratch=...",
         ) from error
     for path, to in links.items():
         if leads_out(path, links):
             raise UsageError(
                 "source-link-outside",
-                f"the link {printable(str(folder / path))} leads out of the directory, to {printable(to)}",
-                hint="replace it by its target, if that may go into the wheel",
+                f"{printable(str(folder / path))} is a link to outside the directory, to {printable(to)}",
+                hint="replace the link by a copy of its target",
             )
         (target / path).symlink_to(to)
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
@@ -383,7 +383,7 @@ def _copy_file(folder: Path, path: str, target: Path, most: int) -> tuple[str, i
 
 
 def leads_out(path: str, links: Mapping[str, str]) -> bool:
-    """Return whether the link `path` leads out of the directory, also through another one of `links`.
+    """Return whether the link `path` leads outside the directory, also through another one of `links`.
 
     Names that are not links count as directories, as Linux resolves them.
     """

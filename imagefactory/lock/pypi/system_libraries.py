@@ -1,4 +1,4 @@
-"""System libraries that wheels need and a base does not have, reported before an image is built.
+"""Find system libraries that wheels need and a base lacks, before an image is built.
 
 The needs of a wheel are read from its own libraries if the file is in the cache, otherwise from the table
 next to this file, in which every row has its source. Only libraries of that table are reported: the smoke
@@ -26,7 +26,8 @@ MOST_BYTES = 256 << 20
 class MissingLibraries:
     """The missing libraries of a wheel, and the Debian packages that have them.
 
-    `instead` is a project that works without them, empty for none. `base` has them if no package does.
+    `instead` is a project that works without them, empty for none. `base` is a base with them, if no package
+    has them.
     """
 
     wheel: LockedWheel
@@ -58,9 +59,9 @@ def package_of_library(name: str) -> str:
 def find_lacking(
     wheels: Iterable[LockedWheel], base: Iterable[str], cached: Callable[[LockedWheel], Path | None]
 ) -> tuple[MissingLibraries, ...]:
-    """Return the libraries that `wheels` need and the Debian packages in `base` do not have.
+    """Return the libraries that `wheels` need and the Debian packages in `base` lack.
 
-    `cached` returns a wheel's file, None for one that is not in the cache.
+    `cached` returns a wheel's file, None for a wheel that is not in the cache.
     """
     known: dict[str, str] = _table()["library"]
     elsewhere: dict[str, str] = _table()["elsewhere"]

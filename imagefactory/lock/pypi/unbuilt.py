@@ -1,6 +1,6 @@
-"""Packages of a solution without a wheel, the requirements of building them, and undeclared dependencies.
+"""Find packages of a solution without a wheel, their build requirements, and undeclared dependencies.
 
-uv solves only with wheels. If it finds none of a package, its source distribution is fetched and read,
+uv solves only with wheels. If it finds none for a package, the source distribution is fetched and read,
 never run. A stub wheel with only that metadata replaces it, and uv solves again.
 """
 
@@ -59,7 +59,7 @@ _ROUNDS = 10  # each one adds a need, and a need can bring packages that need mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionNeed:
-    """A need of the release `by` (`torch 2.2.2`): `wants`, with `add` even if nothing else requires it."""
+    """A requirement `wants` of the release `by` (`torch 2.2.2`); `add` if nothing else requires it."""
 
     by: str
     wants: Requirement
@@ -75,7 +75,7 @@ class CompanionNeed:
 
 
 class NoCompanionError(UnsolvableError):
-    """A companion has no release for a framework version; `need` bounds the framework to others."""
+    """A companion has no release for a framework version. `need` limits the framework to others."""
 
     def __init__(
         self, code: str, message: str, *, hint: str, conflict: tuple[str, ...], need: CompanionNeed
@@ -85,9 +85,9 @@ class NoCompanionError(UnsolvableError):
 
 
 def companion_needs(versions: Mapping[str, str], python: str) -> tuple[CompanionNeed, ...]:
-    """Return the known needs of releases (name -> version) on one another, for a Python (`3.11`).
+    """Return the known requirements between releases (name -> version), for a Python (`3.11`).
 
-    Raises NoCompanionError for a companion that has no release for the version of its framework.
+    Raises NoCompanionError for a companion without a release for the version of its framework.
     """
     result = [
         CompanionNeed(
@@ -115,9 +115,9 @@ def companion_needs(versions: Mapping[str, str], python: str) -> tuple[Companion
 
 
 def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelRequest:
-    """Return the request with needs as constraints, and as requirements if they are to be added.
+    """Return the request with `needs` as constraints, and as requirements if they must be added.
 
-    Packages of the parent or of conda are not bounded.
+    Packages of the parent or of conda are not constrained.
     """
     brought = _parent_versions(question)
     named = {package_of(text) for text in question.requirements}
@@ -143,8 +143,8 @@ def solve_companions(
 ) -> tuple[WheelRequest, PinnedVersions, tuple[CompanionNeed, ...]]:
     """Solve a request, with an older framework if a companion has no release for a newer one.
 
-    Return the request with that bound, its solution, and the needs that were applied. Raises
-    NoCompanionError if that has no solution, and the solver's errors.
+    Return the request with that bound, its solution, and the applied needs. Raises NoCompanionError if there
+    is no solution, and the solver's errors.
     """
     brought, applied, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
@@ -169,10 +169,10 @@ def solve_companions(
 def solve_with_companions(
     solver: QuestionSolver, question: WheelRequest, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a request so that all known needs are met. Return the request with them, and its solution.
+    """Solve a request so that all known needs are met. Return the final request and its solution.
 
-    The solver knows what packages declare. A solution that misses a known need is solved again with that
-    need, which is reported. Raises UnsolvableError, naming the needs, if these leave no solution, and the
+    The solver knows only declared requirements. If a solution misses a known need, it is solved again with
+    that need, which is reported. Raises UnsolvableError with the needs if they leave no solution, and the
     solver's errors.
     """
     brought = _parent_versions(question)
@@ -206,7 +206,7 @@ def solve_with_companions(
         "known-needs-unmet",
         f"{question.lock.target}: no solution meets the known needs of its packages: "
         f"{_describe_needs(applied)}",
-        hint="pin these packages",
+        hint="pin the versions of these packages in the recipe",
     )
 
 
@@ -228,7 +228,7 @@ def _public(version: str) -> str:
 
 
 def _is_other_build(version: str) -> bool:
-    """Return whether a version (`2.5.1+cpu`, `+rocm6.2`) is of a build that is not for CUDA."""
+    """Return whether a version (`2.5.1+cpu`, `+rocm6.2`) is a build that is not for CUDA."""
     local = version.partition("+")[2]
     return bool(local) and not local.startswith("cu")
 
@@ -251,8 +251,8 @@ def _no_companion(companion: str, release: str) -> NoCompanionError:
     wants = Requirement(f"{framework}<{head}.{int(tail) + 1}" if head and tail.isdigit() else framework)
     return NoCompanionError(
         "companion-not-released",
-        f"{name} has no release for {release}: its last is for {framework} {last}",
-        hint=f"write version: {last} of {framework}, or remove {name} and what needs it",
+        f"{name} has no release for {release}: its last release is for {framework} {last}",
+        hint=f"write version: {last} of {framework}, or remove {name} and the packages that need it",
         conflict=(name,),
         need=CompanionNeed(by=companion, wants=wants, add=False, source="companions.toml"),
     )
@@ -281,9 +281,9 @@ def _contradicted(
     if own:
         message += f"the recipe asks for {' and '.join(own)}"
         by = against[0]
-        hint = f"write what {by.by} needs instead of {' and '.join(own)}, or another version of {by.package}"
+        hint = f"replace {' and '.join(own)} by {by.wants}, or use another version of {by.package}"
     else:
-        message += "no solution includes that"
+        message += "no solution meets this need"
     return UnsolvableError(
         "requirements-conflict",
         message,
@@ -294,9 +294,9 @@ def _contradicted(
 
 
 ROUNDS = 100
-"""The most solutions to try; each but the last finds one more release without a wheel."""
+"""The most attempts. Each but the last finds one more release without a wheel."""
 UNKNOWN_VERSION = "0"
-"""The version of a source whose version only a build knows; nothing else may require it by a version."""
+"""The version of a source whose version only a build knows. No package can require a version of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +313,7 @@ class SourcePackage:
 
     @property
     def code(self) -> frozenset[str]:
-        """The languages of the compilers that it needs."""
+        """The languages that need a compiler."""
         known = source_build(self.name)
         return known.code if known else self.project.code if self.project else frozenset()
 
@@ -326,10 +326,10 @@ class SourcePackage:
 def require_wheels(
     solver: WheelSolver, question: WheelRequest, target: Target, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a request so that all known needs are met, as `solve_with_companions`.
+    """Solve a request as `solve_with_companions` does, so that all packages have wheels.
 
-    Raises UnbuiltError with all packages of the solution that have no wheel, and LockError if others have
-    libraries of two CUDA majors, or another CUDA than the target: building would be useless then.
+    Raises UnbuiltError with all packages of the solution that have no wheel. Raises LockError if others have
+    libraries of two CUDA majors, or another CUDA than the target, because building would then be useless.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _SourceSearch(solver, question, Path(folder))
@@ -352,7 +352,7 @@ def require_wheels(
 
 @dataclass(slots=True)
 class _SourceSearch:
-    """The rounds of one growing request. `folder` has a stub for each release in `stubs`."""
+    """Solves a growing request in rounds. `folder` has a stub for each release in `stubs`."""
 
     solver: WheelSolver
     question: WheelRequest
@@ -398,7 +398,7 @@ class _SourceSearch:
         return (*self.away, *(package for key, package in sorted(self.stubs.items()) if key in chosen))
 
     def _own(self, entry: str) -> SourcePackage | None:
-        """Add a stub for a directory of the recipe; a repository, which is not fetched, is only recorded."""
+        """Add a stub for a directory of the recipe. A repository, which is not fetched, is only recorded."""
         project = read_own(self.solver.root, entry) if entry.startswith(".") else None
         if project is None or not project.name:
             self.away.append(SourcePackage(name="", version="", source=entry, project=project))
@@ -408,7 +408,7 @@ class _SourceSearch:
     def _add(self, name: str, account: str) -> bool:
         """Add a stub of the newest release within the bounds of the recipe and of uv's output.
 
-        Return whether there is one.
+        Return whether such a release exists.
         """
         lock = self.question.lock
         known = dict(sdists_of(name, self.solver.project(name, lock), lock))
@@ -425,7 +425,7 @@ class _SourceSearch:
             raise LockError(
                 "package-source-unusable",
                 f"{lock.target}: {name} {version} has no wheel, and its source is unusable: {error.message}",
-                hint=f"ask for another version of {name}, or build a wheel and write ./wheels/NAME.whl",
+                hint=f"require another version of {name}, or build a wheel and write ./wheels/NAME.whl",
             ) from error
         project = replace(project, python=file.python or project.python)
         self._stub(name, str(version), file.filename, project)
@@ -441,20 +441,20 @@ class _SourceSearch:
 def read_own(root: Path, entry: str) -> SourceProject:
     """Return the metadata of a directory below `root`.
 
-    Raises UsageError for one that is missing or leads out.
+    Raises UsageError if the directory is missing or is a link to outside.
     """
     folder = root / entry
     if not folder.is_dir():
         raise UsageError(
             "package-source-missing",
             f"{entry} is not a directory in {root}",
-            hint="write a path relative to the project's root",
+            hint="write the path of a directory, relative to the project",
         )
     if not folder.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "source-link-outside",
-            f"{entry} is a link out of {root}",
-            hint="copy its target into the project",
+            f"{entry} is a link to outside {root}",
+            hint="replace the link by a copy of its target",
         )
     return read_project(folder)
 
@@ -488,7 +488,7 @@ def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tup
 
 
 def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[SpecifierSet]:
-    """Return the bounds of a package to test, the narrowest first: all of uv's output, then each."""
+    """Return the bounds of a package to test, the narrowest first: all of uv's output, then each one."""
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", account).split())
     words = r"(?:depends on|require|requires)(?: one of:)?"
     package = re.escape(name).replace(r"\-", "[-_.]")
@@ -529,7 +529,7 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
 
 @contextmanager
 def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequest]:
-    """Yield `question` without the pins `absent` in its solution: empty wheels replace them."""
+    """Yield `question` with empty wheels in place of the pins `absent`."""
     if not absent:
         yield question
         return
@@ -541,13 +541,13 @@ def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequ
 
 
 def has_nvcc(target: Target) -> bool:
-    """Return whether the index has CUDA's compiler for a target: its wheels are complete from CUDA 13 on."""
+    """Return whether the index has CUDA's compiler for a target. Its wheels are complete since CUDA 13."""
     major = target.cuda.partition(".")[0]
     return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
 def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
-    """Return the requirements of building a package, in words, and whether this machine can meet all."""
+    """Return the build requirements of a package as texts, and whether this machine can meet all."""
     code, needs, possible = package.code, list[str](), True
     if package.project is None:
         return ["to be fetched"], True
@@ -575,7 +575,7 @@ def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
 def list_unbuilt(
     unbuilt: Sequence[SourcePackage], pins: tuple[str, ...], question: WheelRequest, target: Target
 ) -> UnbuiltError:
-    """Return the error that names all packages of a solution that have no wheel."""
+    """Return the error with all packages of a solution that have no wheel."""
     named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
     rows, lines, impossible = list[UnbuiltPackageRow](), list[str](), list[str]()
     for package in unbuilt:

@@ -1,6 +1,6 @@
-"""uv as the solver of wheels.
+"""Solve wheels with uv.
 
-A lock names one wheel with one hash for each package: the exact file that will be in the image.
+A lock has one wheel with one hash for each package: the exact file that will be in the image.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, in
     """Write the file in `folder` that requires `requirements` (PEP 508), with the origins of `lock.origins`.
 
     Their order stays: of two packages that compete, uv selects the newest release of the first one. The file
-    is a project if some come from elsewhere, because only a project ties a package to one index. Local wheels
-    are such an index too, so that no path of this machine gets into uv's output. Raises UsageError for an
-    index whose address this machine does not know, LockError as `local_wheels` does.
+    is a project if some have another origin, because only a project ties a package to one index. Local
+    wheels are such an index too, so that no path of this machine gets into uv's output. Raises UsageError
+    for an index whose address this machine does not know, LockError as `local_wheels` does.
     """
     lines = list(dict.fromkeys(requirements))
     names = set(map(package_of, lines))
@@ -118,7 +118,7 @@ def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, in
 
 
 def read_via(solution: str) -> dict[str, tuple[str, ...]]:
-    """Return the packages that require each package, by uv's comments in a file that it compiled."""
+    """Return the packages that require each package, from uv's comments in a compiled file."""
     requirers: dict[str, tuple[str, ...]] = {}
     name = ""
     for line in solution.splitlines():
@@ -135,14 +135,14 @@ def requirement_lines(entries: Iterable[str]) -> str:
 
 
 def plain_uv_message(message: str) -> str:
-    """Return uv's message about the project in its form for plain requirements."""
+    """Return uv's message about the project in the wording for plain requirements."""
     return message.replace(f"{_PROJECT} depends on", "you require")
 
 
 class UvLocker:
-    """A solver that uses uv, the program in its PyPI package.
+    """Solves with uv, the program in its PyPI package.
 
-    `python` is the interpreter that uv queries about this machine; the target's own is only simulated.
+    `python` is the interpreter that uv queries about this machine. The target's own is only simulated.
     """
 
     def __init__(self, index: PackageIndex, *, python: Path) -> None:
@@ -169,8 +169,8 @@ class UvLocker:
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """Solve the lock of a target.
 
-        Previous pins are preferences: packages move only if they must. Every wheel of the parent stays.
-        Raises UnsolvableError if there is no solution, LockError if it differs from the target's values,
+        Previous pins are preferences: packages change only if they must. Every wheel of the parent stays.
+        Raises UnsolvableError without a solution, LockError if it differs from the target's values,
         ToolError without uv.
         """
         target, under, question = request.target, request.under, self.question(request)
@@ -204,7 +204,7 @@ class UvLocker:
     def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> PinnedVersions:
         """Return the versions that a lock would have, without their files. Raises like `lock`.
 
-        With `declared` only declared metadata counts, with companions of the framework; sources are not
+        With `declared` only declared metadata counts, with companions of the framework. Sources are not
         read, and NoWheelError is raised for packages without a wheel.
         """
         try:
@@ -266,10 +266,10 @@ class UvLocker:
         return wheels
 
     def addresses(self, lock: Lock) -> dict[str, str]:
-        """Return the present URL of each locked wheel by file name; it may have the index's credentials.
+        """Return the current URL of each locked wheel by file name. It may have the index's credentials.
 
-        A file is known by its hash: a better wheel uploaded later changes nothing, and a yanked version is
-        still found. Raises LockError for a file that the index no longer has or has changed.
+        A file is identified by its hash: a better wheel uploaded later changes nothing, and a yanked version
+        is still found. Raises LockError for a file that the index no longer has or has changed.
         """
         offers = self.offers([f"{wheel.name}=={wheel.version}" for wheel in lock.wheels], lock)
         local = self._local_urls(lock)
@@ -359,7 +359,7 @@ class UvLocker:
         best = best_offer((offer for files in offers.values() for offer in files), lock)
         if best is None:
             problem = f"{lock.target}: the index has no wheel of {pin} for this Python and platform"
-            raise LockError("wheel-not-found", problem)
+            raise LockError("wheel-not-found", problem, hint="use another version of this package")
         with self._web(f"{lock.target}: cannot read the metadata of {pin}") as web:
             return read_metadata(web, best[1].url)
 
@@ -415,9 +415,10 @@ class UvLocker:
         return self._index.root
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
-        """Return the files of a project without a wheel; none if the index does not list them.
+        """Return the files of a project without a wheel, none if the index does not list them.
 
-        uv cannot name its page: without a wheel it would run the project's own code to find out.
+        imagefactory builds the address of its page, because uv would run the code of a project without a
+        wheel.
         """
         return self.projects((name,), lock)[name]
 
@@ -496,13 +497,15 @@ class UvLocker:
 
     @contextmanager
     def _web(self, problem: str) -> Iterator[HttpSession]:
-        """Open a session with the index. Raises LockError with `problem` for what cannot be read."""
+        """Open a session with the index. Raises LockError with `problem` if reading fails."""
         try:
             with HttpSession(self._index) as web:
                 yield web
         except (HttpError, OSError, zipfile.BadZipFile, KeyError) as error:
             raise LockError(
-                "index-read-failed", f"{problem}: {redact(str(error))}", hint="try again"
+                "index-read-failed",
+                f"{problem}: {redact(str(error))}",
+                hint="run the same command again later",
             ) from error
 
     def _sizes(
@@ -511,7 +514,7 @@ class UvLocker:
         offers: Mapping[str, tuple[IndexWheel, ...]],
         progress: Progress,
     ) -> tuple[LockedWheel, ...]:
-        """Return the wheels with their sizes, from the index or else from its server."""
+        """Return the wheels with their sizes, from the index or from its server."""
         known = {offer.sha256: offer for files in offers.values() for offer in files}
         with (
             self._web("cannot read the size of a wheel") as web,
@@ -527,7 +530,7 @@ class UvLocker:
             return tuple(pool.map(sized, wheels))
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
-        """Return all files on each wheel's project page; none for a project without one.
+        """Return all files on each wheel's project page, none for a project without a page.
 
         Raises LockError for a page that could not be read.
         """
@@ -559,7 +562,7 @@ class UvLocker:
             return {name: needs for name, needs in pairs if needs is not None}
 
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
-        """Return each wheel's project page. uv knows the index of each pin, and writes it in a comment."""
+        """Return each wheel's project page. uv writes the index of each pin in a comment."""
         own, local = from_indexes(lock.origins), from_files(lock.origins)
         indexes = {
             wheel.name: self._index.address(own[wheel.name], f"{lock.target}: {wheel.name}")

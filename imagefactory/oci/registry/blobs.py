@@ -1,7 +1,8 @@
-"""Blobs and manifests of a registry: read and written, checked by digest, resumed after connection errors.
+"""Read and write blobs and manifests of a registry, checked by digest and resumed after errors.
 
-Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; docker-registry 2.8 where it differs
-(it sends `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a request).
+Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; docker-registry 2.8 where it
+differs (it sends `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a
+request).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from imagefactory.oci.manifests import (
     read_json,
 )
 from imagefactory.oci.registry.session import SMALL, RegistryRequest, RegistrySession, Response, short_of
-from imagefactory.oci.store import Source, check_digest, check_tag_or_digest
+from imagefactory.oci.store import REBUILD, Source, check_digest, check_tag_or_digest
 
 _MANIFESTS = (*INDEX_TYPES, *MANIFEST_TYPES)
 
@@ -103,7 +104,7 @@ class RegistryReader:
             raise
         digest = digest_of(data)
         if expected.startswith("sha256:") and expected != digest:
-            raise TransientError(f"it sent the manifest {digest[:19]}, not {expected[:19]}")
+            raise TransientError(f"the registry sent the manifest {digest[:19]}, expected {expected[:19]}")
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
@@ -111,16 +112,20 @@ class RegistryReader:
                 text = f"the response for {reference} is a web page, not a manifest"
                 raise TransientError(text) from None
             if b'"fsLayers"' in data:
-                raise RejectedError(f"{reference} is a manifest of Docker schema 1") from None
+                raise RejectedError(
+                    f"{reference} is a manifest of Docker schema 1, which is not supported"
+                ) from None
             raise TransientError(f"the response for {reference} is not a manifest") from None
         # Docker and Podman use the header, whatever the bytes say.
         if header in _MANIFESTS and header != media_type:
-            raise RejectedError(f"the manifest {digest} has the type {media_type}, its header {header}")
+            raise RejectedError(
+                f"the manifest {digest} has the type {media_type}, but the registry sent it as {header}"
+            )
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
 
 class _BlobReader:
-    """One blob of a registry; `next` returns the following bytes, b"" at the end."""
+    """One blob of a registry. `next` returns the following bytes, b"" at the end."""
 
     def __init__(self, session: RegistrySession, repository: str, descriptor: Descriptor) -> None:
         self.session, self.repository, self.descriptor = session, repository, descriptor
@@ -154,10 +159,10 @@ class _BlobReader:
             raise
         if len(data) > rest:
             self.close()
-            raise RejectedError(f"it sent more than {self.descriptor.size} bytes")
+            raise RejectedError(f"the registry sent more than {self.descriptor.size} bytes")
         if rest and not data:
             self.close()
-            raise TransientError(f"it sent only {self.position} of {self.descriptor.size} bytes")
+            raise TransientError(f"the registry sent only {self.position} of {self.descriptor.size} bytes")
         self.position += len(data)
         return data
 
@@ -170,7 +175,7 @@ class _BlobReader:
         if self.response.status_code == 206:
             start = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
             if not start or int(start[1]) != self.position:
-                raise TransientError("it sent another range of bytes than requested")
+                raise TransientError("the registry sent another range of bytes than requested")
         elif self.position:
             self.chunks = _skip(self.chunks, self.position)
 
@@ -213,7 +218,7 @@ class RegistryWriter(RegistryReader):
             return upload.sent
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """Mount a blob as Store does. Return False also for a registry that denies or does not support it."""
+        """Mount a blob as Store does. Return False also if the registry rejects or does not support it."""
         check_digest(descriptor.digest)
         query = urlencode({"mount": descriptor.digest, "from": self.session.path(origin)})
         request = RegistryRequest(
@@ -238,10 +243,10 @@ class RegistryWriter(RegistryReader):
             return self.session.retry(attempt)
 
     def check_push(self, repository: str) -> None:
-        """Raise RegistryError if this account may not send blobs there: cancel an upload that never began.
+        """Raise RegistryError if this account may not push, by cancelling an upload that never began.
 
-        A registry checks the account first. If its response is unclear, an upload is begun and cancelled, of
-        which docker-registry 2.8 stores an empty file for a week.
+        A registry checks the account first. If its response is unclear, an upload is begun and cancelled.
+        docker-registry 2.8 then keeps an empty file for a week.
         """
         scope = self.session.scope(repository, "pull,push")
         uploads = self.session.url(repository, "blobs/uploads/")
@@ -273,7 +278,7 @@ class RegistryWriter(RegistryReader):
                 pass
 
     def put(self, repository: str, data: bytes, media_type: str, tag: str = "") -> tuple[Descriptor, bool]:
-        """Put a manifest; return the digest of its tag afterwards, and whether it is listed as referrer."""
+        """Put a manifest. Return the digest of its tag afterwards, and whether it is listed as referrer."""
         name = check_tag_or_digest(tag or digest_of(data))
         upload = _ManifestUpload(self, repository, data, media_type, tag)
         with self.session.reporting(repository, f"putting manifest {name}"):
@@ -295,7 +300,9 @@ class _BlobBody:
         for data in self.upload.source(self.upload.offset):
             if last and len(data) > rest:
                 raise StoreError(
-                    "blob-mismatch", f"blob {descriptor.digest} has more than its {descriptor.size} bytes"
+                    "blob-mismatch",
+                    f"blob {descriptor.digest} has more than its {descriptor.size} bytes",
+                    hint=REBUILD,
                 )
             part = data[:rest]
             rest -= len(part)
@@ -305,11 +312,13 @@ class _BlobBody:
             if not rest and not last:
                 return
         if rest:
-            raise StoreError("blob-mismatch", f"blob {descriptor.digest} ended {rest} bytes too early")
+            raise StoreError(
+                "blob-mismatch", f"blob {descriptor.digest} is {rest} bytes too short", hint=REBUILD
+            )
 
 
 class _BlobUpload:
-    """The upload of one blob: call `attempt` until it returns. The registry has confirmed `offset` bytes."""
+    """The upload of one blob. Call `attempt` until it returns. The registry has confirmed `offset` bytes."""
 
     def __init__(
         self, writer: RegistryWriter, repository: str, descriptor: Descriptor, source: Source
@@ -325,7 +334,7 @@ class _BlobUpload:
         self.doubted = self.whole = False
 
     def attempt(self) -> None:
-        """Begin or resume. Raises TransientError if it is to be called again."""
+        """Begin or resume the upload. Raises TransientError if it must be called again."""
         if self.closing:  # the end of the upload was requested, and no response came
             if self._arrived():
                 return
@@ -347,7 +356,7 @@ class _BlobUpload:
             self.url, self.closing, self.whole = "", False, self.doubted
             raise TransientError(f"the upload was lost: {error}", after=0.0) from None
         if not self._arrived():
-            raise TransientError("the registry accepted the blob, but does not have it")
+            raise TransientError("the registry accepted the blob, but did not store it")
 
     def cancel(self) -> None:
         self.writer.cancel_upload(self.repository, self.url)
@@ -365,10 +374,10 @@ class _BlobUpload:
             self.piece = max(self.piece, least)
         self.offset = 0
         if not self.url:
-            raise RejectedError("it returned no address for the upload")
+            raise RejectedError("the registry returned no address for the upload")
 
     def _resume(self) -> None:
-        """Query how much arrived. In case of doubt the upload begins again."""
+        """Query how many bytes arrived, and continue there. If unclear, the upload begins again."""
         try:
             arrived = self._query_arrived()
         except RejectedError:
@@ -388,7 +397,7 @@ class _BlobUpload:
         return 0 if end is None or end < 1 or end >= self.descriptor.size else end + 1
 
     def _cut_smaller(self) -> bool:
-        """Send pieces from now on that every registry accepts. Return False if they are no larger already."""
+        """Send smaller pieces from now on. Return False if the pieces are already small."""
         smaller = not self.closing and (not self.piece or self.piece > _PIECE)
         self.piece = min(self.piece or _PIECE, _PIECE)
         return smaller
@@ -423,9 +432,9 @@ class _BlobUpload:
         self.offset = end if reported in (None, end - 1) else self._check_arrived(end)
 
     def _check_arrived(self, end: int) -> int:
-        """Return how much arrived if the response to a request of all bytes does not report `end`.
+        """Return the bytes that arrived, if the response to a request of all bytes does not report `end`.
 
-        ECR's responses do not count, and it has no page that does: then the digest at the end decides.
+        ECR's responses are ignored, as no request reports the bytes: the digest at the end decides.
         """
         self.doubted = True
         try:
@@ -435,7 +444,7 @@ class _BlobUpload:
         if arrived and not self.offset < arrived <= end:
             self.whole = True
             self.cancel()
-            raise TransientError(f"{arrived} of {end} bytes arrived")
+            raise TransientError(f"only {arrived} of {end} bytes arrived")
         return arrived or end
 
     def _close(self, body: _BlobBody | None) -> None:
@@ -452,7 +461,7 @@ class _BlobUpload:
         with self.session.answer(request) as response:
             stored = _digest_header(response)
         if stored.startswith("sha256:") and stored != self.descriptor.digest:
-            raise RejectedError(f"it stored another blob than was sent: {stored[:80]}")
+            raise RejectedError(f"the registry stored another blob than was sent: {stored[:80]}")
 
     def _check_source(self) -> None:
         sha256 = hashlib.sha256()
@@ -462,12 +471,12 @@ class _BlobUpload:
             raise StoreError(
                 "store-corrupt",
                 f"blob {self.descriptor.digest} is corrupt: it cannot be pushed",
-                hint="run imagefactory build TARGET: it builds what is missing",
+                hint=REBUILD,
             )
 
 
 class _ManifestUpload:
-    """The upload of one manifest: call `attempt` until it returns. `listed`: it is listed as a referrer."""
+    """The upload of one manifest. Call `attempt` until it returns. `listed` is true for a listed referrer."""
 
     def __init__(
         self, writer: RegistryWriter, repository: str, data: bytes, media_type: str, tag: str
@@ -502,14 +511,14 @@ class _ManifestUpload:
                 raise
             raise TransientError(str(error), status=error.status) from None
         if stored.startswith("sha256:") and stored != self.digest:
-            raise RejectedError(f"it stored another manifest than was sent: {stored[:80]}")
+            raise RejectedError(f"the registry stored another manifest than was sent: {stored[:80]}")
         manifest = writer.manifest_now(repository, self.digest)
         if manifest is None or manifest[1] != self.data:
             raise TransientError("the registry accepted the manifest, but does not return it")
         if self.tag:
             manifest = writer.manifest_now(repository, self.tag)
             if manifest is None:
-                raise TransientError("the registry accepted the manifest, but does not have its tag")
+                raise TransientError("the registry accepted the manifest, but did not set its tag")
         return manifest[0]
 
 
@@ -518,6 +527,6 @@ def _digest_header(response: Response) -> str:
 
 
 def _range_end(headers: Mapping[str, str]) -> int | None:
-    """Return the last byte that an upload has, by its Range header (`0-1023`)."""
+    """Return the last byte of an upload, from its Range header (`0-1023`)."""
     match = re.fullmatch(r"(?:bytes[= ])?0-(\d{1,18})", headers.get("Range", "").strip())
     return int(match[1]) if match else None

@@ -36,10 +36,12 @@ from imagefactory.oci.registry.session import (
     RegistryRequest,
     RegistrySession,
 )
-from imagefactory.oci.store import DIGEST, check_digest, check_tag_or_digest
+from imagefactory.oci.store import DIGEST, INVALID_HINT, check_digest, check_tag_or_digest
 
-_DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
-_UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"
+_DELETES_OFF = "enable deletion in the registry (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
+_UNTAG_OFF = (
+    "delete the manifest, or point the tag to another image: this registry cannot delete a tag by its name"
+)
 
 
 class RegistryClient(RegistryWriter):
@@ -92,12 +94,12 @@ class RegistryClient(RegistryWriter):
     # --- manifests and tags
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """Put a manifest as Store does; it is read back by digest and by tag.
+        """Put a manifest as Store does. It is read back by digest and by tag.
 
-        With a `tag`, return the descriptor of the manifest that the tag names after ours was put. It may be
-        of another writer, and the caller decides what it means. If the registry has no referrers API, a
-        manifest with a `subject` is entered in the tag `sha256-<hex>`; writers who do that at the same moment
-        can lose entries (distribution-spec, "Referrers Tag Schema").
+        With a `tag`, return the descriptor of the manifest that the tag points to afterwards. Another writer
+        may have moved the tag, and the caller decides what to do. If the registry has no referrers API, a
+        manifest with a `subject` is entered in the tag `sha256-<hex>`. Writers who do that at the same
+        moment can lose entries (distribution-spec, "Referrers Tag Schema").
         """
         check_tag_or_digest(tag or digest_of(data))
         try:
@@ -105,7 +107,9 @@ class RegistryClient(RegistryWriter):
             subject = check_digest(str(value["subject"]["digest"])) if value.get("subject") else ""
         except MALFORMED as error:
             raise RegistryError(
-                "manifest-invalid", f"{digest_of(data)} is not a manifest: {error}"
+                "manifest-invalid",
+                f"{digest_of(data)} is not a manifest: {error}",
+                hint=INVALID_HINT,
             ) from error
         stored, listed = self.put(repository, data, media_type, tag)
         if subject and not listed:
@@ -157,7 +161,7 @@ class RegistryClient(RegistryWriter):
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
         """Return the referrers as Store does: by the referrers API, else from the tag `sha256-<hex>`.
 
-        Anyone who may push writes rows: an invalid row is dropped, and hides no other.
+        Anyone who may push writes rows, so an invalid row is dropped and hides no other.
         """
         check_digest(digest)
 
@@ -203,8 +207,8 @@ class RegistryClient(RegistryWriter):
                 self.put(repository, canonical_json(index), INDEX_TYPE, tag)
         raise RegistryError(
             "push-overwritten",
-            f"{self.host}/{repository}: other programs keep overwriting the list {tag}",
-            hint="run it again when no one else attaches to this image",
+            f"{self.host}/{repository}: other programs keep overwriting the tag {tag}",
+            hint="run the same command again later, when no other program writes to this image",
         )
 
     def _listed(
@@ -231,12 +235,14 @@ class RegistryClient(RegistryWriter):
         return [row for row in rows if _descriptor(row) is not None]
 
     def _present(self, repository: str, digests: Sequence[str]) -> dict[str, str]:
-        """Return the artifact type of each of these manifests that exists; the tag may list others."""
+        """Return the artifact types of those manifests that exist. The tag may list others."""
         reading, types = ListReader(self.options.clock), dict[str, str]()
         with self.session.reporting(repository, "querying the manifests in its list of referrers"):
             unique = dict.fromkeys(digests)
             if len(unique) > MOST_IN_TAG:
-                raise RejectedError(f"{len(unique):,} rows are more than the {MOST_IN_TAG:,} that are read")
+                raise RejectedError(
+                    f"the tag lists {len(unique):,} artifacts, more than the limit {MOST_IN_TAG:,}"
+                )
             for digest in unique:
                 reading.count()
                 if (manifest := self.manifest(repository, digest)) is not None:

@@ -77,9 +77,9 @@ class RegistryOptions:
     """Options for the connection to a registry.
 
     `certificates` is a file or directory of CA certificates (None: those of the libraries). `plain_hosts`
-    (`host` or `host:port`) use http, and so do this machine's own addresses unless `loopback_plain` is off;
-    all others use https. `piece` is the bytes of a blob in one request, 0 for all of them: docker's way,
-    which all registries accept. `tell` shows one line to the user.
+    (`host` or `host:port`) use http, and so do this machine's own addresses unless `loopback_plain` is off.
+    All others use https. `piece` is the bytes of a blob in one request, 0 for all of them as in docker,
+    which all registries accept. `tell` prints one line to the user.
     """
 
     credentials: Credentials = anonymous
@@ -96,7 +96,7 @@ class RegistryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryRequest:
-    """One request. A token must allow `scope`; a callable `body` is called each time the request is sent."""
+    """One request. A token must allow `scope`. A callable `body` is called for each attempt."""
 
     method: str
     url: str
@@ -146,7 +146,7 @@ class _Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BearerChallenge:
-    """The token that a registry requires, and where to request it."""
+    """The token that a registry requires, and the address to request the token."""
 
     realm: str
     service: str
@@ -212,9 +212,10 @@ class TokenStore:
             return token.header
 
     def renew(self, scope: tuple[str, ...], header: str, rejected: str) -> str:
-        """Return the Authorization to try after a 401 with `header` (WWW-Authenticate), "" for none.
+        """Return the Authorization for the next attempt after a 401, "" for none.
 
-        `rejected` is the Authorization of the rejected request. Raises HttpError without a user or a token.
+        `header` is its WWW-Authenticate. `rejected` is the Authorization of the rejected request. Raises
+        HttpError without a user or a token.
         """
         challenge = parse_challenge(header)
         with self._lock:
@@ -235,11 +236,11 @@ class TokenStore:
             return token.header
 
     def _fetch_token(self, challenge: BearerChallenge, scope: tuple[str, ...]) -> _Token:
-        """Fetch a token by docker's token specification; by OAuth2 with an identity token."""
+        """Fetch a token by docker's token specification, or by OAuth2 with an identity token."""
         realm, issuer = urlsplit(challenge.realm), host_of(challenge.realm)
         own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
         if realm.scheme != "https" and not (self._plain and own):
-            raise RejectedError(f"it requests a token from {issuer} without https")
+            raise RejectedError(f"the registry asks for a token from {issuer}, which is not https")
         credential = self._find()
         if credential:
             self._announce(issuer, credential)
@@ -274,7 +275,7 @@ class TokenStore:
         return _Token(header=f"Bearer {token}", expires=expires)
 
     def _announce(self, issuer: str, credential: Credential) -> None:
-        """Announce to the user that a password goes to another host than its own, before it is sent."""
+        """Tell the user, before a password is sent to another host than its own."""
         own = re.sub(r":\d+$", "", self._host).strip("[]").lower()
         if issuer not in (own, _TOKEN_HOSTS.get(own)) and issuer not in self._announced:
             self._announced.add(issuer)
@@ -293,7 +294,7 @@ class TokenStore:
     def _login(self) -> Credential:
         credential = self._find()
         if credential is None or not credential.user:
-            raise RejectedError("it requires a user and a password", status=401)
+            raise RejectedError("the registry requires a user and a password", status=401)
         return credential
 
 
@@ -306,7 +307,7 @@ class NoListError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListLimits:
-    """Limits of one list: pages, rows (with annotations of those that are used), bytes and seconds."""
+    """Limits of one list: pages, rows (with annotations of the used ones), bytes and seconds."""
 
     pages: int
     rows: int
@@ -322,7 +323,7 @@ MOST_IN_TAG = 2000
 
 
 class ListReader:
-    """A reader that counts the cost of a list, and raises RejectedError for an exceeded limit."""
+    """Counts the cost of a list, and raises RejectedError for an exceeded limit."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began = clock, clock()
@@ -336,9 +337,9 @@ class ListReader:
             (self._size, LIMITS.size, "bytes"),
         ):
             if amount > limit:
-                raise RejectedError(f"its list has more than {limit:,} {unit}")
+                raise RejectedError(f"the registry's list has more than {limit:,} {unit}")
         if self._clock() - self._began > LIMITS.seconds:
-            raise RejectedError(f"its list took more than {LIMITS.seconds:.0f} seconds")
+            raise RejectedError(f"the registry needed more than {LIMITS.seconds:.0f} seconds for a list")
 
 
 class RegistrySession:
@@ -348,8 +349,8 @@ class RegistrySession:
         if not HOST.fullmatch(host):
             raise UsageError(
                 "reference-invalid",
-                f"'{host}' is not a registry",
-                hint="write its host: registry.example.org[:port]",
+                f"'{host}' is not the host of a registry",
+                hint="write a host such as registry.example.org[:port]",
             )
         port = re.search(r":(\d+)$", host)
         if port and not 0 < int(port[1]) < 65536:
@@ -388,14 +389,14 @@ class RegistrySession:
         return self._own(urljoin(response.url, location)) if location else ""
 
     def _own(self, url: str) -> str:
-        """Return `url` with https if the registry uses https: proxies that end TLS often write http."""
+        """Return `url` with https if the registry uses https. Proxies that end TLS often write http."""
         ours, theirs = urlsplit(self.root), urlsplit(url)
         if ours.scheme == "https" and theirs.scheme == "http" and ours.hostname == theirs.hostname:
             return theirs._replace(scheme="https", netloc=ours.netloc).geturl()
         return url
 
     def is_ours(self, url: str) -> bool:
-        """Return whether a credential may go there: the registry's own scheme, host and port."""
+        """Return whether the URL has the registry's scheme, host and port, so a credential may be sent."""
         ours, theirs = urlsplit(self.root), urlsplit(url)
         default = {"http": 80, "https": 443}.get
         return (ours.scheme, ours.hostname, ours.port or default(ours.scheme)) == (
@@ -413,7 +414,7 @@ class RegistrySession:
 
     @contextmanager
     def answer(self, request: RegistryRequest) -> Iterator[Response]:
-        """Send one request, its body not yet read. Raises HttpError, also while the body is read."""
+        """Send one request. Its body is not read yet. Raises HttpError, also while the body is read."""
         with self.faults(), self.send(request) as response:
             if response.raw.length_remaining == 0:
                 response.raw.read()  # an unread response would close its connection
@@ -440,7 +441,7 @@ class RegistrySession:
             return response
 
     def _send(self, request: RegistryRequest, authorization: str) -> Response:
-        """Send one request. Raises RejectedError for an address to which this registry may not send it."""
+        """Send one request. Raises RejectedError if this registry may not send requests to its address."""
         retry_policy, ours = self.options.retry_policy, self.is_ours(request.url)
         if not ours:
             self._check_elsewhere(request)
@@ -460,16 +461,19 @@ class RegistrySession:
         return response
 
     def _check_elsewhere(self, request: RegistryRequest) -> None:
-        """Raise RejectedError unless other hosts get https, or http reads if the registry itself uses http.
+        """Raise RejectedError for an insecure redirect to another host.
 
-        A registry on no public network has its uploads on its own host: any other host is not its own.
+        Other hosts must use https, or http for reading if the registry itself uses http. A registry that is
+        not on a public network must have its uploads on its own host.
         """
         scheme, host = urlsplit(request.url).scheme, host_of(request.url)
         reads = request.method in ("GET", "HEAD")
         if scheme != "https" and (scheme != "http" or not self.plain or not reads):
-            raise RejectedError(f"it redirects a {request.method} request to {host} without https")
+            raise RejectedError(
+                f"the registry redirects a {request.method} request to {host}, which is not https"
+            )
         if not reads and reachable_from(self._networks or {PUBLIC}) != {PUBLIC}:
-            raise RejectedError(f"it redirects a {request.method} request to another host: {host}")
+            raise RejectedError(f"the registry redirects a {request.method} request to another host: {host}")
 
     def _fetch(self, request: RegistryRequest, authorization: str) -> bytes:
         """Return the response of a host that issues tokens."""
@@ -494,16 +498,16 @@ class RegistrySession:
     # --- lists
 
     def rows(self, repository: str, url: str, key: str, parse: Callable[[Any], T | None]) -> list[T]:
-        """Return `parse(row)` of the rows below `key`, on the page `url` and those that follow it.
+        """Return `parse(row)` of the rows below `key`, on the page `url` and the following pages.
 
-        Rows for which `parse` returns None are dropped as they come. A 404 of tags is an empty list. Raises
-        NoListError if the first page has no such list, RejectedError for a list beyond LIMITS.
+        Rows for which `parse` returns None are dropped. A 404 of tags is an empty list. Raises NoListError
+        if the first page has no such list, RejectedError for a list beyond LIMITS.
         """
         reading, values = ListReader(self.options.clock), list[T]()
         seen: set[str] = set()
         while url:
             if url in seen:
-                raise RejectedError("the pages of its list form a loop")
+                raise RejectedError("the pages of the registry's list form a loop")
             seen.add(url)
             reading.count(pages=1)
             page, url = self.retry(lambda url=url: self._page(repository, url, reading))  # type: ignore[misc]
@@ -511,7 +515,11 @@ class RegistrySession:
             if rows is None and isinstance(page, dict) and key in page:
                 rows = []  # null, as some registries write an empty list
             if not isinstance(rows, list):
-                raise NoListError if len(seen) == 1 else RejectedError("a page of its list is not a list")
+                raise (
+                    NoListError
+                    if len(seen) == 1
+                    else RejectedError("a page of the registry's list is not a list")
+                )
             reading.count(rows=len(rows))
             for row in rows:
                 if (value := parse(row)) is not None:
@@ -528,7 +536,9 @@ class RegistrySession:
                     data += part
                     reading.count(size=len(part))
                     if len(data) > MANIFEST_LIMIT:
-                        raise RejectedError(f"a page of its list is longer than {MANIFEST_LIMIT:,} bytes")
+                        raise RejectedError(
+                            f"a page of the registry's list is longer than {MANIFEST_LIMIT:,} bytes"
+                        )
                 following = self._following(response)
         except RejectedError as error:
             if error.status == 404 and "/tags/list" in url:
@@ -543,14 +553,16 @@ class RegistrySession:
         """Return the address of the next page, empty for the last one."""
         header = response.headers.get("Link", "")
         if len(header) > _LONGEST_HEADER:
-            raise RejectedError(f"its Link header is longer than {_LONGEST_HEADER} characters")
+            raise RejectedError(f"the Link header is longer than {_LONGEST_HEADER} characters")
         # An old Quay omits the < and > of RFC 8288.
         link = re.search(r'(?:<([^<>]+)>|^\s*([^<>;,\s]+))\s*;[^,]*\brel="?next\b', header)
         if link is None and re.search(r'\brel="?next\b', header):
-            raise RejectedError(f"its Link header has no address: {self._clean(header)[:200]}")
+            raise RejectedError(f"the Link header has no address: {self._clean(header)[:200]}")
         following = self._own(urljoin(response.url, link[1] or link[2])) if link else ""
         if following and not self.is_ours(following):
-            raise RejectedError(f"the next page of its list is on another host: {host_of(following)}")
+            raise RejectedError(
+                f"the next page of the registry's list is on another host: {host_of(following)}"
+            )
         return following
 
     # --- faults

@@ -1,4 +1,4 @@
-"""Starts the program: python -I -S .../runtime/sandbox PLAN_FD STATUS_FD [build]
+"""Start the program: python -I -S .../runtime/sandbox PLAN_FD STATUS_FD [build]
 
 It reads a plan (JSON, from `unshare.plan`) from PLAN_FD and writes JSON lines to STATUS_FD: when the command
 runs (`started`), how it ended (`ended`) or why it never started (`failed`). `build` runs mmdebstrap instead
@@ -6,10 +6,10 @@ of an image's command, and writes only errors.
 
     python -I -S .../runtime/sandbox relay LOST_FD PASSED_FD PROGRAM ARGUMENT...
 
-starts a program of the host with pipes and terminals of its own (terminals.py).
+starts a program of the host with its own pipes and terminals (terminals.py).
 
-The directory becomes the package `imagefactory_sandbox`, and leaves Python's search path: none of its names
-can hide one of the standard library.
+The directory becomes the package `imagefactory_sandbox`, and leaves Python's search path. So none of its
+names can hide a module of the standard library.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Run a build as root of separate ids: mmdebstrap and the scripts of Debian packages, for a base.
 
 The command has every capability, but not over the machine: its user 0 is an id outside that owns no file and
-no process. Of the host it sees the system's programs, read-only, and two directories of the caller. It has no
-network, only the devices of DEVICES, and no socket or process of the host. The root is new (pivot_root), so
-leaving a chroot leads to the same few files.
+no process. It sees only the system's programs of the host, read-only, and two directories of the caller. It
+has no network, only the devices of DEVICES, and no socket or process of the host. The root is new
+(pivot_root), so leaving a chroot leads to the same few files.
 
-It has two processes, as a run: the *keeper* stays outside, is killed with its caller and watches the limits;
-the *init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
+It has two processes, as a run. The *keeper* stays outside, is killed with its caller and watches the limits.
+The *init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
 
 The current directory is the build's own: `tree` in it becomes /tmp, `input` becomes /input, read-only.
 """
@@ -79,7 +79,7 @@ MAPS = ("uid_map", "gid_map")
 
 
 def set_ids(target: int, plan: dict[str, Any]) -> int:
-    """Set the ids of process `target`. Ordinary users have them from newuidmap, as /etc/subuid permits."""
+    """Set the ids of process `target`. Ordinary users need newuidmap, as /etc/subuid permits."""
     for name in MAPS:
         if plan["delegated"]:
             tool = f"new{name.replace('_', '')}"
@@ -95,7 +95,7 @@ class BuildKeeper:
         self.plan = plan
 
     def run(self) -> tuple[int, dict[str, Any]]:
-        """Return the command's exit code, and a failed step or the reached limit."""
+        """Return the command's exit code, and the failed step or the reached limit."""
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self.plan["caller"]:
@@ -176,7 +176,7 @@ class BuildInit:
         return self.serve(proc)
 
     def build_root(self) -> int:
-        """Make the new root and enter it, as user 0 from then on. Returns its /proc, open."""
+        """Create the new root and enter it, as user 0 from then on. Return its /proc, open."""
         with step("private-mounts"):
             check(LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
         closed = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV

@@ -1,8 +1,8 @@
-"""A control group for a run, in which the kernel counts memory and processes, and a watch over the rest.
+"""A control group for a run, in which the kernel counts memory and processes, and a watch for the rest.
 
-From /proc and the state of directories `find_parent` decides where a group can be created: below this
+`find_parent` decides from /proc and the state of directories where a group can be created: below this
 process's own group (v1), or next to it (v2, where a group has processes or groups, never both). It moves no
-other process, and escapes no limit of the own group.
+other process, and evades no limit of its own group.
 
 `Watch` measures resources for which the kernel has no limit.
 """
@@ -30,7 +30,7 @@ UNLIMITED = 1 << 60  # bytes: v1 says a number just below 2**63 where there is n
 class CgroupFolder(NamedTuple):
     """Whether this process can create groups in a group, and with which controllers.
 
-    `top` is the root of the whole tree; `limited` has limits that do not apply to a group next to it.
+    `top` is true for the root of the tree. `limited` is true if limits do not apply to a group next to it.
     """
 
     writable: bool = False
@@ -54,7 +54,7 @@ class NoCgroup(NamedTuple):
 
 
 def find_parent(own: str, mounts: str, look: Callable[[str], CgroupFolder]) -> CgroupParent | NoCgroup:
-    """Decide from the texts of /proc/self/cgroup and /proc/self/mountinfo where a run's group may be made."""
+    """Return where a run's group can be created, from /proc/self/cgroup and /proc/self/mountinfo."""
     paths = own_groups(own, mounts)
     if "memory" in paths:
         memory, pids = paths["memory"], paths.get("pids", "")
@@ -79,9 +79,9 @@ def find_parent(own: str, mounts: str, look: Callable[[str], CgroupFolder]) -> C
 
 
 def scope_helps(own: str, mounts: str, look: Callable[[str], CgroupFolder], uid: int) -> bool:
-    """Decide whether systemd can start a user's run where a group may be made, in the user's own slice.
+    """Return whether systemd can start a user's run where a group can be created, in the user's own slice.
 
-    From elsewhere (a batch job, a service) that would take the run out of what limits, counts and ends it.
+    From elsewhere (a batch job, a service) the run would escape the limits and the end of that job.
     """
     if not isinstance(find_parent(own, mounts, look), NoCgroup):
         return False
@@ -94,7 +94,7 @@ def scope_helps(own: str, mounts: str, look: Callable[[str], CgroupFolder], uid:
 
 
 def memory_limit(own: str, mounts: str) -> int | None:
-    """Return the bytes that this process's groups allow it, such as a batch job's; None for all."""
+    """Return the bytes of memory that this process's groups allow, such as a batch job's; None for all."""
     paths, points, limits = own_groups(own, mounts), mount_points(mounts), []
     for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
         folder = paths.get(controller, "")
@@ -107,7 +107,7 @@ def memory_limit(own: str, mounts: str) -> int | None:
 
 
 def own_groups(own: str, mounts: str) -> dict[str, str]:
-    """Return this process's groups as folders, by controller, "" for v2; those out of sight are missing."""
+    """Return this process's groups by controller, "" for v2. Groups that are not visible are missing."""
     groups: dict[str, str] = {}
     for line in own.splitlines():
         number, controllers, path = line.split(":", 2)
@@ -131,12 +131,12 @@ def mount_points(mounts: str) -> set[str]:
 
 
 def unescape(text: str) -> str:
-    """Return a path of mountinfo, where spaces and the like are octal numbers."""
+    """Return a path of mountinfo, in which spaces and some other characters are octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def read_own() -> tuple[str, str]:
-    """Return the texts with this process's groups and with the mounts of groups."""
+    """Return the texts of this process's groups and of the mounts of groups."""
     return read_file("/proc/self/cgroup"), read_file("/proc/self/mountinfo")
 
 
@@ -157,7 +157,7 @@ def first_field(path: str, *, default: str = "") -> str:
 
 
 def read_setting(path: str, *, default: str = "") -> str:
-    """Return the text of a file, `default` if this kernel or group does not have it."""
+    """Return the text of a file, `default` if this kernel or group lacks the file."""
     try:
         return read_file(path)
     except (FileNotFoundError, PermissionError):
@@ -216,7 +216,7 @@ class Group:
             os.close(fd)
 
     def over(self) -> str | None:
-        """Return the limit that the run has reached: `machine` if the kernel ended it for another limit."""
+        """Return the limit that the run has reached, `machine` if the kernel ended it for another limit."""
         if self.pids and self.processes is not None:
             # The peak, if the kernel counts it.
             most = read_setting(f"{self.pids}/pids.peak") or read_setting(f"{self.pids}/pids.current")
@@ -262,7 +262,7 @@ class Group:
 
 
 def remove(folders: list[str], *, seconds: float = WAIT) -> None:
-    """End the processes of these groups, and remove them. A later run removes the rest."""
+    """End the processes of these groups, and remove the groups. A later run removes those that remain."""
     until = time.monotonic() + seconds
     for folder in folders:
         while os.path.exists(folder):
@@ -286,7 +286,7 @@ def end_all(folder: str) -> None:
 
 
 def remove_stale(parent: str) -> None:
-    """Remove groups whose creator is gone: its process number, with that start, in this pid namespace."""
+    """Remove groups whose creator has ended: its process id, with that start time, in this pid namespace."""
     name = re.compile(f"{PREFIX}{pid_namespace()}-([0-9]+)-([0-9]+)")
     entries = [match for entry in os.listdir(parent) if (match := name.fullmatch(entry))]
     remove(
@@ -299,7 +299,7 @@ def pid_namespace() -> int:
 
 
 def start_time(pid: int) -> int:
-    """Return when a process was started, in ticks since the machine was; 0 for one that is gone."""
+    """Return the start time of a process in ticks since boot, 0 if it has ended."""
     fields = read_setting(f"/proc/{pid}/stat").rpartition(") ")[2].split()
     return int(fields[19]) if fields else 0
 
@@ -311,9 +311,10 @@ SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one p
 
 
 class Watch:
-    """`visible` are the sandbox's /proc, its list of System V segments, and directories with files in memory.
+    """A watch of the resources of a run.
 
-    It writes to `folders`, the first of them on the store's disk. In the run's own `group`, if any, the
+    `visible` are the sandbox's /proc, its list of System V segments, and directories with files in memory.
+    The run writes to `folders`, the first of them on the store's disk. In the run's own `group`, if any, the
     kernel counts memory and mostly processes.
     """
 
@@ -332,7 +333,7 @@ class Watch:
         self.walk = sizes(*folders)
 
     def over(self) -> str | None:
-        """Return the limit that is reached now."""
+        """Return the limit that the run has reached now."""
         processes, memory = self.limits["processes"], self.limits["memory"]
         if self.group:
             if over := self.group.over():
@@ -364,16 +365,16 @@ class Watch:
         return files + sum(sum(map(int, row.split()[14:16])) for row in rows)
 
     def count(self, pid: str) -> tuple[int, int]:
-        """Return threads, and bytes in memory, swap and page tables; 0 for a process that is gone."""
+        """Return threads, and bytes in memory, swap and page tables; 0 for an ended process."""
         fields = self.fields(f"{pid}/status")
         size = sum(fields.get(name, 0) for name in (b"VmRSS", b"VmSwap", b"VmPTE"))
         return fields.get(b"Threads", 0), size * 1024
 
     def proportional(self, pid: str) -> tuple[int, int]:
-        """Return these bytes with shared ones divided by their users: the process's own, and of files in
-        memory.
+        """Return these bytes with shared ones divided by their users.
 
-        A process that cannot be read, such as of an unreadable program, counts whole.
+        They are the process's own, and those of files in memory. An unreadable process, such as one of an
+        unreadable program, counts fully.
         """
         fields = self.fields(f"{pid}/smaps_rollup")
         if b"Pss" not in fields:
@@ -382,7 +383,7 @@ class Watch:
         return (fields[b"Pss"] - files + fields.get(b"SwapPss", 0) + tables) * 1024, files * 1024
 
     def fields(self, name: str) -> dict[bytes, int]:
-        """Return the numbers of a file of `NAME: NUMBER` lines; none for a process that is gone."""
+        """Return the numbers of a file of `NAME: NUMBER` lines, none for an ended process."""
         with contextlib.suppress(OSError):
             lines = [line.split() for line in self.read(name).splitlines()]
             return {
@@ -419,7 +420,7 @@ class Watch:
 
 
 def sizes(*tops: str) -> Iterator[int]:
-    """Yield the bytes so far after each file below `tops`, which are untrusted and change meanwhile."""
+    """Yield the sum of bytes after each file below `tops`, which are untrusted and change meanwhile."""
     total = 0
     opened: list[tuple[int, list[str]]] = []
 
@@ -456,11 +457,10 @@ def sizes(*tops: str) -> Iterator[int]:
 
 
 def run_before_others() -> None:
-    """Let this process, and the init that it forks, run before others, where root may.
+    """Give this process and its future init a higher scheduling priority, where root may.
 
-    Otherwise a command of root that forks without end, which no kernel limit stops, takes all process numbers
-    of the machine. Watch and init would wait among thousands of processes, which only the end of the init
-    ends.
+    Otherwise a command of root that forks without end, which no kernel limit stops, takes all process ids of
+    the machine. Watch and init would wait among thousands of processes, which only the end of the init ends.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
@@ -471,13 +471,13 @@ def let_children_run_as_others() -> None:
 
 
 def run_as_others() -> None:
-    """Undo `run_before_others`. A caller's own policy stays: no user may leave SCHED_IDLE."""
+    """Undo `run_before_others`. A caller's own policy stays, because no user may leave SCHED_IDLE."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR:
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def set_limits(limits: dict[str, Any]) -> None:
-    """Set the kernel's limits for a process and its children, at most the caller's own."""
+    """Set the kernel's limits for a process and its children, at most at the caller's own."""
     if limits["processes"] is not None:
         # By user and user namespace (Linux 5.14), keeper and process 1 too. It binds no root of the host.
         lower(resource.RLIMIT_NPROC, limits["processes"] + 2)

@@ -108,7 +108,7 @@ class Init:
         return self.serve(followers, mask)
 
     def open_terminals(self, visible: list[int], overlays: list[int]) -> list[int]:
-        """Create a pseudo-terminal for each terminal. The keeper gets their other sides and the rest."""
+        """Create a pseudo-terminal for each terminal. The keeper gets the other sides."""
         followers, masters = [], list[int]()
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])

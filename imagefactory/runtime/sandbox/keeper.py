@@ -48,7 +48,7 @@ END_NOW = signal.SIGUSR2
 def make_scratch(parent: str) -> tuple[str, int, list[str]]:
     """Create a directory in `parent`, locked while this process lives, and delete those of dead processes.
 
-    Return its path, its lock, and what cannot be deleted, which stops no run.
+    Return its path, its lock, and the paths that cannot be deleted, which stop no run.
     """
     undeletable: list[str] = []
 
@@ -82,7 +82,7 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
 
 
 def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
-    """Create the mount points that an image may lack, as the lowest layer, so that the image's own win."""
+    """Create the mount points that an image may lack, as the lowest layer, which the image's own replace."""
     folders = ["/proc", "/sys", "/dev", "/tmp"]
     files = ["/etc/hosts", *(["/etc/resolv.conf"] if plan["network"] else [])]
     if plan["driver"]:
@@ -97,11 +97,11 @@ def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
             else:
                 os.close(os.open(folder + name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            raise SetupError("mount", errno.EISDIR, f"{name} is a file and a folder at once") from error
+            raise SetupError("mount", errno.EISDIR, f"{name} is a file and a directory at once") from error
 
 
 def lock_layers(paths: Sequence[str]) -> list[int]:
-    """Return shared locks, which keep the layers from collection."""
+    """Return shared locks, which protect the layers from collection."""
     locks = []
     for path in paths:
         with step("layers", path):
@@ -117,7 +117,8 @@ def lock_layers(paths: Sequence[str]) -> list[int]:
 def enter_namespaces(plan: dict[str, Any]) -> None:
     """Enter a user namespace, and a pid namespace for children.
 
-    Also a mount namespace if overlays need a refresh: only from there may it touch those of the sandbox.
+    Also a mount namespace if overlays need a refresh, because only there the overlays of the sandbox can be
+    changed.
     """
     enter_mapped(plan)
     if not all(entry["writable"] or entry["bind"] for entry in plan["mounts"]):
@@ -218,7 +219,7 @@ class Keeper:
             return code
 
     def make_group(self) -> None:
-        """Create a group for the run, if this machine allows one: else only the watch counts."""
+        """Create a group for the run, if this machine allows one. Without a group only the watch counts."""
         memory, processes = self.plan["limits"]["memory"], self.plan["limits"]["processes"]
         if memory is None and processes is None:
             return

@@ -1,15 +1,14 @@
-"""The file system of a command: the image's layers in an overlay, /proc, /sys, /dev and mounts of the host.
+"""The file system of a command: the image's layers in an overlay, /proc, /sys, /dev and host mounts.
 
 Targets (`open_target`) are mount points in an untrusted tree. They are found and created without following a
 link out of that tree.
 
-Read-only directories of the host each get an overlay (`overlay`). In a read-only bind mount sockets answer,
-named pipes take writes, and locks are shared. In an overlay each is a file of the overlay: a socket without a
-listener, a pipe without a reader, locks that no one else sees. An overlay caches what it has looked up. So
-the keeper empties that cache every second, or a file that the host replaces would stay the old one.
+Each read-only directory of the host gets an overlay (`overlay`). In a read-only bind mount sockets answer,
+named pipes accept writes, and locks are shared. In an overlay each is a file of the overlay: a socket
+without a listener, a pipe without a reader, locks that no other process sees. An overlay caches its lookups.
+So the keeper empties that cache every second, or a file that the host replaces would stay the old one.
 
-Programs of another processor: qemu starts them (`bring_emulator`), registered for this sandbox or
-the machine.
+qemu starts programs of another processor (`bring_emulator`), registered for this sandbox or the machine.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ LINKS_LIMIT, DEPTH_LIMIT = 40, 200
 
 
 def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] = ()) -> int:
-    """Open `path` below the open directory `root` as a mount point, and create it if it is missing.
+    """Open `path` below the open directory `root` as a mount point, created if missing.
 
-    The kernel resolves one name at a time and no link: a link is read as text, and walked from `root` as its
-    processes will. So '..', an absolute link or /proc cannot lead outside, and the end of the walk is known.
+    The kernel resolves one name at a time and no link. A link is read as text, and followed from `root` as
+    its processes will. So '..', an absolute link or /proc cannot lead outside, and the final path is known.
     Raises SetupError if it ends in `root` itself or enters a directory of `root` in `closed`, OSError if the
     tree has no such path and it cannot be created.
     """
@@ -128,7 +127,7 @@ REFRESH = 1.0  # seconds until what the host has changed is seen
 
 
 def needs_overlay(source: str) -> bool:
-    """Return whether it is a directory or a file. A mounted socket or pipe must stay the host's own."""
+    """Return whether the path is a directory or a file. A mounted socket or pipe must stay the host's own."""
     mode = os.stat(source).st_mode
     return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
 
@@ -136,8 +135,8 @@ def needs_overlay(source: str) -> bool:
 def overlay(source: str, empty: str) -> tuple[int, int]:
     """Return a directory or file in an overlay, to be attached, and the overlay's top, to be refreshed.
 
-    `empty` is an empty directory: an overlay without a place for changes has two layers. Raises SetupError if
-    the kernel rejects the layer: some file systems, and directories with mounts inside.
+    `empty` is an empty directory, because an overlay without changes needs two layers. Raises SetupError if
+    the kernel rejects the layer, as for some file systems, and directories with mounts inside.
     """
     source = os.path.realpath(source)
     folder, name = (source, "") if os.path.isdir(source) else os.path.split(source)
@@ -181,9 +180,9 @@ def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:
 def bring_emulator(emulator: dict[str, Any]) -> int:
     """Return an open descriptor of the emulator's file, which commands must be able to start.
 
-    The sandbox's own is registered in this user namespace, by a read-only copy of its mount, since programs
-    find it as /proc/PID/exe. The last mount of binfmt_misc keeps the registration, so this process has one
-    open.
+    The sandbox's own emulator is registered in this user namespace, from a read-only copy of its mount,
+    since programs find it as /proc/PID/exe. The last mount of binfmt_misc keeps the registration, so this
+    process has a mount open.
     """
     with step("emulator", emulator["program"]):
         if not emulator["own"]:
@@ -226,7 +225,7 @@ SYSTEM_V = {"sem": "32000 256000 500 1024", "msgmni": "1024"}
 
 
 class Root:
-    """The file system of a sandbox, built by its init in a mount namespace of its own."""
+    """The file system of a sandbox, built by its init in its own mount namespace."""
 
     def __init__(self, plan: dict[str, Any], scratch: str) -> None:
         self.plan, self.scratch = plan, scratch
@@ -329,7 +328,7 @@ class Root:
             return cloned
 
     def host_tree(self, entry: dict[str, Any]) -> int:
-        """Return a mount of the caller: as it is if it is `bind`, else in an overlay of its own."""
+        """Return a mount of the caller: unchanged if it is `bind`, else in its own overlay."""
         source = entry["source"]
         if entry["writable"]:
             return self.tree(source, ATTR_NOSUID | ATTR_NODEV)
@@ -342,7 +341,7 @@ class Root:
         return tree
 
     def mount_overlay(self, root: str) -> None:
-        """Layers with the shortest names: numbers of open directories, read from /proc/self/fd."""
+        """Mount the layers with the shortest names: numbers of open directories, read from /proc/self/fd."""
         plan = self.plan
         lower = [*reversed(plan["lower"]), os.path.join(self.scratch, "skeleton")]
         self.in_memory = plan["read_only"]
@@ -428,9 +427,10 @@ class Root:
         os.close(folder)
 
     def protect_proc(self) -> None:
-        """Cover what belongs to the machine, and make all of /proc read-only.
+        """Cover the machine's files in /proc, and make all of /proc read-only.
 
-        Otherwise any process inside could lower its `oom_score_adj`, and a full memory would end others.
+        Otherwise any process inside could lower its `oom_score_adj`, and a full memory would end other
+        processes.
         """
         with step("proc-masks"):
             proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -448,9 +448,9 @@ class Root:
 
 
 def limit_namespaces(proc: int) -> None:
-    """Allow no namespace below these and no fanotify, a share of the user's inotify, few System V objects.
+    """Allow no nested namespace and no fanotify, a share of the user's inotify, few System V objects.
 
-    Call it after all mounts: the kernel counts each detached tree as a mount namespace.
+    Call it after all mounts, because the kernel counts each detached tree as a mount namespace.
     """
     folder = os.open("sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     for name in os.listdir(folder):
@@ -475,7 +475,7 @@ def open_segments(proc: int) -> int:
 
 
 def tmpfs_size(amount: int) -> dict[str, str]:
-    """Return options with as many files as pages, the default: each takes memory outside of the size."""
+    """Return options with as many files as pages, because each file takes memory outside of the size."""
     return {"size": str(amount), "nr_inodes": str(max(amount // 4096, 64))}
 
 

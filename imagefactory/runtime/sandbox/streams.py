@@ -1,12 +1,12 @@
 """Pipes and small files of the sandbox's processes, and the carriers of the caller's descriptors 0, 1 and 2.
 
-A command can open its descriptors again through /proc/self/fd, and write to one that was open for reading. So
-it could write to a script that a shell reads from a pipe, truncate a file, or leave the sandbox through a
+A command can open its descriptors again through /proc/self/fd, and write to one that was open for reading.
+So it could write to a script that a shell reads from a pipe, truncate a file, or leave the sandbox through a
 directory. It could also set flags that all users of the descriptor share. So the command always gets pipes
 that only this run uses.
 
-A terminal, a file or a reader may block. Each has a process that waits for it (`Carriers`). The keeper, which
-watches the limits, waits for none.
+A terminal, a file or a reader may block. Each has a process that waits for it (`Carriers`). The keeper,
+which watches the limits, does not wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .syscalls import PR_SET_PDEATHSIG, close_all_but, prctl, tee
 
 
 def read_plan(plan_fd: int, status_fd: int) -> dict[str, Any] | None:
-    """Return the caller's plan, None if it died meanwhile, and close all other descriptors above 2."""
+    """Return the caller's plan, None if the caller died meanwhile, and close other descriptors above 2."""
     close_all_but(plan_fd, status_fd)
     fill_stdio()
     for fd in (plan_fd, status_fd):
@@ -69,7 +69,7 @@ def read_rest(fd: int) -> bytes:
 
 
 def fill_stdio() -> None:
-    """Open closed descriptors. Otherwise later files get their numbers, and the command gets those files."""
+    """Open closed descriptors. Otherwise later files would get their numbers and reach the command."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -94,9 +94,9 @@ EXPECTED = (errno.EPIPE, errno.ECONNRESET, errno.EISDIR, errno.EBADF, errno.ENOT
 
 
 class Carriers:
-    """Processes that end with this one. The constructor makes the command's descriptors pipes.
+    """Processes that copy streams, and end with this one. The constructor makes the descriptors pipes.
 
-    Terminals and /dev/null stay as they are: the command gets its own.
+    Terminals and /dev/null stay unchanged: the command gets its own.
     """
 
     def __init__(self, terminals: Sequence[tuple[int, ...]]) -> None:
@@ -179,7 +179,7 @@ def _take(pipe: int, *places: int) -> None:
 
 
 def _start(work: Callable[[], None], *descriptors: int) -> int:
-    """Start a process with these descriptors alone. It ends with the number of the error that stopped it."""
+    """Start a process with only these descriptors. It ends with the number of the error that stopped it."""
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -203,15 +203,15 @@ def _start(work: Callable[[], None], *descriptors: int) -> int:
 
 
 class Source(Protocol):
-    """Input that can be read without taking it."""
+    """Input that can be read without consuming it."""
 
     fd: int
 
     def peek(self) -> bytes:
-        """Return what comes next, at most LARGEST_BURST; nothing at the end. Raises BlockingIOError."""
+        """Return the next bytes, at most LARGEST_BURST; nothing at the end. Raises BlockingIOError."""
 
     def take(self, count: int) -> None:
-        """Take `count` bytes of a peek."""
+        """Consume `count` bytes of a peek."""
 
 
 class PipeSource:
@@ -255,7 +255,7 @@ class FileSource:
 
 
 def find_source(fd: int) -> type[PipeSource | SocketSource | FileSource] | None:
-    """Return the source of a descriptor, None if reading always takes the bytes."""
+    """Return the source of a descriptor, None if reading always consumes the bytes."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode):
         return PipeSource
@@ -275,10 +275,11 @@ def _feed_from(fd: int, sink: int) -> None:
 
 
 def _feed(source: Source, sink: int) -> None:
-    """Copy only the input that the command reads: the caller may read the rest.
+    """Copy only the input that the command reads, because the caller may read the rest.
 
-    Bytes are taken when the command has read them. A pipe reports to its writer that a page is free, not that
-    all are. So it is as large as its contents, and grows for a command that reads all of it at once.
+    Bytes are consumed when the command has read them. A pipe reports to its writer that a page is free, not
+    that all pages are. So it is as large as its content, and grows for a command that reads all of it at
+    once.
     """
     ready, room = select.poll(), select.poll()
     ready.register(source.fd, select.POLLIN)
@@ -338,7 +339,7 @@ def _carry(source: int, target: int) -> None:
 
 
 def _write_all(target: int, data: bytes) -> None:
-    """Write to a descriptor, perhaps non-blocking: others use its flags too."""
+    """Write to a descriptor, which may be non-blocking because others share its flags."""
     poll = select.poll()
     poll.register(target, select.POLLOUT)
     while data:

@@ -1,7 +1,7 @@
 """Linux system calls that Python lacks, the step in which one failed, and two filters.
 
-The seccomp filter says which system calls a command may not make. Landlock restricts which programs a sandbox
-may start: those of its own tree, and none of the host's.
+The seccomp filter denies system calls to a command. Landlock restricts the programs that a sandbox may start
+to its own tree, without the host's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def unshare(flags: int) -> None:
 
 
 def enter_user_namespace(map_ids: Callable[[int], int]) -> None:
-    """Enter a user namespace, whose ids a child that stays outside sets by `map_ids(pid)`, 0 for success."""
+    """Enter a user namespace. A child outside sets its ids: `map_ids(pid)` returns 0 for success."""
     target, (ready, go) = os.getpid(), os.pipe()
     mapper = os.fork()
     if mapper == 0:
@@ -104,7 +104,7 @@ def enter_user_namespace(map_ids: Callable[[int], int]) -> None:
 
 
 def end_with(keeper: int) -> None:
-    """End with the parent process, the other end of `keeper`. The kernel forgets it when ids change."""
+    """Let this process end with its parent, the other end of `keeper`. A change of ids resets that."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     poll = select.poll()
     poll.register(keeper, 0)
@@ -128,7 +128,7 @@ def reset_signals() -> None:
 
 
 def tee(source: int, target: int, count: int) -> int:
-    """Copy bytes from pipe to pipe that stay in the first. Raises BlockingIOError where there are none."""
+    """Copy bytes from pipe to pipe without consuming them. Raises BlockingIOError without bytes."""
     return check(LIBC.tee(source, target, ctypes.c_size_t(count), ctypes.c_uint(os.SPLICE_F_NONBLOCK)))
 
 
@@ -143,13 +143,13 @@ def mount(kind: str, target: str, flags: int, options: str = "") -> None:
 
 
 def clone_tree(path: str, *, follow: bool = True) -> int:
-    """Return a detached copy of the mounts at `path`; without `follow` of a link itself."""
+    """Return a detached copy of the mounts at `path`, without `follow` of a link itself."""
     flags = OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC | (0 if follow else AT_SYMLINK_NOFOLLOW)
     return syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
 
 
 def restrict(tree: int, attributes: int) -> None:
-    """Add attributes to every mount of a tree. Read-only mounts stay so."""
+    """Add attributes to every mount of a tree. Read-only mounts stay read-only."""
     request = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = AT_EMPTY_PATH | AT_RECURSIVE
     syscall(SYS_MOUNT_SETATTR, tree, b"", flags, request, len(request))
@@ -168,7 +168,7 @@ def move(tree: int, place: int) -> None:
 
 
 def new_mount(kind: str, attributes: int, **options: str) -> int:
-    """Return a new detached file system; a new proc is that of this pid namespace."""
+    """Return a new detached file system. A new proc is that of this pid namespace."""
     context = syscall(SYS_FSOPEN, kind.encode(), FSOPEN_CLOEXEC)
     try:
         for name, value in options.items():
@@ -180,7 +180,7 @@ def new_mount(kind: str, attributes: int, **options: str) -> int:
 
 
 def reconfigure(top: int, *flags: str) -> None:
-    """Set options of the file system whose mount has this top."""
+    """Set options of the file system whose mount has this top directory."""
     context = syscall(SYS_FSPICK, top, b"", FSPICK_EMPTY_PATH | FSPICK_CLOEXEC)
     try:
         for flag in flags:
@@ -191,7 +191,7 @@ def reconfigure(top: int, *flags: str) -> None:
 
 
 def close_folder(place: int) -> None:
-    """Make the mount with this open top read-only; mounts below it keep their own state."""
+    """Make the mount with this open top read-only. Mounts below it do not change."""
     request = struct.pack("=QQQQ", ATTR_RDONLY, 0, 0, 0)
     syscall(SYS_MOUNT_SETATTR, place, b"", AT_EMPTY_PATH, request, len(request))
 
@@ -202,7 +202,7 @@ def open_root() -> int:
 
 
 def open_beneath(folder: int, name: str) -> int:
-    """Open `name` in an open directory by its path only; a link is opened itself."""
+    """Open `name` in an open directory, only as a path. A link is opened itself."""
     return open_resolved(folder, name, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
 
 
@@ -212,7 +212,7 @@ def open_resolved(folder: int, name: str, resolve: int) -> int:
 
 
 def close_all_but(*descriptors: int) -> None:
-    """Close every descriptor above 2 but these. Python's closerange is slow with an old C library."""
+    """Close every descriptor above 2 except these. Python's closerange is slow with an old C library."""
     first = 3
     for fd in (*sorted(descriptors), 0xFFFFFFFF):
         if first < fd:
@@ -228,7 +228,7 @@ def raise_loopback() -> None:
 
 
 def wipe_arguments() -> None:
-    """Overwrite this process's command line: any process inside can read it, and it has host paths."""
+    """Overwrite this process's command line, which has host paths that processes inside could read."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b") ")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5), after pid and comm
@@ -278,7 +278,10 @@ Instruction = tuple[int, int, int, int]
 
 
 def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
-    """The BPF filter: (code, jump if true, jump if false, constant) each. `modes` denies setuid files."""
+    """Return the BPF filter as rows of four numbers. `modes` denies setuid files.
+
+    The numbers are code, jump if true, jump if false, constant.
+    """
     calls = ARCHITECTURES[machine]
 
     def argument(index: int) -> Instruction:
@@ -322,7 +325,7 @@ def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
 
 
 def allow_any(values: tuple[int, ...], between: int) -> list[Instruction]:
-    """Return for each of `values` a jump over the refusal after them, and `between` instructions more."""
+    """Return a jump for each of `values`, over the rejection and `between` more instructions."""
     return [(JUMP_EQUAL, len(values) - place + between, 0, value) for place, value in enumerate(values)]
 
 
@@ -350,11 +353,11 @@ def has_landlock() -> bool:
 
 
 def start_own_programs_only(*others: int) -> bool:
-    """Restrict this process and its children to their own tree and `others`, open files.
+    """Restrict this process and its children to programs of their own tree and `others`, open files.
 
     Return False if Landlock is missing or too old. The process that starts the command runs the host's
-    Python. The image can redirect that start to /proc/self/exe, by a link or the first line of a script. Then
-    the command is that file, and some kernels (6.11) let its owner write to a running program.
+    Python. The image can redirect that start to /proc/self/exe, by a link or the first line of a script.
+    Then the command is that file, and some kernels (6.11) let its owner write to a running program.
     """
     if not has_landlock():
         return False

@@ -33,7 +33,7 @@ INPUT, OUTPUT, LOCAL, CHARACTERS = 0, 1, 3, 6  # of what tcgetattr gives
 
 
 def find_terminals(*, interactive: bool) -> list[tuple[int, ...]]:
-    """Return which of descriptors 0, 1 and 2 are terminals, grouped by terminal."""
+    """Return the terminals among descriptors 0, 1 and 2, grouped by terminal."""
     devices = {fd: os.fstat(fd).st_rdev for fd in (0, 1, 2) if os.isatty(fd)}
     return group_terminals(devices, interactive=interactive)
 
@@ -70,14 +70,14 @@ def copy_size(source: int, target: int) -> None:
 
 
 def send_groups(channel: socket.socket, *groups: list[int]) -> None:
-    """Send descriptors, as many as there are. The kernel takes 253 at once."""
+    """Send all descriptors. The kernel takes 253 at once."""
     for number, group in enumerate(groups):
         for start in range(0, len(group), 200):
             socket.send_fds(channel, [bytes([number])], group[start : start + 200])
 
 
 def receive_groups(channel: socket.socket, count: int) -> list[list[int]]:
-    """Return what `send_groups` sent, when the other side is closed. The init sends all, or ends without."""
+    """Return what `send_groups` sent, after the other side is closed. The init sends all or nothing."""
     groups: list[list[int]] = [[] for _ in range(count)]
     while True:
         number, received, _, _ = socket.recv_fds(channel, 1, 200)
@@ -89,7 +89,7 @@ def receive_groups(channel: socket.socket, count: int) -> list[list[int]]:
 class Relay:
     """A terminal of the caller on one side, the sandbox's own pseudo-terminal on the other.
 
-    Input passes here; output passes in a process of its own (`Carriers`).
+    Input passes here; output passes in a separate process (`Carriers`).
     """
 
     def __init__(self, master: int, group: tuple[int, ...], *, interactive: bool) -> None:
@@ -116,7 +116,7 @@ class Relay:
         copy_size(self.group[0], self.master)
 
     def may_read(self) -> bool:
-        """Return whether the input now is for this command."""
+        """Return whether input now is for this command."""
         if self.interactive:
             return True
         try:
@@ -197,7 +197,7 @@ LONGEST_WAIT = 1000  # milliseconds
 
 
 def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
-    """Run `argv` with the descriptor `passed` too. Write to `lost` why bytes were lost on their way."""
+    """Run `argv` with the descriptor `passed` too. Write the reason for lost bytes to `lost`."""
     parent = os.getppid()
     caller = os.pidfd_open(parent)
     if os.getppid() != parent:
@@ -283,7 +283,7 @@ def _become(
 
 
 def descendants(pid: int, *, but: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return the processes below `pid`, by parent, without those in `but` and their children."""
+    """Return the child processes of `pid` at all levels, without those in `but` and their children."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -137,7 +137,7 @@ def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"toolchain": "another codec"}, "is of layers by another codec: "),
+        ({"toolchain": "another codec"}, "is for layers by another codec, "),
         ({"lock": f"sha256:{'1' * 64}"}, "is outdated: the lock of pytorch-2.3-cu121 "),
         ({"base": f"sha256:{'1' * 64}"}, "is outdated: the base debian-12 "),
     ],

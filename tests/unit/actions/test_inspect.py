@@ -223,7 +223,7 @@ def test_a_cut_library_is_said_and_holds_nothing(call: Call, tmp_path: Path) -> 
     linked[40:48] = len(linked).to_bytes(8, "little")
     (tmp_path / "cut.o").write_bytes(linked[:2000])
     said = call(str(tmp_path / "cut.o"))
-    assert "damaged    cut.o: at 0x7d0: the file is cut off here" in said.out
+    assert "damaged    cut.o: at 0x7d0: the file is truncated" in said.out
     assert said.out.endswith("\n\nno GPU code was found\n")
     answer = call(str(tmp_path / "cut.o"), "--gpu", "V100")
     assert answer.code == errors.EXIT_CHECK
@@ -360,7 +360,7 @@ def test_a_target_of_which_nothing_is_known_is_to_be_built(call: Call) -> None:
     said = call("pytorch-conda-2.3-cu121")
     assert (said.code, said.error_codes) == (errors.EXIT_BUILD, ("gpu-code-unknown",))
     assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
-    assert "imagefactory compat pytorch-conda-2.3-cu121" in said.err
+    assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
     assert "scan packages" not in said.err
 
 

@@ -136,7 +136,7 @@ def test_names_that_mean_no_image(
 
 def test_an_image_of_another_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": "sha256:" + "0" * 64})
-    with pytest.raises(StaleError, match="built from another lock") as error:
+    with pytest.raises(StaleError, match="current lock") as error:
         resolved(factory, NAME)
     assert f"imagefactory build {NAME}" in error.value.hint
 
@@ -149,7 +149,7 @@ def test_a_strangers_image_is_refused(factory: Project, target: Target) -> None:
 
 def test_an_image_that_names_no_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": None})
-    with pytest.raises(StaleError, match="built from another lock"):
+    with pytest.raises(StaleError, match="current lock"):
         resolved(factory, NAME)
 
 

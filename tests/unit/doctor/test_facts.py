@@ -316,7 +316,7 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     findings = {finding.name: finding for finding in examine_machine(settings, environ=environ)}
     assert findings["debian mirror"].state is Health.DENIED
-    assert "'nonsense' is not an address" in findings["debian mirror"].detail
+    assert "'nonsense' is not a valid address" in findings["debian mirror"].detail
     assert "registry" not in findings
     assert not can_build(tuple(findings.values()))
 

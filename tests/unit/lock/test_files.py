@@ -419,8 +419,7 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
     with fails("cuda-version-mismatch", message="cuda-cudart 12.6.77") as caught:
         check_facts(lock, TARGET)
     assert caught.value.hint == (
-        'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
-        'or add "cuda-version 12.1.*" to the constraints there'
+        'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, or add the constraint "cuda-version 12.1.*"'
     )
 
 

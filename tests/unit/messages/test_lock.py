@@ -127,7 +127,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
         (
             misspelled,
             "update-package-unknown",
-            "pytorch-2.3-cu121 has no package 'troch', so there is nothing to update",
+            "cannot upgrade 'troch': pytorch-2.3-cu121 has no package 'troch'",
             "did you mean 'torch'?",
         ),
         (
@@ -141,7 +141,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
             "no-usable-wheel",
             "pytorch-2.3-cu121: No solution found when resolving dependencies Because demo==2.0 "
             "has no usable wheels and you require demo",
-            "constrain that package to a version that has a wheel: images contain only wheels",
+            "constrain this package to a version that has a wheel: images contain only wheels",
         ),
         (
             uv("error: connection refused"),
@@ -156,7 +156,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
             "idna-3.7-py3-none-any.whl: expected sha256 "
             "2222222222222222222222222222222222222222222222222222222222222222, found "
             "4444444444444444444444444444444444444444444444444444444444444444",
-            "do not trust this file; ask the administrator of the index or the authors",
+            "do not use this file; ask the administrator of the index why it changed",
         ),
         (
             wrong_bytes,
@@ -164,7 +164,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
             "idna 3.7: the file from file://TMP/idna-3.7-py3-none-any.whl has the wrong hash: "
             "expected sha256 2222222222222222222222222222222222222222222222222222222222222222, "
             "found 709e80c88487a2411e1ee4dfb9f22a861492d20c4765150c0c794abd70f8147c",
-            "the server or the network changed the file: try another mirror or network",
+            "use another mirror or network: this one changed the file",
         ),
         (
             conda("lib >=3"),
@@ -176,8 +176,8 @@ def conda(*requirements: str) -> Callable[[Path], None]:
             conda("fast"),
             "virtual-package-missing",
             "tiny-1-cu121: fast 1.0 needs a driver for CUDA 12.4 (NVIDIA driver 550.54.14 or "
-            "newer) (__cuda); the target promises 12.1",
-            'write `virtual: {cuda: "12.4"}` at recipes/tiny.yaml:7:3, or ask for a version that needs less',
+            "newer) (__cuda); the target has 12.1",
+            'write `virtual: {cuda: "12.4"}` at recipes/tiny.yaml:7:3, or require an older version',
         ),
         (
             conda("libb"),

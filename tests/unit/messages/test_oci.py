@@ -22,7 +22,7 @@ from imagefactory.runtime.limits import parse_limits
 from imagefactory.runtime.protocol import check_spec, planned_mounts
 
 DIGEST = "sha256:" + "a" * 64
-REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
+REBUILD = "build the image again (imagefactory build TARGET), or pull it again"
 
 
 def denied() -> None:
@@ -57,16 +57,16 @@ def returned(error: ImagefactoryError) -> None:
             "run imagefactory image remove a:1",
         ),
         (
-            lambda: returned(layer_error("torch", EntryError("'../x' leaves the layer"))),
+            lambda: returned(layer_error("torch", EntryError("'../x' is outside the layer"))),
             "layer-entry-unsafe",
-            "layer torch has an entry that no layer may have: '../x' leaves the layer",
-            "build the image with another tool, or without that entry",
+            "layer torch has an unsafe entry: '../x' is outside the layer",
+            "rebuild the image without this file",
         ),
         (
             lambda: parse_reference("pytorch:2.3"),
             "reference-incomplete",
             "'pytorch:2.3' has no registry host",
-            "write the host too: registry.example.org/pytorch:2.3-cu121",
+            "add the host, such as registry.example.org/pytorch:2.3-cu121",
         ),
         (
             lambda: check_tag("2.3-cu121", ["2.3-cu121"]),
@@ -89,20 +89,20 @@ def returned(error: ImagefactoryError) -> None:
         (
             lambda: returned(unshare.explain("workdir", 2, "/x")),
             "workdir-not-found",
-            "the image has no such directory to work in: /x",
-            "choose another workdir",
+            "the image does not have the workdir: /x",
+            "pass --workdir with a directory of the image",
         ),
         (
             lambda: returned(docker.explain("bind source path does not exist: /x")),
             "mount-failed",
-            "cannot mount this inside the image: bind source path does not exist: /x",
-            "check the paths of the mount",
+            "cannot mount a path inside the image: bind source path does not exist: /x",
+            "check the paths of --mount",
         ),
         (
             lambda: check_spec(RunSpec(argv=())),
             "command-missing",
             "there is no command to run",
-            "write one after `--`",
+            "write the command after `--`",
         ),
         (
             lambda: planned_mounts(RunSpec(argv=("a",), mounts=(Mount(source=Path("/a"), target="/dev/x"),))),

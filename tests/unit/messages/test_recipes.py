@@ -102,4 +102,4 @@ def test_base_image_with_another_python() -> None:
     assert caught.value.message == (
         "recipes/pytorch.yaml:7:5: docker.io/x/y@sha256:0 has Python 3.12 at /usr/bin/python3.11, not 3.11"
     )
-    assert caught.value.hint == ('write python: "3.12", or interpreter: with the path of its Python 3.11')
+    assert caught.value.hint == ('write python: "3.12", or set interpreter: to the path of its Python 3.11')

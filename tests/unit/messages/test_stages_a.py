@@ -73,7 +73,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: check_not_cpu(replace(target, cuda="none", capabilities=())),
         f"{NAME} is only for CPUs, so the GPU suite cannot verify it",
-        f"its smoke test is its only check: imagefactory build {NAME}",
+        f"run its smoke test instead: imagefactory build {NAME}",
     ),
     (
         lambda factory, target, _: check_not_amd(replace(target, cuda="rocm7")),
@@ -109,18 +109,18 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: inspect_place(factory, lambda: factory, "./none.so", QUIET),
         "./none.so does not exist",
-        "name an existing file or directory, an image or a target",
+        "pass an existing file or directory, an image or a target",
     ),
     (joined, "you have not joined a center 'lab'", "joined centers: chtc"),
     (
         invited,
         "this project trusts no key, so readers could not trust its catalog",
-        "imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
+        "create and trust a key: imagefactory key create NAME && imagefactory key trust NAME",
     ),
     (
         copied,
-        "the destination 'registry.example.org/gpu/pytorch' must have a tag, and no digest",
-        "use HOST/NAME:TAG; the digest is copied with the image",
+        "the destination 'registry.example.org/gpu/pytorch' must have a tag and no digest",
+        "use HOST/NAME:TAG: the copy has the same digest",
     ),
 )
 

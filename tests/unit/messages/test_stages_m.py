@@ -48,7 +48,7 @@ def own_files(path: Path) -> None:
         (
             lambda path: require_own_project(access(path).settings, "lock"),
             "project-not-found",
-            "lock writes into a project, and there is no imagefactory.toml here or in a parent directory",
+            "lock needs a project, and no imagefactory.toml is here or in a parent directory",
             "create one: imagefactory init (--with pytorch,jax adds recipes)",
         ),
         (
@@ -73,7 +73,7 @@ def own_files(path: Path) -> None:
             lambda _: offered_reference(make_image(target="lab-1.0-cu121", reference="", sifs=())),
             "image-not-pullable",
             "lab-1.0-cu121 is in no registry",
-            "see others with imagefactory search",
+            "to see other images, run imagefactory search",
         ),
         (
             lambda path: find_sweep(access(path).settings, "20261122-061500-1f3a"),

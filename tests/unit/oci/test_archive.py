@@ -402,7 +402,7 @@ def test_what_is_wrong_with_a_saved_image_is_said_in_words(
 def test_an_archive_with_fewer_layers_than_its_config_says_how_many(layout: Layout) -> None:
     entries = [{"Config": "c", "RepoTags": ["x:1"], "Layers": []}]
     saved = tar_of({"manifest.json": json.dumps(entries).encode(), "c": saved_config()})
-    with fails("docker-archive-invalid", f"0 layers .*{len(SAVED)}"):
+    with fails("docker-archive-invalid", f"0 layers.*{len(SAVED)}"):
         take_docker(layout, io.BytesIO(saved), taking())
 
 

@@ -213,7 +213,7 @@ def test_what_apptainer_adds(ground: Ground) -> None:
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
-        ([file("../x")], "leaves"),
+        ([file("../x")], "outside"),
         ([file("a"), file("a/b")], "'a' is used"),
         ([link("a", "b", tarfile.LNKTYPE)], "'b', not in"),
         ([folder("b"), link("a", "b", tarfile.LNKTYPE)], "'b', which"),
@@ -221,7 +221,7 @@ def test_what_apptainer_adds(ground: Ground) -> None:
         ([file("a", uid=1 << 40)], str(1 << 40)),
         ([link("a", "")], "not a path"),
         ([link("a", "b" * 4096)], "not a path"),
-        ([("fifo", b"", {"type": b"V"})], "of type"),
+        ([("fifo", b"", {"type": b"V"})], "the type"),
     ],
 )
 def test_what_no_layer_may_hold(ground: Ground, entries: list[Entry], named: str) -> None:
@@ -350,5 +350,5 @@ def test_a_failure_ends_the_other_layers(ground: Ground, monkeypatch: pytest.Mon
     monkeypatch.setattr(PackerPool, "_pack", wait)
     monkeypatch.setattr(LayerPacker, "whiteout", lambda *_: reached.wait(60))
     large, bad = ground.layer(file("large", NOISE * 1000)), ground.layer(file(".wh.a", b""), file("../bad"))
-    with fails("layer-entry-unsafe", "leaves"):
+    with fails("layer-entry-unsafe", "outside"):
         ground.squashed.rows(large, bad)

@@ -391,7 +391,7 @@ def test_a_header_of_gigabytes_is_not_read(kind: bytes) -> None:
     tracemalloc.start()
     try:
         with (
-            pytest.raises(tarfile.ReadError, match="a header of"),
+            pytest.raises(tarfile.ReadError, match=str(HEADER_LIMIT)),
             tarfile.open(fileobj=Zeros(info.tobuf()), mode="r|", tarinfo=CappedInfo),
         ):
             pass

@@ -140,7 +140,7 @@ def test_a_form_of_its_own_is_kept() -> None:
 @pytest.mark.parametrize(
     ("family", "version", "code", "what", "hint"),
     [
-        ("pytorch", "2.15", "row-exists", "torch 2.15 for CUDA 13.2", "recipes/pytorch.yaml:"),
+        ("pytorch", "2.15", "row-exists", "torch 2.15 for CUDA 13.2", "--cuda"),
         ("jax", "0.10.1", "choice-required", "jax 0.10.1 comes with CUDA 12 and 13", "--cuda 13"),
         ("pytorch", "9.9", "choice-required", "torch 9.9", "--cuda"),
         ("pytorch-conda", "2.6", "add-not-supported", "'pytorch-conda'", "PyPI"),

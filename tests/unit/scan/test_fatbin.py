@@ -255,7 +255,7 @@ def test_cubins(flags: int, abi: int, notes: bytes, target: str, filed: Scan) ->
 
 
 def test_a_cubin_for_nothing(filed: Scan) -> None:
-    assert filed(cubin(0, 8)).damage == "at 0x30: a cubin whose flags name no architecture"
+    assert filed(cubin(0, 8)).damage == "at 0x30: the flags of a cubin have no architecture"
 
 
 # --- AMD -----------------------------------------------------------------------------------------
@@ -360,21 +360,27 @@ TWO = module("sm_80", "sm_90")
 @pytest.mark.parametrize(
     ("data", "damage"),
     [
-        (bent(TWO, "<Q", 8, len(TWO)), "a fat binary that ends at 0x16c, past the end of the file"),
-        (bent(TWO, "<Q", 8, 2**64 - 1), "a fat binary that ends at 0x100000000000000cb"),
-        (TWO[:-1], "a fat binary that ends at 0x15c, past the end of the file"),
-        (bent(TWO, "<Q", 8, 80), "the header of a fat binary's entry is cut off"),
-        (bent(TWO, "<I", 16 + 4, 2**32 - 1), "an entry of 4294967295 + 8 bytes where 144 are left"),
-        (bent(TWO, "<I", 16 + 4, 0), "an entry of 0 + 8 bytes"),
-        (bent(TWO, "<Q", 16 + 8, 2**64 - 1), "an entry of 64 + 18446744073709551615 bytes"),
-        (bent(TWO, "<H", 16 + 2, 0x0102), "an entry of version 0x0102, where 0x0101 is known"),
-        (bent(TWO, "<I", 16 + 28, 0), "an entry for architecture 0 "),
-        (bent(TWO, "<I", 16 + 28, 2**32 - 1), "an entry for architecture 4294967295"),
-        (bent(module("compute_80/8.1"), "<H", 16 + 26, 999), "an entry for architecture 80 with PTX 999.1"),
-        (bent(container(concatenation("sm_80")), "<I", 80, 2**32 - 1), "a concatenation whose table"),
-        (bent(container(concatenation("sm_80")), "<I", 80, 0), "a concatenation whose table"),
-        (bent(container(concatenation("sm_80")), "<I", 36, 2**32 - 1), "a concatenation whose table"),
-        (container(concatenation(*["sm_80"] * 1024)), "a concatenation with a header of"),
+        (bent(TWO, "<Q", 8, len(TWO)), "a fat binary ends at 0x16c, past the end of the file"),
+        (bent(TWO, "<Q", 8, 2**64 - 1), "a fat binary ends at 0x100000000000000cb"),
+        (TWO[:-1], "a fat binary ends at 0x15c, past the end of the file"),
+        (bent(TWO, "<Q", 8, 80), "the header of an entry in a fat binary is truncated"),
+        (
+            bent(TWO, "<I", 16 + 4, 2**32 - 1),
+            "an entry has 4294967295 + 8 bytes, more than the remaining 144",
+        ),
+        (bent(TWO, "<I", 16 + 4, 0), "an entry has 0 + 8 bytes"),
+        (bent(TWO, "<Q", 16 + 8, 2**64 - 1), "an entry has 64 + 18446744073709551615 bytes"),
+        (bent(TWO, "<H", 16 + 2, 0x0102), "an entry has version 0x0102, expected 0x0101"),
+        (bent(TWO, "<I", 16 + 28, 0), "an entry has the invalid architecture 0 "),
+        (bent(TWO, "<I", 16 + 28, 2**32 - 1), "an entry has the invalid architecture 4294967295"),
+        (
+            bent(module("compute_80/8.1"), "<H", 16 + 26, 999),
+            "an entry has the invalid architecture 80 or PTX version 999.1",
+        ),
+        (bent(container(concatenation("sm_80")), "<I", 80, 2**32 - 1), "the table of a concatenation"),
+        (bent(container(concatenation("sm_80")), "<I", 80, 0), "the table of a concatenation"),
+        (bent(container(concatenation("sm_80")), "<I", 36, 2**32 - 1), "the table of a concatenation"),
+        (container(concatenation(*["sm_80"] * 1024)), "a concatenation has an invalid header of"),
     ],
 )
 def test_damage_names_its_offset_and_keeps_what_was_before(data: bytes, damage: str, filed: Scan) -> None:
@@ -756,7 +762,7 @@ def test_a_file_that_is_cut_is_said(filed: Scan) -> None:
     assert filed(whole[:8000]) is None  # all that is loaded is there
     found = filed(whole[:5000])
     assert found.modules == ()
-    assert found.damage == "at 0x1388: the file is cut off here, it goes on to 0x1c00 or farther"
+    assert found.damage == "at 0x1388: the file is truncated, expected at least 0x1c00 bytes"
     found = filed(whole[:2000] + module("sm_80"))
     assert modules(found) == {("sm_80",): 1}
     assert found.damage.startswith("at 0x8")
@@ -765,7 +771,7 @@ def test_a_file_that_is_cut_is_said(filed: Scan) -> None:
     linked = bytearray(elf_file((*DATA, b"x" * 4000)))
     struct.pack_into("<H", linked, 16, 1)
     assert filed(bytes(linked)) is None
-    assert "cut off" in filed(bytes(linked[:3000])).damage
+    assert "truncated" in filed(bytes(linked[:3000])).damage
 
 
 def test_targets_of_amd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -774,7 +780,7 @@ def test_targets_of_amd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     one = bundle(*(f"hipv4-amdgcn-amd-amdhsa--gfx{number:x}" for number in range(0x900, 0x908)))
     assert scan_bytes(one * 2, "x").damage == ""
     found = scan_bytes(one * 3, "x")
-    assert found.damage == f"at {2 * len(one):#x}: more than 20 entries"
+    assert found.damage == f"at {2 * len(one):#x}: the file has more than 20 entries"
     assert [each.count for each in found.modules] == [2]
 
 

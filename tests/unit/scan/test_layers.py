@@ -484,7 +484,7 @@ def test_a_name_that_is_replaced_leaves_the_file_to_the_others(monkeypatch: pyte
     assert [one.path for one in found.findings if one.library] == ["c.so"]
     assert (found.links, found.plain) == ((), ("a.so", "b.so"))
     monkeypatch.setattr(layers, "RENAMED_LIMIT", 2)
-    with pytest.raises(CorruptDataError, match="change their names"):
+    with pytest.raises(CorruptDataError, match="renamed"):
         scan_layer(iter([data]))
 
 
@@ -577,7 +577,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_layer_is_refused_with_its_fault(name: str) -> None:
-    with pytest.raises(CorruptDataError, match=r"header|ends at byte|leaves"):
+    with pytest.raises(CorruptDataError, match=r"header|ends at byte|outside"):
         scan_layer(pieces(HOSTILE[name], 1 << 20))
 
 
@@ -587,7 +587,7 @@ def test_sparse_files_and_endless_names_are_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(CorruptDataError, match="sparse"):
         scan_layer(iter([info.tobuf(tarfile.PAX_FORMAT)]))
     monkeypatch.setattr(tar_stream, "NAMES_LIMIT", 20)
-    with pytest.raises(CorruptDataError, match="names of its files"):
+    with pytest.raises(CorruptDataError, match="file names"):
         scan_layer(iter([tar(("0123456789", b""), ("abcdefghij", b""))]))
 
 
@@ -694,7 +694,7 @@ def test_layers_of_every_packing_tell_the_same(layout: Layout, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["tar", "gzip", "zstd"])
 def test_a_cut_layer_is_said_and_not_kept(layout: Layout, kind: str) -> None:
     layer, shelf = shelved(layout, kind, GOOD, cut=30)
-    with fails("layer-corrupt", r"layer x .*\d+ bytes, not \d+"):
+    with fails("layer-corrupt", r"layer x .*\d+ bytes, found \d+"):
         scan_image("x", [layer], shelf, QuietProgress())
     assert not (layout.path / "scans").exists()
 

@@ -774,8 +774,8 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["new", "X", "--extends", "pytorch-2.3-cu121"], "'X' is not a name for a family"),
-        (["new", "x", "--framework", "torch=2.3"], "'torch=2-3' is not a name for a framework"),
+        (["new", "X", "--extends", "pytorch-2.3-cu121"], "'X' is not a valid name for a family"),
+        (["new", "x", "--framework", "torch=2.3"], "'torch=2-3' is not a valid name for a framework"),
         (
             ["new", "x", "--extends", "pytorch-2.3-cu121", "--framework", "torch"],
             "it comes from pytorch-2.3-cu121",
@@ -791,7 +791,7 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
         ),
         (
             ["import", "requirements.txt", "--family", "x", "--framework", "torch>=2"],
-            "'torch>' is not a name for a framework",
+            "'torch>' is not a valid name for a framework",
         ),
         (
             ["import", "requirements.txt", "--family", "x", "--framework", "torch=2.*"],

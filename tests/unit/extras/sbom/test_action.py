@@ -163,7 +163,7 @@ def test_licenses_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: py
     held = call(*check, "--allow", "bsd-*", "--allow", "Zlib")
     assert (held.code, held.out.splitlines()[-1]) == (0, "licenses: all are allowed")
     refused = call(*check, "--allow", "BSD-*")
-    assert refused.code == errors.EXIT_BILL
+    assert refused.code == errors.EXIT_AUDIT
     assert "zlib1g   1:1.2.13.dfsg-1  not allowed: Zlib" in refused.out
     assert refused.out.splitlines()[-1] == "packages: 1 not allowed, 0 unknown"
     monkeypatch.setenv("IMAGEFACTORY_LICENSES", "Zlib, BSD-3-Clause")
@@ -181,7 +181,7 @@ def test_vulnerabilities_are_found_by_records(call: Call, tmp_path: Path) -> Non
     path.write_text(json.dumps({"id": "DSA-1", "aliases": ["CVE-1"], "affected": affected}))
     check = ("image", "audit", IMAGE, "--check", "vulnerabilities", "--osv", str(path))
     said = call(*check)
-    assert said.code == errors.EXIT_BILL
+    assert said.code == errors.EXIT_AUDIT
     assert said.out.splitlines()[1].split() == [
         "zlib",
         "1:1.2.13.dfsg-1",

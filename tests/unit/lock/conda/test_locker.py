@@ -338,7 +338,7 @@ def test_what_is_below_stays_file_by_file(site: Site) -> None:
     assert set(under.conda) < set(again.conda)
     with fails("package-from-parent") as caught:
         site.lock(asked, lock, "lib", under=under)
-    assert caught.value.hint.startswith("imagefactory lock tiny-1-cu121 --upgrade-package lib")
+    assert "imagefactory lock tiny-1-cu121 --upgrade-package lib" in caught.value.hint
 
 
 def test_what_is_below_stays_when_its_channel_says_something_else_of_it(site: Site) -> None:
@@ -507,8 +507,8 @@ def test_wishes_that_contradict_each_other(site: Site) -> None:
     assert first.startswith("tiny-1-cu121: `numpy >=2` and `old` ")
     assert any("numpy" in line for line in rest)
     assert not any("aside" in line for line in rest)
-    assert error.hint.startswith("numpy 1.26 ")
-    assert error.hint.endswith("`numpy >=2` at recipes/tiny.yaml:7:3")
+    assert "numpy 1.26 " in error.hint
+    assert "`numpy >=2` at recipes/tiny.yaml:7:3" in error.hint
     error = why(site, "tiny", "old", constraints=("numpy >=2",))
     assert error.code == "requirements-conflict"
     assert error.message.startswith("tiny-1-cu121: `old` and `numpy >=2` ")

@@ -101,4 +101,4 @@ def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> N
     with fails("index-unknown") as caught:
         write_requirements(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
     assert all(value in caught.value.message for value in ("pytorch-2.3-cu121", "torch", "'cu128'"))
-    assert caught.value.hint == 'write below [indexes] in imagefactory.toml: cu128 = "https://..."'
+    assert caught.value.hint == 'add cu128 = "https://..." to [indexes] in imagefactory.toml'
