@@ -153,7 +153,11 @@ def report(
 def _print_files(paths: Sequence[Path], summary: str, images: int, *, as_json: bool) -> None:
     if as_json:
         return print_json(
-            {"format": "imagefactory.report-files/1", "images": images, "files": [str(path) for path in paths]}
+            {
+                "format": "imagefactory.report-files/1",
+                "images": images,
+                "files": [str(path) for path in paths],
+            }
         )
     return print_result("\n".join([summary, *(f"  {path}" for path in paths)]))
 

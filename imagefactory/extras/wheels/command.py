@@ -106,7 +106,13 @@ def build_wheel(
     )
     result = compile_wheel(factory, ask, call.progress)
     if as_json:
-        print_json({"format": "imagefactory.recipe-build-wheel/1", "wheel": str(result.wheel), "made": result.compiled})
+        print_json(
+            {
+                "format": "imagefactory.recipe-build-wheel/1",
+                "wheel": str(result.wheel),
+                "made": result.compiled,
+            }
+        )
         return
     size = result.wheel.stat().st_size
     status = "compiled" if result.compiled else "is there already, of the same source, image and tools"

@@ -73,7 +73,7 @@ def joined(person: Call, tmp_path: Path) -> Call:
     told = json_of(
         person("site", "join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "site-join"
     )
-    assert (told["joined_as"], told["beside"], told["catalog_works"]) == ("second", [FIRST], True)
+    assert (told["joined_as"], told["other_centers"], told["catalog_works"]) == ("second", [FIRST], True)
     return person
 
 
@@ -94,7 +94,7 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     own_file = tomllib.loads((own.parent / "centers/second.toml").read_text())
     assert (own_file["catalog"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
     assert [row["keyid"] for row in own_file["trust"]] == [STRANGER.keyid]
-    assert json_of(person("site", "join", invitation(tmp_path), "--json"), "site-join")["changed"] == []
+    assert json_of(person("site", "join", invitation(tmp_path), "--json"), "site-join")["changes"] == []
     person("site", "remove", "second", "--yes")
     assert json_of(person("list", "--json"), "images") == first
 
@@ -496,7 +496,9 @@ def test_verdicts_are_those_that_the_catalog_carries(member: Call) -> None:
     assert image["verdicts"] == []
     assert "7.0" in member("verdict", "list", "pytorch-2.3", "--capability", "7.0", code=9).err
     member("verdict", "list", "pytorch-2.3", "--capability", "8.0")
-    rows = json_of(member("verdict", "list", "pytorch-2.5", "--json"), "verdict-list")["images"][0]["verdicts"]
+    rows = json_of(member("verdict", "list", "pytorch-2.5", "--json"), "verdict-list")["images"][0][
+        "verdicts"
+    ]
     assert {row["keyid"] for row in rows} == {LAB.keyid}
 
 

@@ -129,7 +129,7 @@ def test_a_registry_is_joined_by_its_address(site: Site) -> None:
     assert told["keys"] == [LAB.keyid]
     assert told["catalog_works"] is False  # nobody made one yet
     assert site.settings.is_file()
-    assert json_of(site.join(site.address, "--json"), "site-join")["changed"] == []
+    assert json_of(site.join(site.address, "--json"), "site-join")["changes"] == []
 
 
 def test_an_invitation_brings_the_mirrors_of_the_catalog(site: Site) -> None:

@@ -105,7 +105,8 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     assert back.changes == (change,)
     assert back.earlier.catalog.made == NOW - 3 * HOUR
     said = json_of(
-        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"), "site-publish"
+        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"),
+        "site-publish",
     )
     assert said["rollback"]["digest"] == back.earlier.digest
     assert said["rollback"]["changes"] == [format_value(change)]

@@ -39,7 +39,9 @@ class Team:
         return self.bench.call(*words, store="store" if who == "lab" else f"store-{who}", code=code)
 
     def promote(self, who: str, *words: str, code: int = 0) -> dict[str, Any]:
-        said = json_of(self.call(who, "image", "promote", TARGET, "--json", *words, code=code), "image-promote")
+        said = json_of(
+            self.call(who, "image", "promote", TARGET, "--json", *words, code=code), "image-promote"
+        )
         (result,) = said["results"]
         return {row["tag"]: row for row in result["tags"]}
 
@@ -54,7 +56,7 @@ class Team:
         return sorted((one.tag, one.subject.index) for one in read)
 
     def acts(self, who: str) -> list[str]:
-        return [row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "key-log")["acts"]]
+        return [row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "key-log")["entries"]]
 
     def write(self, policy: str) -> None:
         """The policy, which both trust."""

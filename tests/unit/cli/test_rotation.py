@@ -177,7 +177,7 @@ def site_down(bench: Bench) -> Iterator[None]:
 def test_the_log_says_who_did_what(site: Bench) -> None:
     rotate(site)
     site.call("verdict", "revoke", TARGET, "--reason", "wrong sums")
-    rows = json_of(site.call("key", "log", "--json"), "key-log")["acts"]
+    rows = json_of(site.call("key", "log", "--json"), "key-log")["entries"]
     assert {frozenset(row) for row in rows} == {
         frozenset(("time", "user", "host", "action", "what", "where", "key", "why"))
     }
@@ -193,7 +193,7 @@ def test_the_log_says_who_did_what(site: Bench) -> None:
     log.write_bytes(before + b'{"action": "si')  # a kill
     site.call("site", "publish")
     assert log.read_bytes().startswith(before)
-    after = json_of(site.call("key", "log", "--json"), "key-log")["acts"]
+    after = json_of(site.call("key", "log", "--json"), "key-log")["entries"]
     assert after[: len(rows)] == rows
     assert after[-1]["action"] == "publish"
 
@@ -250,7 +250,7 @@ def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -
     assert here(site) == {"8.0": "key-retired"}
     invite(site)
     (row, _) = tomllib.loads(published(site, "invitation").decode())["trust"]
-    assert (row["name"], row["until"]) == ("lab", row["from"])
+    assert (row["name"], row["valid_until"]) == ("lab", row["valid_from"])
     assert invited(site).keys[0].until == before.keys[0].since
     site.call("site", "publish")
     assert standings(site, invited(site)) == []

@@ -94,7 +94,9 @@ def test_verdicts_are_found_in_a_list_that_calls_them_something_else(bench: Benc
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
     host = bench.registry.host
-    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{first}", "--json"), "verdict-list")["images"]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{first}", "--json"), "verdict-list")[
+        "images"
+    ]
     assert [one["standing"] for one in image["verdicts"]] == ["good"]
     bench.call("verdict", "sync", "--registry", host)
     bench.verify(first, "9.0")
@@ -115,7 +117,9 @@ def test_revoked_and_verified_again(bench: Bench) -> None:
     value = json_of(said, "verdict-revoke")
     assert value["revoked"] == [old]
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
-    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{second}", "--json"), "verdict-list")["images"]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{second}", "--json"), "verdict-list")[
+        "images"
+    ]
     assert [(one["standing"], one["why"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
     bench.verify(second, now=datetime.now(UTC) + timedelta(seconds=2))
     bench.promote()
@@ -480,9 +484,9 @@ def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench
     (copied,) = read_verdicts(place, bench.manifest(first))
     put_statement(place, SignedStatement(kind=VERDICT_TYPE, subject=forged, envelope=copied.envelope))
 
-    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{forged.digest}", "--json"), "verdict-list")[
-        "images"
-    ]
+    (image,) = json_of(
+        bench.call("verdict", "list", f"{host}/one@{forged.digest}", "--json"), "verdict-list"
+    )["images"]
     assert [(one["standing"], one["proves"]) for one in image["verdicts"]] == [("other-subject", False)]
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}

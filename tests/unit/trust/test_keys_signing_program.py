@@ -302,7 +302,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     assert (keys_directory(bench.factory.environ) / "other.command").exists()
     bench.call("verdict", "revoke", "one-12.1-cu121", "--reason", "a test")
     assert "12.1-cu121" not in bench.tags
-    acts = [row["action"] for row in json_of(bench.call("key", "log", "--json"), "key-log")["acts"]]
+    acts = [row["action"] for row in json_of(bench.call("key", "log", "--json"), "key-log")["entries"]]
     assert {"rotate", "sign", "promote", "publish", "revoke"} <= set(acts)
     bench.call("key", "rotate", code=EXIT_USAGE)  # its successor would be a file
     stranger = str(bench.folder / "stranger.public")
