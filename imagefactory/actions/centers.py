@@ -57,10 +57,6 @@ class JoinedCenter:
         of = f"of {self.name}: " if self.several else "of "
         return f"images {of}the catalog {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
 
-    def json_of(self, target: str) -> dict[str, str]:
-        """Return further JSON keys of an image, if there are several centers."""
-        return {"center": self.name, "name": f"{self.prefix}{target}"} if self.several else {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterCatalog:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -31,10 +31,12 @@ from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.actions.centers import JoinedCenter
+    from imagefactory.gpu.values import ClaimBasis
     from imagefactory.jobs.offer import AvailableGpu
     from imagefactory.jobs.resources import ResourceAdvice
     from imagefactory.jobs.spec import JobParameters, JobSpec
-    from imagefactory.schedulers.pool import Inventory
+    from imagefactory.schedulers.pool import ImageKind, Inventory
+    from imagefactory.views.catalog import CatalogRow
 
 IMAGE_TYPES = ("docker", "oras", "sif", "osdf")
 SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
@@ -260,13 +262,10 @@ def write(
     if nodes:
         places = find_places(by_class(job.classes), resource_request(job), index_machines(nodes))
     if as_json:
-        from imagefactory.jobs.make import summary
-        from imagefactory.views.catalog import source_json
+        from imagefactory.views.catalog import catalog_json
 
-        known = _reach_json(places, nodes) if nodes else None
-        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalog)}
-        more |= entry.center.json_of(image.target)
-        print_json({"format": "imagefactory.job/1", **summary(job), **more})
+        pool = _matching_json(places, nodes) if nodes else None
+        print_json(_job_json(job, files, pool, catalog_json(entry.center, catalog)))
     else:
         reach = format_places(places, nodes, now) if nodes else ""
         _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
@@ -459,11 +458,101 @@ def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
         return None
 
 
-def _reach_json(places: Sequence[AvailableGpu], inventory: Inventory) -> dict[str, object]:
-    return {
-        "gpus": len(places),
-        "of": len(inventory.gpus),
-        "free": sum(place.free for place in places),
-        "unsure": sum(place.unsure for place in places),
-        "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
-    }
+# --- JSON
+
+
+class JobImageRow(TypedDict):
+    type: ImageKind
+    reference: str
+    manifest: str
+    config: str
+
+
+class JobGpuRow(TypedDict):
+    """GPUs that the job may get."""
+
+    capability: str
+    cuda: str
+    """The CUDA version that their drivers must support; empty for any."""
+    basis: ClaimBasis
+    reason: str
+    source: str
+
+
+class ExcludedGpuRow(TypedDict):
+    capability: str
+    reason: str
+
+
+class MatchingGpusRow(TypedDict):
+    """The GPUs of a pool that the job can get."""
+
+    matching: int
+    free: int
+    """How many of the matching GPUs are free."""
+    uncertain: int
+    """How many of the matching GPUs may reject the job."""
+    total: int
+    """The GPUs of the pool."""
+    taken: str
+    """The time of the inventory."""
+
+
+class JobDocument(TypedDict):
+    """A job file, its image, and the GPUs that it may get."""
+
+    format: Literal["imagefactory.job/1"]
+    target: str
+    site: str
+    files: list[str]
+    image: JobImageRow
+    gpus: list[JobGpuRow]
+    excluded: list[ExcludedGpuRow]
+    pool: MatchingGpusRow | None
+    catalog: CatalogRow
+
+
+def _job_json(
+    spec: JobSpec, files: Sequence[str], pool: MatchingGpusRow | None, catalog: CatalogRow
+) -> JobDocument:
+    return JobDocument(
+        format="imagefactory.job/1",
+        target=spec.target,
+        site=spec.site.name,
+        files=list(files),
+        image=JobImageRow(
+            type=spec.image.kind,
+            reference=spec.image.address,
+            manifest=spec.image.subject.manifest,
+            config=spec.image.subject.config,
+        ),
+        gpus=gpu_rows(spec),
+        excluded=[
+            ExcludedGpuRow(capability=str(capability), reason=reason) for capability, reason in spec.excluded
+        ],
+        pool=pool,
+        catalog=catalog,
+    )
+
+
+def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
+    return [
+        JobGpuRow(
+            capability=str(gpu_class.capability),
+            cuda=gpu_class.cuda,
+            basis=gpu_class.claim.basis,
+            reason=gpu_class.claim.reason,
+            source=gpu_class.claim.source,
+        )
+        for gpu_class in spec.classes
+    ]
+
+
+def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> MatchingGpusRow:
+    return MatchingGpusRow(
+        matching=len(places),
+        free=sum(place.free for place in places),
+        uncertain=sum(place.unsure for place in places),
+        total=len(inventory.gpus),
+        taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
+    )

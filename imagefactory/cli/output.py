@@ -377,83 +377,161 @@ def targets_argument(*, required: bool) -> Callable[[Callable[P, None]], Callabl
     )
 
 
-def target_json(target: Target) -> dict[str, object]:
-    return {
-        "target": target.name,
-        "family": target.family,
-        "description": target.description,
-        "source": target.source,
-        "framework": target.framework,
-        "version": target.version,
-        "cuda": target.cuda,
-        "python": target.python,
-        "base": target.base,
-        "platform": target.platform,
-        "capabilities": target.capabilities,
-        "checks": target.checks,
-        "waive": target.waive,
-        "requirements": target.requirements,
-        "constraints": target.constraints,
-        "environment": dict(target.environment),
-        "on": target.on,
-        "channels": target.channels,
-        "channel_priority": target.priority if target.channels else "",
-        "virtual": dict(target.virtual),
-        "pip": target.pip,
-        "origins": dict(target.origins),
-        "sources": target.sources,
-        "recipe": str(target.where),
-    }
+class TargetRow(TypedDict):
+    target: str
+    family: str
+    description: str
+    source: str
+    framework: str
+    version: str
+    cuda: str
+    python: str
+    base: str
+    platform: str
+    capabilities: Sequence[str]
+    checks: Sequence[str]
+    waive: Sequence[str]
+    requirements: Sequence[str]
+    constraints: Sequence[str]
+    environment: dict[str, str]
+    extends: str
+    """The target whose image this one adds packages to; empty for none."""
+    channels: Sequence[str]
+    channel_priority: str
+    virtual: dict[str, str]
+    pip: Sequence[str]
+    origins: dict[str, str]
+    """The index or wheel of each package that comes from another place than the project's index."""
+    sources: Sequence[str]
+    recipe: str
+    """The file and line of the recipe."""
 
 
-def package_json(package: LockedPackage) -> dict[str, object]:
+def target_json(target: Target) -> TargetRow:
+    return TargetRow(
+        target=target.name,
+        family=target.family,
+        description=target.description,
+        source=target.source,
+        framework=target.framework,
+        version=target.version,
+        cuda=target.cuda,
+        python=target.python,
+        base=target.base,
+        platform=target.platform,
+        capabilities=target.capabilities,
+        checks=target.checks,
+        waive=target.waive,
+        requirements=target.requirements,
+        constraints=target.constraints,
+        environment=dict(target.environment),
+        extends=target.on,
+        channels=target.channels,
+        channel_priority=target.priority if target.channels else "",
+        virtual=dict(target.virtual),
+        pip=target.pip,
+        origins=dict(target.origins),
+        sources=target.sources,
+        recipe=str(target.where),
+    )
+
+
+class PackageRow(TypedDict):
+    """A locked package."""
+
+    name: str
+    version: str
+    build: NotRequired[str]
+    """Of a conda package."""
+    url: NotRequired[str]
+    """Of a conda package."""
+    file: str
+    sha256: str
+    size: int
+
+
+def package_json(package: LockedPackage) -> PackageRow:
     from imagefactory.model import LockedCondaPackage
 
-    conda = {"build": package.build, "url": package.url} if isinstance(package, LockedCondaPackage) else {}
-    return {
-        "name": package.name,
-        "version": package.version,
-        **conda,
-        "file": package.filename,
-        "sha256": package.sha256,
-        "size": package.size,
-    }
+    row = PackageRow(
+        name=package.name,
+        version=package.version,
+        file=package.filename,
+        sha256=package.sha256,
+        size=package.size,
+    )
+    if isinstance(package, LockedCondaPackage):
+        row["build"], row["url"] = package.build, package.url
+    return row
 
 
-def artifact_json(artifact: Image | SifArtifact) -> dict[str, object]:
+class SifRow(TypedDict):
+    """A .sif file."""
+
+    name: str
+    digest: str
+    sha256: str
+    size: int
+    path: str
+    source_manifest: str
+    """The digest of the manifest that it was converted from; empty if Apptainer built it."""
+    compression: str
+
+
+class LayerRow(TypedDict):
+    title: str
+    digest: str
+    size: int
+    diff_id: str
+
+
+class ImageRow(TypedDict):
+    """An image in the store."""
+
+    name: str
+    digest: str
+    manifest: str
+    config: str
+    size: int
+    layers: list[LayerRow]
+
+
+def artifact_json(artifact: Image | SifArtifact) -> ImageRow | SifRow:
     """Return an image or a .sif file as JSON."""
     from imagefactory.oci.manifests import Image
 
-    if isinstance(artifact, Image):
-        return image_json(artifact)
-    return {
-        "name": artifact.name,
-        "digest": artifact.digest,
-        "sha256": artifact.file.digest,
-        "size": artifact.file.size,
-        "path": str(artifact.path),
-        "made_from": artifact.made_from,
-        "compression": artifact.compression,
-    }
+    return image_json(artifact) if isinstance(artifact, Image) else sif_json(artifact)
 
 
-def image_json(image: Image) -> dict[str, object]:
-    return {
-        "name": image.name,
-        "digest": image.digest,
-        "manifest": image.manifest,
-        "config": image.config,
-        "size": image.size,
-        "layers": [
-            {
-                "title": layer.title,
-                "digest": layer.descriptor.digest,
-                "size": layer.descriptor.size,
-                "diff_id": layer.diff_id,
-            }
+def sif_json(sif: SifArtifact) -> SifRow:
+    return SifRow(
+        name=sif.name,
+        digest=sif.digest,
+        sha256=sif.file.digest,
+        size=sif.file.size,
+        path=str(sif.path),
+        source_manifest=sif.made_from,
+        compression=sif.compression,
+    )
+
+
+def image_json(image: Image) -> ImageRow:
+    return ImageRow(
+        name=image.name,
+        digest=image.digest,
+        manifest=image.manifest,
+        config=image.config,
+        size=image.size,
+        layers=[
+            LayerRow(
+                title=layer.title,
+                digest=layer.descriptor.digest,
+                size=layer.descriptor.size,
+                diff_id=layer.diff_id,
+            )
             for layer in image.layers
         ],
-    }
+    )
 
 
 # --- failures ---------------------------------------------------------------------------------------

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
+    ImageRow,
+    PackageRow,
+    TargetRow,
     choose_targets,
     complete_targets,
     exit_with_first_failure,
@@ -30,11 +34,67 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import NothingSelectedError, UsageError, os_problem, without_logins
+from imagefactory.errors import (
+    NothingSelectedError,
+    OutdatedPackageRow,
+    UsageError,
+    os_problem,
+    without_logins,
+)
 
 if TYPE_CHECKING:
     from imagefactory.actions.lock import LockResult
     from imagefactory.recipes.edit import RecipeDraft
+
+
+class ListedTargetRow(TargetRow):
+    lock: str
+    """`ok`, or why the lock cannot be used."""
+    note: str
+    """Packages of the same framework that the recipe omits; empty for none."""
+    built: bool
+    pushed: bool
+    verified: Sequence[str]
+    """The capabilities on which the image is verified."""
+
+
+class ListDocument(TypedDict):
+    """The targets of a project."""
+
+    format: Literal["imagefactory.list/1"]
+    targets: list[ListedTargetRow]
+    errors: list[ErrorRow]
+
+
+class UnsolvableRow(TypedDict):
+    reason: str
+    hint: str
+    tree: str
+
+
+class LockedImageRow(TypedDict):
+    """The image that the layer lock pins."""
+
+    digest: str
+    manifest: str
+
+
+class ShowDocument(TargetRow):
+    """A target: its requirements, its lock and its image."""
+
+    format: Literal["imagefactory.show/1"]
+    lock: str
+    """`ok`, or why the lock cannot be used."""
+    unsolvable: UnsolvableRow | None
+    lock_note: str
+    """The note that `lock --note` wrote."""
+    outdated: list[OutdatedPackageRow]
+    note: str
+    """Packages of the same framework that the recipe omits; empty for none."""
+    packages: list[PackageRow]
+    image: ImageRow | None
+    """The image in the store."""
+    locked_image: LockedImageRow | None
 
 
 @click.command("list", cls=Command)
@@ -71,16 +131,19 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     with exit_with_first_failure(factory, names) as failures:
         if as_json:
             listed = [
-                {
+                ListedTargetRow(
                     **target_json(t),
-                    "lock": states[t.name],
-                    "left_out": omitted_companions(t),
-                    **asdict(marks[t.name]),
-                }
+                    lock=states[t.name],
+                    note=omitted_companions(t),
+                    built=marks[t.name].built,
+                    pushed=marks[t.name].pushed,
+                    verified=marks[t.name].verified,
+                )
                 for t in chosen
             ]
-            print_json({"format": "imagefactory.targets/1", "targets": listed, "errors": failures.as_json()})
-            return None
+            return print_json(
+                ListDocument(format="imagefactory.list/1", targets=listed, errors=failures.as_json())
+            )
         print_result(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
     return (
         print_next_command("show", chosen[0].name)
@@ -96,7 +159,7 @@ def _list_cataloged(call: CommandContext, names: tuple[str, ...], *, as_json: bo
     shelves = read_center_images(call.settings, os.environ, names, datetime.now(UTC))
     print_catalog_notes(shelves[0].notes)
     if as_json:
-        return print_json({"format": "imagefactory.images/1", **center_images_json(shelves)})
+        return print_json(center_images_json(shelves))
     return print_result(format_center_images(shelves, terminal_width()))
 
 
@@ -107,7 +170,7 @@ def _show_cataloged(call: CommandContext, name: str, *, as_json: bool) -> None:
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
     print_catalog_notes(shelf.notes)
     if as_json:
-        return print_json({"format": "imagefactory.images/1", **center_images_json((shelf,))})
+        return print_json(center_images_json((shelf,)))
     return print_result(format_offer(shelf, terminal_width()))
 
 
@@ -156,18 +219,22 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
             return print_next_command("run", target.name, "--", "python")
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
         return print_next_command(doing, target.name) if why is None else None
-    value = {
-        **target_json(target),
-        "lock": state,
-        "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
-        "note": lock.note if lock else "",
-        "outdated": [package.as_json() for package in behind],
-        "left_out": lacking,
-        "packages": [package_json(package) for package in (lock.packages if lock else ())],
-        "image": image_json(image) if image else None,
-        "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
-    }
-    return print_json({"format": "imagefactory.target/1", **value})
+    unsolvable = UnsolvableRow(reason=why.reason, hint=why.hint, tree=why.tree) if why else None
+    locked = LockedImageRow(digest=promised.digest, manifest=promised.manifest) if promised else None
+    return print_json(
+        ShowDocument(
+            format="imagefactory.show/1",
+            **target_json(target),
+            lock=state,
+            unsolvable=unsolvable,
+            lock_note=lock.note if lock else "",
+            outdated=[package.as_json() for package in behind],
+            note=lacking,
+            packages=[package_json(package) for package in (lock.packages if lock else ())],
+            image=image_json(image) if image else None,
+            locked_image=locked,
+        )
+    )
 
 
 @click.command(cls=Command)

@@ -83,7 +83,7 @@ def search(
     result = find_images(call.settings, os.environ, lambda: call.factory_if_any, request)
     print_catalog_notes(result.notes)
     if as_json:
-        print_json({"format": "imagefactory.search/1", **matches_json(result)})
+        print_json(matches_json(result))
     else:
         print_result(format_matches(result, terminal_width()))
         print_next_command(*next_command(result))

@@ -15,7 +15,6 @@ from imagefactory.cli.output import (
     CommandContext,
     ErrorRow,
     TargetFailures,
-    artifact_json,
     exit_with_first_failure,
     image_json,
     json_option,
@@ -23,6 +22,7 @@ from imagefactory.cli.output import (
     print_next_command,
     print_result,
     reject_conflict,
+    sif_json,
     targets_argument,
     terminal_width,
 )
@@ -130,7 +130,7 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     if as_json:
         value = {
             "images": [image_json(image) for image in images],
-            "sifs": [{**artifact_json(sif), "name": name} for name, sif in sifs],
+            "sifs": [{**sif_json(sif), "name": name} for name, sif in sifs],
             "errors": contents.errors,
         }
         return print_json({"format": "imagefactory.image-list/1", "store": place, **value})

@@ -12,7 +12,6 @@ import click
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
-    artifact_json,
     complete_targets,
     exit_with_first_failure,
     json_option,
@@ -23,6 +22,7 @@ from imagefactory.cli.output import (
     print_result,
     registry_option,
     reject_conflict,
+    sif_json,
     targets_argument,
 )
 from imagefactory.errors import BuildError, UsageError
@@ -410,7 +410,7 @@ def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None
     compression, output = options
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
-        artifact = {**artifact_json(sif), "path": str(path)}
+        artifact = {**sif_json(sif), "path": str(path)}
         return print_json(
             {"format": "imagefactory.image-export/1", "target": target.name, "kind": "sif", **artifact}
         )

@@ -155,30 +155,6 @@ def write_job(spec: JobSpec) -> dict[str, str]:
     return write_kubernetes(spec) if spec.site.batch == KUBERNETES else write_htcondor(spec)
 
 
-def summary(spec: JobSpec) -> Mapping[str, object]:
-    """Return the decisions of a job for `--json`."""
-    return {
-        "target": spec.target,
-        "image": {
-            "kind": spec.image.kind.value,
-            "address": spec.image.address,
-            "manifest": spec.image.subject.manifest,
-            "config": spec.image.subject.config,
-        },
-        "gpus": [
-            {
-                "capability": str(gpu_class.capability),
-                "cuda": gpu_class.cuda,
-                "basis": gpu_class.claim.basis.value,
-                "reason": gpu_class.claim.reason,
-                "source": gpu_class.claim.source,
-            }
-            for gpu_class in spec.classes
-        ],
-        "not": [{"capability": str(capability), "reason": why} for capability, why in spec.excluded],
-    }
-
-
 # --- files
 
 

@@ -128,10 +128,10 @@ class CatalogImage:
 class CatalogSource(StrEnum):
     """The source of a catalog: this process, the configured address, a mirror, or the local cache."""
 
-    MADE = "made"
+    MADE = "created"
     PLACE = "place"
     MIRROR = "mirror"
-    KEPT = "kept"
+    KEPT = "cached"
 
 
 SOON = timedelta(days=7)

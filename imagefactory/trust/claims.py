@@ -117,7 +117,7 @@ class VerdictAges:
     """The time of the oldest valid verdict, or None, and the number of verdicts that expire within SOON."""
 
     oldest: datetime | None
-    lapsing: int
+    expiring: int
 
 
 def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges:
@@ -125,7 +125,7 @@ def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges
     holding = [(since, until) for since, until in proofs if until > now]
     return VerdictAges(
         oldest=min((since for since, _ in holding), default=None),
-        lapsing=sum(until <= now + SOON for _, until in holding),
+        expiring=sum(until <= now + SOON for _, until in holding),
     )
 
 

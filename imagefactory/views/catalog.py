@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypedDict
 
-from imagefactory.actions.centers import CenterCatalog, CenterImages
+from imagefactory.actions.centers import CenterImages, JoinedCenter
 from imagefactory.actions.find import FindCandidate, FindMatch, FindResult, GpuMatch
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
@@ -14,11 +15,12 @@ from imagefactory.jobs.offer import ImageEvidence, expected_grounds, free_when, 
 from imagefactory.progress import format_bytes
 from imagefactory.schedulers.sizes import format_size
 from imagefactory.serialize import format_time
-from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.catalog import Catalog, CatalogImage, CatalogSource, ImageOffer
+from imagefactory.trust.claims import VerdictAges
 from imagefactory.trust.offers import verdict_ages_of
 from imagefactory.views.sweeps import pool_summary
 from imagefactory.views.text import CPUS, MIN_FOLDED, fold, format_fields, format_table, wrap
-from imagefactory.views.verdicts import format_ages, revoked_json
+from imagefactory.views.verdicts import RevokedRow, format_ages, revoked_json
 
 
 def format_center_images(shelves: Sequence[CenterImages], width: int | None = None) -> str:
@@ -124,66 +126,101 @@ def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
     return verified, [row.capability for row in hoped if row.capability not in {*verified, *refused}]
 
 
-def source_json(catalog: Catalog | None) -> Mapping[str, object]:
-    """Return the source and times of a catalog, for each command that reads one."""
-    return {
-        "catalog_source": catalog.source.value if catalog else None,
-        "catalog_made": format_time(catalog.made) if catalog else None,
-        "catalog_expires": format_time(catalog.expires) if catalog else None,
-    }
+class CatalogRow(TypedDict):
+    """A catalog that was read."""
+
+    center: str
+    """The name of the center that you joined."""
+    reference: str
+    source: CatalogSource
+    created: str
+    expires: str
 
 
-def centers_json(open_: Sequence[CenterCatalog]) -> Mapping[str, object]:
-    """Return `{centers: [...]}` if several are joined, else nothing."""
-    if not any(row.center.several for row in open_):
-        return {}
-    rows = [
-        {"center": row.center.name, "catalog": row.center.place, **source_json(row.catalog)} for row in open_
-    ]
-    return {"centers": rows}
+def catalog_json(center: JoinedCenter, catalog: Catalog) -> CatalogRow:
+    return CatalogRow(
+        center=center.name,
+        reference=center.place,
+        source=catalog.source,
+        created=format_time(catalog.made),
+        expires=format_time(catalog.expires),
+    )
 
 
-def center_images_json(shelves: Sequence[CenterImages]) -> Mapping[str, object]:
-    """Return `{catalog, made, ..., images}` of one center, `{centers: [...], images}` of several."""
-    images = [_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers]
-    if shelves[0].center.several:
-        return {
-            "centers": [{"center": shelf.center.name, **_head_json(shelf)} for shelf in shelves],
-            "images": images,
-        }
-    return {**_head_json(shelves[0]), "images": images}
+class CatalogSifRow(TypedDict):
+    sha256: str
+    reference: str
 
 
-def _head_json(shelf: CenterImages) -> Mapping[str, object]:
-    return {
-        "catalog": shelf.place,
-        **source_json(shelf.catalog),
-        "made": f"{shelf.catalog.made:%Y-%m-%dT%H:%M:%SZ}",
-        "expires": f"{shelf.catalog.expires:%Y-%m-%dT%H:%M:%SZ}",
-        "proofs": verdict_ages_of(shelf.offers, shelf.now),
-    }
+class CatalogImageRow(TypedDict):
+    name: str
+    """The name for other commands: the target, after the center if you joined several."""
+    target: str
+    center: str
+    family: str
+    framework: str
+    version: str
+    cuda: str
+    python: str
+    platform: str
+    reference: str
+    digest: str
+    manifest: str
+    size: int
+    unpacked_size: int
+    sifs: list[CatalogSifRow]
+    verified: list[str]
+    """The capabilities on which it is verified."""
+    predicted: list[str]
 
 
-def _offer_json(shelf: CenterImages, offer: ImageOffer) -> Mapping[str, object]:
+class CatalogVerdictsRow(CatalogRow):
+    verdict_ages: VerdictAges
+
+
+class CatalogImagesDocument(TypedDict):
+    """The images of the catalogs that you joined."""
+
+    format: Literal["imagefactory.catalog-images/1"]
+    catalogs: list[CatalogVerdictsRow]
+    images: list[CatalogImageRow]
+
+
+def center_images_json(shelves: Sequence[CenterImages]) -> CatalogImagesDocument:
+    return CatalogImagesDocument(
+        format="imagefactory.catalog-images/1",
+        catalogs=[
+            CatalogVerdictsRow(
+                **catalog_json(shelf.center, shelf.catalog),
+                verdict_ages=verdict_ages_of(shelf.offers, shelf.now),
+            )
+            for shelf in shelves
+        ],
+        images=[_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers],
+    )
+
+
+def _offer_json(shelf: CenterImages, offer: ImageOffer) -> CatalogImageRow:
     image, (verified, predicted) = offer.image, _classes(offer)
-    return {
-        "target": image.target,
-        **shelf.center.json_of(image.target),
-        "family": image.family,
-        "framework": image.framework,
-        "version": image.version,
-        "cuda": image.cuda,
-        "python": image.python,
-        "platform": image.platform,
-        "reference": image.reference,
-        "digest": image.subject.index,
-        "manifest": image.subject.manifest,
-        "size": image.size,
-        "unpacked": image.unpacked,
-        "sifs": [{"sha256": row.sif.sha256, "reference": row.sif.reference} for row in offer.sifs],
-        "verified": [str(row) for row in verified],
-        "predicted": [str(row) for row in predicted],
-    }
+    return CatalogImageRow(
+        name=shelf.name_of(image),
+        target=image.target,
+        center=shelf.center.name,
+        family=image.family,
+        framework=image.framework,
+        version=image.version,
+        cuda=image.cuda,
+        python=image.python,
+        platform=image.platform,
+        reference=image.reference,
+        digest=image.subject.index,
+        manifest=image.subject.manifest,
+        size=image.size,
+        unpacked_size=image.unpacked,
+        sifs=[CatalogSifRow(sha256=row.sif.sha256, reference=row.sif.reference) for row in offer.sifs],
+        verified=[str(row) for row in verified],
+        predicted=[str(row) for row in predicted],
+    )
 
 
 # --- Search results
@@ -299,54 +336,101 @@ def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         yield title, " ".join(row.capability for row in rows), basis.value
 
 
-def matches_json(finding: FindResult) -> Mapping[str, object]:
-    """Return `{source, place, made, pool, images: [...], next}`; counts are null without a pool.
+class SearchGpuRow(TypedDict):
+    """A type of GPU on which the image may run. Counts are null without an inventory."""
 
-    If several centers are joined, `place` and `made` are those of the first, and `centers` has all.
-    """
-    inventory, catalog = finding.request.inventory, finding.catalog
-    source = "catalog" if catalog and not finding.own_project else "factory" if catalog else "knowledge"
-    return {
-        "source": source,
-        "place": finding.place,
-        "made": f"{catalog.made:%Y-%m-%dT%H:%M:%SZ}" if catalog else None,
-        **source_json(catalog),
-        **centers_json(finding.open),
-        "proofs": finding.ages,
-        "pool": {
-            "name": inventory.pool,
-            "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
-            "gpus": len(inventory.gpus),
-            "free": free_when(inventory, finding.request.now) or None,
-        }
-        if inventory
-        else None,
-        "images": [
-            {
-                "target": match.candidate.target or None,
-                "name": match.candidate.name,
-                **({"center": match.candidate.center} if match.candidate.center else {}),
-                "framework": match.candidate.framework,
-                "version": match.candidate.version,
-                "cuda": match.candidate.cuda,
-                "ready": match.candidate.ready,
-                "unknown": match.unknown,
-                "revoked": [revoked_json(row) for row in match.candidate.revoked],
-                "gpus": [_gpu_json(row, counted=inventory is not None) for row in match.gpus],
-            }
+    capability: str
+    name: str
+    total: int | None
+    free: int | None
+    uncertain: int | None
+    """How many of them may reject the job."""
+    basis: ClaimBasis
+    reason: str
+
+
+class SearchImageRow(TypedDict):
+    target: str | None
+    name: str
+    center: str
+    framework: str
+    version: str
+    cuda: str
+    ready: bool
+    """Whether a job can use it now."""
+    unknown: bool
+    """Whether it is unknown for some GPU if the image runs there."""
+    revoked: list[RevokedRow]
+    gpus: list[SearchGpuRow]
+
+
+class SearchPoolRow(TypedDict):
+    name: str
+    taken: str
+    """The time of the inventory."""
+    total: int
+    free_when: str | None
+    """When the GPUs were free: `now` or a time; null if it is unknown."""
+
+
+class SearchDocument(TypedDict):
+    """The images that match, and the GPUs for each."""
+
+    format: Literal["imagefactory.search/1"]
+    source: Literal["catalog", "project", "knowledge"]
+    reference: str
+    """The catalog, or the directory of the project."""
+    catalogs: list[CatalogRow]
+    verdict_ages: VerdictAges | None
+    pool: SearchPoolRow | None
+    images: list[SearchImageRow]
+    next: str
+    """The command that uses the first image."""
+
+
+def matches_json(finding: FindResult) -> SearchDocument:
+    inventory = finding.request.inventory
+    pool = None
+    if inventory:
+        pool = SearchPoolRow(
+            name=inventory.pool,
+            taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
+            total=len(inventory.gpus),
+            free_when=free_when(inventory, finding.request.now) or None,
+        )
+    return SearchDocument(
+        format="imagefactory.search/1",
+        source="knowledge" if not finding.open else "project" if finding.own_project else "catalog",
+        reference=finding.place,
+        catalogs=[catalog_json(row.center, row.catalog) for row in finding.open],
+        verdict_ages=finding.ages,
+        pool=pool,
+        images=[
+            SearchImageRow(
+                target=match.candidate.target or None,
+                name=match.candidate.name,
+                center=match.candidate.center,
+                framework=match.candidate.framework,
+                version=match.candidate.version,
+                cuda=match.candidate.cuda,
+                ready=match.candidate.ready,
+                unknown=match.unknown,
+                revoked=[revoked_json(row) for row in match.candidate.revoked],
+                gpus=[_gpu_json(row, counted=inventory is not None) for row in match.gpus],
+            )
             for match in finding.matches
         ],
-        "next": shlex.join(("imagefactory", *next_command(finding))),
-    }
+        next=shlex.join(("imagefactory", *next_command(finding))),
+    )
 
 
-def _gpu_json(row: GpuMatch, *, counted: bool) -> dict[str, object]:
-    return {
-        "capability": row.capability,
-        "name": row.name,
-        "gpus": row.gpus if counted else None,
-        "free": row.free if counted else None,
-        "unsure": row.unsure if counted else None,
-        "known": row.basis.value,
-        "why": row.why,
-    }
+def _gpu_json(row: GpuMatch, *, counted: bool) -> SearchGpuRow:
+    return SearchGpuRow(
+        capability=row.capability,
+        name=row.name,
+        total=row.gpus if counted else None,
+        free=row.free if counted else None,
+        uncertain=row.unsure if counted else None,
+        basis=row.basis,
+        reason=row.why,
+    )

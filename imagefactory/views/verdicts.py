@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
 
 from imagefactory.actions.promote import PromotionResult, RevokeResult
 from imagefactory.model import CheckResult, CheckState, Outcome
@@ -122,7 +123,7 @@ def format_ages(ages: VerdictAges) -> str:
     """Return `oldest verdict of 2026-09-01; 3 expire within 14 days`."""
     if ages.oldest is None:
         return "no valid verdict"
-    soon = f"{ages.lapsing} expire{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
+    soon = f"{ages.expiring} expire{'s' if ages.expiring == 1 else ''} within {SOON.days} days"
     return f"oldest verdict of {ages.oldest:%Y-%m-%d}; {soon}"
 
 
@@ -153,17 +154,31 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
     return "\n".join(lines)
 
 
-def revoked_json(row: RevokedCell) -> dict[str, object]:
-    """Return the revocation's signer, subject, time and reason. The capability is null for all GPUs."""
-    return {
-        "digest": row.subject.index,
-        "manifest": row.subject.manifest,
-        "capability": row.capability or None,
-        "by": row.by,
-        "keyid": row.keyid,
-        "when": format_time(row.when),
-        "why": row.why,
-    }
+class RevokedRow(TypedDict):
+    """A revocation of an image."""
+
+    digest: str
+    manifest: str
+    capability: str | None
+    """The GPUs that it applies to; null for all."""
+    key: str
+    """The name of the key that signed it."""
+    keyid: str
+    revoked: str
+    """The time."""
+    reason: str
+
+
+def revoked_json(row: RevokedCell) -> RevokedRow:
+    return RevokedRow(
+        digest=row.subject.index,
+        manifest=row.subject.manifest,
+        capability=row.capability or None,
+        key=row.by,
+        keyid=row.keyid,
+        revoked=format_time(row.when),
+        reason=row.why,
+    )
 
 
 def _row(judged: VerificationResult, keys: Mapping[str, str]) -> tuple[str, ...]:

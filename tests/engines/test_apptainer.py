@@ -400,7 +400,7 @@ def test_export_makes_it_once_and_keeps_it(ground: Ground, tmp_path: Path) -> No
         first["sha256"] == second["sha256"] == sha256_of(tmp_path / "a.sif") == sha256_of(tmp_path / "b.sif")
     )
     assert kept.path.stat().st_mtime_ns == made
-    assert first["made_from"] == ground.image.manifest == kept.made_from
+    assert first["source_manifest"] == ground.image.manifest == kept.made_from
     assert first["name"] == f"{TARGET}-{first['sha256'][7:19]}.sif"
     manifest = json.loads(ground.layout.blob_path(kept.digest).read_bytes())
     assert manifest["subject"]["digest"] == ground.image.manifest

@@ -159,9 +159,13 @@ def test_what_is_found_is_verified_on_this_pool(desk: Desk) -> None:
     folder = desk.folder("finds")
     desk.pool.come_to_rest()
     told = json.loads(desk.pool.imagefactory("search", "tiny", "--json", folder=folder).stdout)
-    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalog", len(MACHINES), "now")
+    assert (told["source"], told["pool"]["total"], told["pool"]["free_when"]) == (
+        "catalog",
+        len(MACHINES),
+        "now",
+    )
     counts = {
-        one["target"]: sum(gpu["gpus"] for gpu in one["gpus"] if gpu["known"] == "verified")
+        one["target"]: sum(gpu["total"] for gpu in one["gpus"] if gpu["basis"] == "verified")
         for one in told["images"]
     }
     assert counts == {target: len(MATCHED.get(target, ())) for target in PROVEN}

@@ -282,12 +282,12 @@ def known(person: Person, **options: Any) -> dict[str, str]:
     """What `search` says of the good image, by capability."""
     name = person.ground.name("good")
     (image,) = person.ask("search", name, **options)["images"]
-    return {row["capability"]: row["known"] for row in image["gpus"]}
+    return {row["capability"]: row["basis"] for row in image["gpus"]}
 
 
 def test_researchers_see_what_was_verified(cleo: Person) -> None:
     assert known(cleo)["9.0"] == "verified"
-    assert cleo.ask("job", "check", "good.sub")["wrong"] == 0
+    assert cleo.ask("job", "check", "good.sub")["failed"] is False
 
 
 # --- a new key ------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
     """It cannot sign, and the catalog expires soon. Researchers use the one that they have."""
     mail, name = ada.ground.root / "mail", ada.ground.name("good")
     with center.outage():
-        assert dora.ask("search", name)["catalog_source"] == "kept"
+        assert dora.ask("search", name)["catalogs"][0]["source"] == "cached"
         dora.run("job", "write", name, "--executable", "train.sh", "-o", "kept.sub")
         told = ada.ask("site", "nightly", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
     assert [row["what"] for row in told["broken"]] == ["plan", "catalog", "catalog expiry"]
@@ -370,7 +370,7 @@ def test_a_revocation_reaches_everybody(dora: Person, rotated: Any, revoked: dic
     name = dora.ground.name("good")
     (image,) = dora.ask("search", name, code=BAD)["images"]
     (row,) = image["revoked"]
-    assert (row["capability"], row["keyid"], row["why"]) == (
+    assert (row["capability"], row["keyid"], row["reason"]) == (
         "9.0", rotated["keyid"], "wrong sums on long rows"
     )  # fmt: skip
     assert image["gpus"] == []

@@ -47,7 +47,7 @@ def night_report(**changes: Any) -> NightlyReport:
             NightlyRow(what="torch-2.3-cu121", why="its smoke test did not pass", hint="look", code=9),
         ),
         "due": (NightlyRow(what="tf-2.16-cu12", on="7.0", why="to verify, never verified"),),
-        "ages": VerdictAges(oldest=NIGHT - 80 * DAY, lapsing=3),
+        "ages": VerdictAges(oldest=NIGHT - 80 * DAY, expiring=3),
         **changes,
     }
     return NightlyReport(**given)

@@ -69,7 +69,7 @@ def check(
     from imagefactory.extras.lint.reader import parse_submit_file, read_neighbor_lists, read_text
     from imagefactory.schedulers.sites import find_site
     from imagefactory.trust.offers import verify_offer
-    from imagefactory.views.catalog import centers_json, source_json
+    from imagefactory.views.catalog import catalog_json
 
     now, settings = datetime.now(UTC), call.settings
     text = read_text(path)
@@ -102,9 +102,8 @@ def check(
     if fixed != text:
         _write_fixed(path, fixed)
     if as_json:
-        more = {"site": rules.name, "mended": diff, **source_json(catalog)}
-        more |= centers_json(opened.open if opened else ())
-        print_json({"format": "imagefactory.job-check/1", **check_json(checked), **more})
+        catalogs = [catalog_json(row.center, row.catalog) for row in opened.open] if opened else []
+        print_json(check_json(checked, rules.name, diff, catalogs))
     else:
         print_result("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from imagefactory.schedulers.pool import Inventory
 from imagefactory.schedulers.sites import Site
 from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.views.catalog import CatalogRow
 from imagefactory.views.text import format_table, wrap
 
 # --- Findings. Pure
@@ -227,36 +228,108 @@ def _row(row: ReachableGpus) -> tuple[str, ...]:
     return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
 
 
-def check_json(checked: SubmitCheckResult) -> Mapping[str, object]:
-    """Return `{file, wrong, findings: [...], queues: [...]}`. A job count from an external list is null."""
-    return {
-        "file": checked.name,
-        "wrong": checked.wrong,
-        "findings": [
-            {
-                "line": finding.line,
-                "column": finding.column or None,
-                "rule": finding.rule,
-                "severity": finding.severity.value,
-                "message": finding.message,
-                "hint": finding.hint,
-            }
+class FindingRow(TypedDict):
+    line: int
+    column: int | None
+    rule: str
+    severity: Severity
+    message: str
+    hint: str
+
+
+class MatchingGpusRow(TypedDict):
+    """GPUs of one capability that the jobs can get."""
+
+    capability: str
+    total: int
+    free: int
+    uncertain: int
+    """How many of them may reject the jobs."""
+    status: str
+    """The image there: `verified`, `predicted`, `not-tested`, `refused` or `revoked`; empty if unknown."""
+    reason: str
+
+
+class ExcludedGpusRow(TypedDict):
+    total: int
+    reason: str
+
+
+class QueueRow(TypedDict):
+    """The jobs of one `queue` statement or batch script. Counts are null without an inventory."""
+
+    line: int
+    jobs: int | None
+    """Null if another program makes the list of jobs."""
+    image: str
+    target: str
+    matching: int | None
+    total: int | None
+    """The GPUs of the pool."""
+    gpus: list[MatchingGpusRow]
+    excluded: list[ExcludedGpusRow]
+
+
+class JobCheckDocument(TypedDict):
+    """The check of a job file against a pool."""
+
+    format: Literal["imagefactory.job-check/1"]
+    file: str
+    site: str
+    failed: bool
+    """Whether a finding is an error."""
+    findings: list[FindingRow]
+    queues: list[QueueRow]
+    diff: str
+    """What --fix changed; empty for nothing."""
+    catalogs: list[CatalogRow]
+
+
+def check_json(
+    checked: SubmitCheckResult, site: str, diff: str, catalogs: list[CatalogRow]
+) -> JobCheckDocument:
+    return JobCheckDocument(
+        format="imagefactory.job-check/1",
+        file=checked.name,
+        site=site,
+        failed=checked.wrong,
+        findings=[
+            FindingRow(
+                line=finding.line,
+                column=finding.column or None,
+                rule=finding.rule,
+                severity=finding.severity,
+                message=finding.message,
+                hint=finding.hint,
+            )
             for finding in checked.all_findings
         ],
-        "queues": [
-            {
-                "line": jobs.line,
-                "jobs": jobs.count,
-                "image": jobs.image,
-                "target": jobs.target,
-                "gpus": jobs.gpus if jobs.known else None,
-                "of": jobs.total if jobs.known else None,
-                "reached": jobs.reached,
-                "missed": [{"gpus": count, "why": cause} for cause, count in jobs.causes],
-            }
+        queues=[
+            QueueRow(
+                line=jobs.line,
+                jobs=jobs.count,
+                image=jobs.image,
+                target=jobs.target,
+                matching=jobs.gpus if jobs.known else None,
+                total=jobs.total if jobs.known else None,
+                gpus=[
+                    MatchingGpusRow(
+                        capability=row.capability,
+                        total=row.gpus,
+                        free=row.free,
+                        uncertain=row.unsure,
+                        status=row.image,
+                        reason=row.why,
+                    )
+                    for row in jobs.reached
+                ],
+                excluded=[ExcludedGpusRow(total=count, reason=cause) for cause, count in jobs.causes],
+            )
             for jobs in checked.jobs
         ],
-    }
+        diff=diff,
+        catalogs=catalogs,
+    )
 
 
 def join_causes(causes: Iterable[tuple[str, int]]) -> str:

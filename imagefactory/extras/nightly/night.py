@@ -465,14 +465,14 @@ def waiting_tags(document: Mapping[str, object]) -> list[str]:
 
 def _ages_in(proofs: object) -> VerdictAges | None:
     """Return the ages of verdicts from the JSON of `site publish`, None without them."""
-    if not isinstance(proofs, dict) or not isinstance(proofs.get("lapsing"), int):
+    if not isinstance(proofs, dict) or not isinstance(proofs.get("expiring"), int):
         return None
     oldest = proofs.get("oldest")
     try:
         issued = datetime.fromisoformat(oldest) if oldest else None
     except (TypeError, ValueError):
         return None
-    return VerdictAges(oldest=issued, lapsing=proofs["lapsing"])
+    return VerdictAges(oldest=issued, expiring=proofs["expiring"])
 
 
 def _merge_ages(there: TargetStatus, here: TargetStatus) -> TargetStatus:

@@ -144,7 +144,7 @@ def format_metrics(night: NightlyReport, catalog_expires: datetime | None) -> st
             "What the last night built and verified, what is broken and what is due",
             {f'{place},kind="{kind}"': count for kind, count in rows.items()},
         ),
-        ("verdicts_expiring", "Verdicts in use that expire within 14 days", {place: night.ages.lapsing}),
+        ("verdicts_expiring", "Verdicts in use that expire within 14 days", {place: night.ages.expiring}),
     ]
     if oldest:
         text = "When the oldest verdict in use was issued"

@@ -78,7 +78,7 @@ def joined(person: Call, tmp_path: Path) -> Call:
 
 
 def verified(call: Call, *names: str) -> dict[str, list[str]]:
-    images = json_of(call("list", *names, "--json"), "images")["images"]
+    images = json_of(call("list", *names, "--json"), "catalog-images")["images"]
     return {image["name"]: image["verified"] for image in images}
 
 
@@ -86,8 +86,8 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     join_site(tmp_path)
     own = tmp_path / "config/imagefactory/imagefactory.toml"
     before = own.read_bytes()
-    first = json_of(person("list", "--json"), "images")
-    assert "centers" not in first
+    first = json_of(person("list", "--json"), "catalog-images")
+    assert len(first["catalogs"]) == 1
     publish_second(tmp_path)
     person("site", "join", invitation(tmp_path), "--name", "second", "--yes")
     assert own.read_bytes() == before
@@ -96,7 +96,7 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     assert [row["keyid"] for row in own_file["trust"]] == [STRANGER.keyid]
     assert json_of(person("site", "join", invitation(tmp_path), "--json"), "site-join")["changes"] == []
     person("site", "remove", "second", "--yes")
-    assert json_of(person("list", "--json"), "images") == first
+    assert json_of(person("list", "--json"), "catalog-images") == first
 
 
 def test_images_of_both_are_named_with_their_center(joined: Call) -> None:
@@ -115,7 +115,7 @@ def test_images_of_both_are_named_with_their_center(joined: Call) -> None:
         (f"{FIRST}/{COMMON}", FIRST, COMMON),
         (f"second/{COMMON}", "second", COMMON),
     }
-    assert [one["center"] for one in told["centers"]] == [FIRST, "second"]
+    assert [one["center"] for one in told["catalogs"]] == [FIRST, "second"]
     assert [
         one["name"] for one in json_of(joined("search", "second", "2.7", "--json"), "search")["images"]
     ] == [f"second/{ONLY}"]
@@ -138,18 +138,18 @@ def test_a_catalog_of_one_center_signed_by_the_other_is_left_out(joined: Call, t
     publish_second(tmp_path, LAB)
     (tmp_path / "cache").rename(tmp_path / "elsewhere")  # without the copy that is kept
     said = joined("list", "--json")
-    assert "centers" in json_of(said, "images")
-    assert {image["center"] for image in json_of(said, "images")["images"]} == {FIRST}
+    assert [row["center"] for row in json_of(said, "catalog-images")["catalogs"]] == [FIRST]
+    assert {image["center"] for image in json_of(said, "catalog-images")["images"]} == {FIRST}
     assert "second" in said.err
     joined("list", "second/*", code=9)
 
 
 def test_a_name_that_one_center_has_is_enough(joined: Call) -> None:
     told = json_of(joined("job", "write", ONLY, "--json"), "job")
-    assert (told["center"], told["name"], told["site"]) == ("second", f"second/{ONLY}", "slurm")
+    assert (told["catalog"]["center"], told["target"], told["site"]) == ("second", ONLY, "slurm")
     assert [one["capability"] for one in told["gpus"]] == ["9.0"]
     told = json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")
-    assert (told["center"], told["site"]) == (FIRST, "generic")
+    assert (told["catalog"]["center"], told["site"]) == (FIRST, "generic")
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_an_image_is_fetched_by_the_digest_of_its_center(
 def test_one_center_down_hides_no_other(joined: Call, tmp_path: Path) -> None:
     joined("list")
     (tmp_path / "second.json").unlink()
-    told = json_of(joined("list", "--json"), "images")  # kept, and told
-    assert [one["catalog_source"] for one in told["centers"]] == ["place", "kept"]
+    told = json_of(joined("list", "--json"), "catalog-images")  # kept, and told
+    assert [one["source"] for one in told["catalogs"]] == ["place", "cached"]
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     said = joined("search", "pytorch", "--json")
     assert {one["center"] for one in json_of(said, "search")["images"]} == {FIRST}
     assert "images of second are skipped: " in " ".join(said.err.split())
     joined("job", "write", f"second/{ONLY}", code=2)
-    assert json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")["center"] == FIRST
+    assert json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")["catalog"]["center"] == FIRST
     sites = {one["name"]: one for one in json_of(joined("site", "list", "--json"), "site-list")["sites"]}
     assert (sites[FIRST]["images"], sites[FIRST]["error"]) == (4, "")
     assert sites["second"]["images"] is None
@@ -209,8 +209,8 @@ def test_a_check_knows_the_images_of_both(joined: Call) -> None:
     Path("pool.json").write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": machines}))
     said = joined("job", "check", "job.sub", "--inventory", "pool.json", "--json", code=9)
     told = json_of(said, "job-check")
-    assert [one["center"] for one in told["centers"]] == [FIRST, "second"]
-    assert {one["capability"]: one["image"] for one in told["queues"][0]["reached"]} == {
+    assert [one["center"] for one in told["catalogs"]] == [FIRST, "second"]
+    assert {one["capability"]: one["status"] for one in told["queues"][0]["gpus"]} == {
         "8.0": "not-tested",
         "9.0": "verified",
     }
@@ -240,7 +240,8 @@ def test_only_people_s_own_files_join_centers(
 ) -> None:
     """Where the environment names a catalog it is the only one."""
     monkeypatch.setenv("IMAGEFACTORY_CATALOG", str(tmp_path / "catalog"))
-    assert "centers" not in json_of(joined("list", "--json"), "images")
+    (row,) = json_of(joined("list", "--json"), "catalog-images")["catalogs"]
+    assert row["reference"] == str(tmp_path / "catalog")
     project = tmp_path / "project"
     (project / "centers").mkdir(parents=True)
     (project / "imagefactory.toml").write_text("")
@@ -333,10 +334,12 @@ def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) ->
     told = json_of(joined("site", "remove", FIRST, "--yes", "--json"), "site-remove")
     assert told["removed"] == [f"catalog = {tmp_path / 'catalog'}", "key lab"]
     assert tomllib.loads(path.read_text()) == {"workers": "2"}
-    told = json_of(joined("list", "--json"), "images")  # the one that is left needs no name
-    assert "centers" not in told
+    told = json_of(joined("list", "--json"), "catalog-images")  # the one that is left needs no name
+    assert [row["center"] for row in told["catalogs"]] == ["second"]
     assert {image["target"] for image in told["images"]} == {COMMON, ONLY}
-    assert json_of(joined("show", f"second/{ONLY}", "--json"), "images")["images"][0]["verified"] == ["9.0"]
+    assert json_of(joined("show", f"second/{ONLY}", "--json"), "catalog-images")["images"][0]["verified"] == [
+        "9.0"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -413,14 +416,14 @@ def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
         "jax-0.4.30-cu12 jax 0.4.30 predicted 7.0",
         "pytorch-2.1-cu121 torch 2.1.2 -",
     ]
-    told = json_of(member("list", "pytorch-2.3", "--json"), "images")
-    assert told["proofs"]["oldest"]
+    told = json_of(member("list", "pytorch-2.3", "--json"), "catalog-images")
+    assert told["catalogs"][0]["verdict_ages"]["oldest"]
     assert [(one["target"], one["verified"], one["predicted"]) for one in told["images"]] == [
         ("pytorch-2.3-cu121", ["8.0"], ["7.0"])
     ]
-    assert [one["target"] for one in json_of(member("list", "jax", "--json"), "images")["images"]] == [
-        "jax-0.4.30-cu12"
-    ]
+    assert [
+        one["target"] for one in json_of(member("list", "jax", "--json"), "catalog-images")["images"]
+    ] == ["jax-0.4.30-cu12"]
 
 
 @pytest.mark.parametrize(
@@ -430,8 +433,8 @@ def test_list_says_who_answers_and_what_is_verified(member: Call) -> None:
         (("search",), "search"),
         (("job", "write", "pytorch-2.3"), "job"),
         (("job", "check", "job.sub"), "job-check"),
-        (("list",), "images"),
-        (("show", "pytorch-2.3"), "images"),
+        (("list",), "catalog-images"),
+        (("show", "pytorch-2.3"), "catalog-images"),
     ],
 )
 def test_each_reader_says_that_the_catalog_is_the_kept_one(
@@ -440,14 +443,15 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
     Path("job.sub").write_text(
         f"executable = /bin/true\ncontainer_image = docker://x.example/y@sha256:{0:064}\nqueue\n"
     )
-    assert json_of(member("list", "--json"), "images")["catalog_source"] == "place"
+    assert json_of(member("list", "--json"), "catalog-images")["catalogs"][0]["source"] == "place"
     (tmp_path / "catalog").unlink()
     said = member(*command, "--json", code=9 if kind == "job-check" else 0)
     told = json_of(said, kind)
     made = NOW - timedelta(hours=1)
-    assert told["catalog_source"] == "kept"
-    assert told["catalog_made"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
-    assert told["catalog_expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
+    (row,) = [told["catalog"]] if kind == "job" else told["catalogs"]
+    assert row["source"] == "cached"
+    assert row["created"] == f"{made:%Y-%m-%dT%H:%M:%SZ}"
+    assert row["expires"] == f"{made + LIFE:%Y-%m-%dT%H:%M:%SZ}"
     assert [line for line in said.err.splitlines() if f"{made + LIFE:%Y-%m-%d}" in line]
 
 
@@ -483,7 +487,7 @@ def test_show_says_what_is_known_of_one(member: Call) -> None:
     assert member("show", "jax").out.splitlines()[-1] == (
         "next: imagefactory job write jax-0.4.30-cu12 --allow-unverified"
     )
-    assert json_of(member("show", "jax", "--json"), "images")["images"][0]["framework"] == "jax"
+    assert json_of(member("show", "jax", "--json"), "catalog-images")["images"][0]["framework"] == "jax"
     assert "matches 3 targets" in member("show", "pytorch", code=2).err
 
 

@@ -85,10 +85,10 @@ def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, p
         "pytorch-2.1-cu121",  # failed there
     ]
     assert told["images"][3]["gpus"] == []
-    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalog", 5, "now")
+    assert (told["source"], told["pool"]["total"], told["pool"]["free_when"]) == ("catalog", 5, "now")
     assert told["images"][0]["gpus"][1] == {
-        "capability": "8.0", "name": "NVIDIA A100-SXM4-80GB", "gpus": 2, "free": 1, "unsure": 0,
-        "known": "verified", "why": told["images"][0]["gpus"][1]["why"],
+        "capability": "8.0", "name": "NVIDIA A100-SXM4-80GB", "total": 2, "free": 1, "uncertain": 0,
+        "basis": "verified", "reason": told["images"][0]["gpus"][1]["reason"],
     }  # fmt: skip
     said = joined("search", "jax", "--inventory", pool)
     assert "verified" not in said.out
@@ -134,7 +134,7 @@ def test_without_a_pool_it_names_capabilities(joined: Call) -> None:
         in said.out
     )
     assert "--gpus and --gpu-memory exclude nothing" in said.err
-    assert json_of(joined("search", "jax", "--json"), "search")["images"][0]["gpus"][0]["gpus"] is None
+    assert json_of(joined("search", "jax", "--json"), "search")["images"][0]["gpus"][0]["total"] is None
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_without_a_catalog_nothing_is_verified(person: Call, pool: str) -> None:
     assert [row for row in rows if "A100" in row and row.endswith(("predicted", "documented"))]
     told = json_of(person("search", "torch", "2.5", "--json"), "search")
     assert told["source"] == "knowledge"
-    assert {gpu["known"] for one in told["images"] for gpu in one["gpus"]} <= {"predicted", "documented"}
+    assert {gpu["basis"] for one in told["images"] for gpu in one["gpus"]} <= {"predicted", "documented"}
 
 
 def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:

@@ -106,7 +106,7 @@ def test_show_tells_the_lock(place: Place) -> None:
     assert "__glibc 2.36" in out
     _, out, _ = place.call("show", "tiny-2.3-cu121", "--json")
     value = json.loads(out)
-    assert (value["lock"], value["why"], value["note"]) == ("ok", None, "tried nowhere")
+    assert (value["lock"], value["unsolvable"], value["lock_note"]) == ("ok", None, "tried nowhere")
     assert value["packages"][-1]["build"] == "cuda121_py311_0"
     assert value["packages"][-1]["url"].startswith("file:///")
     assert value["virtual"]["__cuda"] == "12.1"
@@ -251,7 +251,7 @@ def test_a_target_that_cannot_be_solved_is_told_in_every_table(place: Place) -> 
     reason = err.splitlines()[0].removeprefix("error: tiny-2.3-cu121: ")
     _, out, _ = place.call("show", "tiny-2.3-cu121")
     assert f"unsolvable\n                {reason}" in out
-    why = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]
+    why = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["unsolvable"]
     assert why["reason"].startswith(reason)
     code, out, _ = place.call("lock", "tiny-*", "--check")
     assert (code, "without a solution, as recorded: tiny-2.3-cu121" in out) == (0, True)
@@ -264,7 +264,7 @@ def test_a_target_that_cannot_be_solved_is_told_in_every_table(place: Place) -> 
 def test_the_whole_account_is_given_on_request_without_solving_again(place: Place) -> None:
     place.ask('"numpy >=2"')
     _, _, err = place.call("lock", "tiny-*")
-    tree = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]["tree"].strip()
+    tree = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["unsolvable"]["tree"].strip()
     shutil.rmtree(place.root / "channel")
     code, out, again = place.call("lock", "tiny-*", "--explain")
     assert (code, out.strip(), again) == (5, tree, err)

@@ -56,7 +56,9 @@ class Team:
         return sorted((one.tag, one.subject.index) for one in read)
 
     def acts(self, who: str) -> list[str]:
-        return [row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "key-log")["entries"]]
+        return [
+            row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "key-log")["entries"]
+        ]
 
     def write(self, policy: str) -> None:
         """The policy, which both trust."""

@@ -53,9 +53,9 @@ def test_it_does_not_run_beside_the_other_package_of_its_name(
 
 def test_json_carries_a_format_version(call: Call) -> None:
     listed = call("list", "--json", "pytorch-*").json()
-    assert listed["format"] == "imagefactory.targets/1"
+    assert listed["format"] == "imagefactory.list/1"
     shown = call("show", "--json", "pytorch-2.3-cu121").json()
-    assert shown["format"] == "imagefactory.target/1"
+    assert shown["format"] == "imagefactory.show/1"
     packages = shown["packages"]
     assert isinstance(packages, list)
     assert {package["version"] for package in packages if package["name"] == "torch"} == {"2.3.1"}

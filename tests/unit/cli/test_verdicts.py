@@ -570,7 +570,7 @@ def test_a_foreign_registry_takes_nothing_for_another_image(bench: Bench) -> Non
 def test_list_tells_what_is_built_pushed_and_verified(bench: Bench) -> None:
     def listed() -> tuple[bool, bool, list[str]]:
         said = bench.call("list", "one-12.1-cu121", "--json")
-        (row,) = json_of(said, "targets")["targets"]
+        (row,) = json_of(said, "list")["targets"]
         return row["built"], row["pushed"], row["verified"]
 
     assert listed() == (False, False, [])

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from imagefactory.cli.job import gpu_rows
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.jobs.make import check_files, resolve_job, save_files, summary, write_job
+from imagefactory.jobs.make import check_files, resolve_job, save_files, write_job
 from imagefactory.jobs.spec import JobParameters, JobSpec
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import digest_of
@@ -72,7 +73,7 @@ def test_the_image_that_is_proven_by_its_digest() -> None:
     assert "WARNING" not in text_of(job)
     ((_, envelope),) = make_catalog().images[0].envelopes
     verdict = digest_of(parse_envelope(envelope, "").payload)
-    assert summary(job)["gpus"] == [
+    assert gpu_rows(job) == [
         {
             "capability": "8.0",
             "cuda": "12.4",
@@ -128,7 +129,7 @@ def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> No
     ]
     assert gpu_lines == []
     assert "# no verdict speaks of it, and its smoke test is all that was tried." in lines(job)
-    assert summary(job)["gpus"] == []
+    assert gpu_rows(job) == []
 
 
 def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
@@ -474,12 +475,12 @@ def test_it_ends_with_how_many_gpus_it_reaches(
     assert said.out.splitlines()[0] == f"wrote {NAME}.sub"
     assert said.out.splitlines()[-1] == "  reaches 2 of 3 GPUs, 1 free at 2026-11-22 06:00 UTC"
     assert "reaches" not in (here / f"{NAME}.sub").read_text()
-    reach = call(NAME, "--force", "--inventory", str(pool), "--json").json()["reach"]
-    assert reach == {"gpus": 2, "of": 3, "free": 1, "unsure": 0, "taken": "2026-11-22T06:00:00Z"}
+    reach = call(NAME, "--force", "--inventory", str(pool), "--json").json()["pool"]
+    assert reach == {"matching": 2, "free": 1, "uncertain": 0, "total": 3, "taken": "2026-11-22T06:00:00Z"}
     said = call(NAME, "--force", "--inventory", str(here / "none.json"))
     assert "note: how many GPUs it reaches is not known: " in said.err
     assert "reaches" not in said.out
-    assert call(NAME, "--force", "--json").json()["reach"] is None
+    assert call(NAME, "--force", "--json").json()["pool"] is None
 
 
 def test_programs_of_the_image_and_one_that_gathers(call: Call, here: Path) -> None:
@@ -626,9 +627,9 @@ def test_what_is_written_stands_its_own_check(call: Call, inventory: str) -> Non
         ).json()
         assert found["format"] == "imagefactory.job-check/1"
         assert found["findings"] == []
-        assert found["wrong"] is False
+        assert found["failed"] is False
         (queue,) = found["queues"]  # type: ignore[misc]
-        assert (queue["target"], queue["gpus"], queue["of"]) == (NAME, 2, 4)  # type: ignore[has-type]
+        assert (queue["target"], queue["matching"], queue["total"]) == (NAME, 2, 4)  # type: ignore[has-type]
 
 
 def test_a_file_that_is_wrong_is_exit_9(call: Call, here: Path, inventory: str) -> None:

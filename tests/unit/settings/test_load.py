@@ -273,11 +273,11 @@ def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     rows = {row["name"]: row for row in json.loads(ran.stdout)["settings"]}
     assert rows["index"]["value"] == "https://index.example/simple"
-    assert rows["index"]["origin"] == str(tmp_path / "imagefactory.toml")
+    assert rows["index"]["source"] == str(tmp_path / "imagefactory.toml")
     assert rows["debian-mirror"] == {
         "name": "debian-mirror",
         "value": "https://debian.example/debian",
-        "origin": "$IMAGEFACTORY_DEBIAN_MIRROR",
+        "source": "$IMAGEFACTORY_DEBIAN_MIRROR",
     }
     table = CliRunner().invoke(cli, ["-C", str(tmp_path), "config"], env=environ).stdout
     assert table.splitlines()[0].split() == ["NAME", "SOURCE", "VALUE"]

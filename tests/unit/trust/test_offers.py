@@ -15,10 +15,10 @@ def test_the_oldest_proof_of_any_form_and_how_many_lapse_soon() -> None:
     """The made catalog has an image and a .sif of it, each verified now and for 30 days."""
     catalog = make_catalog()
     later = NOW + timedelta(days=20)
-    for now, lapsing in ((NOW, 0), (later, 2), (NOW + timedelta(days=31), 0)):
+    for now, expiring in ((NOW, 0), (later, 2), (NOW + timedelta(days=31), 0)):
         offer = verify_offer(replace(catalog, expires=now), make_image(), TRUST, now)
         ages = verdict_ages_of([offer], now)
-        assert ages.lapsing == lapsing
+        assert ages.expiring == expiring
         assert ages.oldest == (NOW if now <= later else None)
 
 

@@ -353,7 +353,7 @@ def test_strange_values_are_findings_and_no_crash(lines: list[tuple[str, list[st
         assert error.message.startswith("a.sub:")  # noqa: PT017
         return
     assert format_check(checked)
-    json.dumps(check_json(checked), default=plain)
+    json.dumps(check_json(checked, "chtc", "", []), default=plain)
 
 
 def test_each_size_of_a_list_of_retries_is_judged() -> None:
@@ -600,10 +600,10 @@ def test_text_and_json() -> None:
     assert said.count("request_disk is missing") == 1  # of two queues
     assert said.endswith("a.sub: nothing is wrong, 3 can be had better")
     assert max(len(line) for line in said.splitlines()) <= 80
-    told = json.loads(json.dumps(check_json(checked), default=plain))
-    assert (told["wrong"], [one["gpus"] for one in told["queues"]]) == (False, [7, 6])
-    unknown = check_json(check(text, inventory=None))
-    assert unknown["queues"][0]["gpus"] is None  # type: ignore[index]
+    told = json.loads(json.dumps(check_json(checked, "chtc", "", []), default=plain))
+    assert (told["failed"], [one["matching"] for one in told["queues"]]) == (False, [7, 6])
+    unknown = check_json(check(text, inventory=None), "chtc", "", [])
+    assert unknown["queues"][0]["matching"] is None  # type: ignore[index]
     assert "no inventory" in format_check(check(text, inventory=None))
 
 

@@ -34,7 +34,7 @@ def test_the_file_is_mended_and_the_difference_shown(place: Place, tmp_path: Pat
     mended = OLD.replace("requirements = CUDACapability >= 7.5", "gpus_minimum_capability = 7.5")
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (mended.encode(), 0o750)
     code, out, _ = place.call(*asked, "--fix", "--json")
-    assert json.loads(out)["mended"] == ""
+    assert json.loads(out)["diff"] == ""
 
 
 def test_a_batch_script_is_checked_as_one(place: Place, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_batch_script_is_checked_as_one(place: Place, tmp_path: Path) -> None:
     assert "type b200, only a100" in said
     code, out, _ = place.call(*asked, "--json")
     document = json.loads(out)
-    assert (code, document["site"], document["queues"][0]["gpus"]) == (9, "slurm", 0)
+    assert (code, document["site"], document["queues"][0]["matching"]) == (9, "slurm", 0)
     refused = place.call(*asked, "--fix")
     assert (refused.code, refused.error_codes) == (2, ("option-conflict",))
     assert "HTCondor" in refused.err

@@ -112,7 +112,7 @@ def test_what_cannot_be_built_and_what_a_verdict_refused_is_broken() -> None:
 def test_the_ages_are_those_of_proofs_that_hold() -> None:
     cells = (proven_cell("7.0", days=89, left=3), proven_cell("8.0", days=9), proven_cell("9.0", left=-1))
     ages = changed(kept_plan(), kept_plan(kept_target("a", *cells))).ages
-    assert (ages.oldest, ages.lapsing) == (NIGHT - 89 * DAY, 1)
+    assert (ages.oldest, ages.expiring) == (NIGHT - 89 * DAY, 1)
     assert changed(kept_plan(), kept_plan()).ages.oldest is None
 
 
@@ -203,6 +203,6 @@ def test_one_cause_is_one_row_with_all_machines() -> None:
 
 def test_ages_are_the_catalogs_where_there_is_one() -> None:
     """The plan's own speak of the machines that are there tonight alone."""
-    ages = VerdictAges(oldest=NIGHT - 80 * DAY, lapsing=3)
-    assert compare(kept_plan(), kept_plan(), TOLD).ages == VerdictAges(oldest=None, lapsing=0)
+    ages = VerdictAges(oldest=NIGHT - 80 * DAY, expiring=3)
+    assert compare(kept_plan(), kept_plan(), TOLD).ages == VerdictAges(oldest=None, expiring=0)
     assert compare(kept_plan(), kept_plan(), replace(TOLD, ages=ages)).ages == ages

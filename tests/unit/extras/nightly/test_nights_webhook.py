@@ -133,7 +133,7 @@ def test_metrics_are_gauges_with_help_and_type() -> None:
         proven=(NightlyRow(what="a"), NightlyRow(what="b")),
         broken=(NightlyRow(what="c", code=7),),
         due=(),
-        ages=VerdictAges(oldest=start, lapsing=3),
+        ages=VerdictAges(oldest=start, expiring=3),
     )
     text = format_metrics(night, start + LIFE)
     found = {}

@@ -50,8 +50,8 @@ def test_a_mail_has_80_columns_and_an_end() -> None:
 
 
 def test_ages_are_told_in_a_line() -> None:
-    assert format_ages(VerdictAges(oldest=None, lapsing=0)) == "no valid verdict"
-    assert format_ages(VerdictAges(oldest=NIGHT, lapsing=1)).endswith("; 1 expires within 14 days")
+    assert format_ages(VerdictAges(oldest=None, expiring=0)) == "no valid verdict"
+    assert format_ages(VerdictAges(oldest=NIGHT, expiring=1)).endswith("; 1 expires within 14 days")
 
 
 def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
