@@ -47,6 +47,7 @@ exclude_patterns = [
 ]
 myst_heading_anchors = 3
 highlight_language = "none"
+smartquotes = False  # they turn -- of an option into a dash
 html_theme = "furo"
 html_title = "imagefactory"
 html_copy_source = False

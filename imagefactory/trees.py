@@ -1,9 +1,10 @@
-"""Directories filled by an untrusted program: read, walked and removed through a few file descriptors.
+"""Read, walk and remove directories that an untrusted program filled, with few file descriptors.
 
-Only this file opens the files that an image, a package's build or a job wrote. No link is followed, a FIFO or
-a device is never opened, and the caller sets the limits. Neither the longest path nor recursion nor the
-number of open files is a limit here. Kits and the sandbox contain this file, as links to it, so it uses only
-the standard library, and Python 3.9.
+Only this file opens files that an image, a package build or a job wrote. No link is followed, a FIFO or a
+device is never
+opened, and the caller sets the limits. Path length, recursion depth and the number of open files do not
+limit it. Kits
+and the sandbox contain this file as a link, so it uses only the standard library of Python 3.9.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class TreeLimits(NamedTuple):
-    """The limits of a walk: entries in all, and levels of directories."""
+    """The limits of a walk: the total number of entries, and the levels of directories."""
 
     entries: int
     depth: int
@@ -42,7 +43,9 @@ def read_file(folder: Place, path: str, most: int) -> bytes:
 
 @contextlib.contextmanager
 def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
-    """Open the file of `read_file`, for `read_chunks`. `folder` itself may be a link: the caller named it."""
+    """Open a file like `read_file`, for `read_chunks`. `folder` itself may be a link, since the caller named
+    it.
+    """
     *parents, name = path.split("/")
     if not {"", ".", ".."}.isdisjoint((*parents, name)):
         raise OSError(errno.EINVAL, "not a path inside the directory", printable(path))
@@ -70,7 +73,7 @@ def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
 
 
 def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
-    """Yield the bytes of a file that may grow meanwhile. Raises OSError for more than `most`."""
+    """Yield the bytes of a file that may grow. Raises OSError for more than `most` bytes."""
     remaining = most
     while data := os.read(fd, min(CHUNK, remaining + 1)):
         remaining -= len(data)
@@ -80,7 +83,7 @@ def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
 
 
 def list_names(folder: Place, most: int) -> list[str]:
-    """Return the names in `folder`, sorted. Raises OSError for more than `most`, and for a link."""
+    """Return the sorted names in `folder`. Raises OSError for more than `most` names, and for a link."""
     fd = os.open(folder, os.O_RDONLY | _FOLDER)
     try:
         names = list[str]()
@@ -111,10 +114,11 @@ def _too_large(path: str, most: int) -> OSError:
 
 
 def remove_tree(path: Place) -> None:
-    """Remove the tree at `path`, whatever its modes; a missing one is no error.
+    """Remove the tree at `path`, whatever its permissions. A missing path is not an error.
 
     No link is followed, and mount points are not entered. Continues after a failed removal, and then raises
-    the first OSError, which names the path.
+    the first
+    OSError, which has the path.
     """
     try:
         here = _Cursor(path, unlock=True)
@@ -151,8 +155,9 @@ def walk_tree(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path inside `folder` and the state of each entry, a directory before its contents.
 
-    No link is followed, and names for which `skip` is true are skipped. `refused` is called with the error of
-    an unreadable entry; without it that error is raised. Reached `limits` raise OSError too.
+    No link is followed. Names for which `skip` is true are skipped. `refused` is called with the error of an
+    unreadable
+    entry; without `refused`, that error is raised. Exceeding `limits` also raises OSError.
     """
     for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
@@ -201,7 +206,7 @@ def _walk(
 
 
 def tree_bytes(path: Place) -> int:
-    """Return the sum of the sizes of files and links at `path`; unreadable ones count as 0."""
+    """Return the total size of files and links at `path` in bytes. Unreadable ones count as 0."""
     state = os.lstat(path)
     if not stat.S_ISDIR(state.st_mode):
         return state.st_size
@@ -211,7 +216,7 @@ def tree_bytes(path: Place) -> int:
 
 @contextlib.contextmanager
 def alone_in(folder: Place) -> Iterator[None]:
-    """Lock out other processes that create directories in `folder`, or look for unlocked ones."""
+    """Lock out other processes that create directories in `folder`, or that search for unlocked ones."""
     gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(gate, fcntl.LOCK_EX)
@@ -221,10 +226,10 @@ def alone_in(folder: Place) -> Iterator[None]:
 
 
 def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: str = "") -> Iterator[str]:
-    """Yield the directories in `parent` that no living process has locked, each locked until the next step.
+    """Yield the directories in `parent` that no living process has locked.
 
-    Only those whose name begins with `prefix`. `refused` is called with the error of one that cannot be
-    opened. To be used in `alone_in(parent)`.
+    Each is locked until the next step. Only names that start with `prefix` are included. `refused` is called
+    with the error of a directory that cannot be opened. Call this inside `alone_in(parent)`.
     """
     for name in os.listdir(parent):
         if not name.startswith(prefix):
@@ -246,9 +251,9 @@ def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: st
 
 
 class _Cursor:
-    """An open directory, moved down by name and up by `..`, which must be its previous position.
+    """An open directory, moved down by name and up by `..`, which must be its previous parent.
 
-    `above` has the device and inode of each parent directory. `unlock` gives their owner access.
+    `above` has the device and inode of each parent directory. With `unlock`, the owner gets access to them.
     """
 
     def __init__(self, top: Place, *, unlock: bool) -> None:
@@ -299,7 +304,9 @@ class _Cursor:
 
 
 class _Removal:
-    """The entries that could not be removed, and the first error; `emptied` is the last directory left."""
+    """The entries that could not be removed, and the first error. `emptied` is the last directory that was
+    left.
+    """
 
     def __init__(self, here: _Cursor) -> None:
         self.here = here
@@ -313,7 +320,9 @@ class _Removal:
         self.first = self.first or OSError(error.errno, error.strerror, f"{self.here.top}{between}{name}")
 
     def next_folder(self) -> str:
-        """Remove what goes at once; return a directory that is not empty, "" if none remains."""
+        """Remove the entries that can be removed at once. Return a directory that is not empty, "" if none
+        remains.
+        """
         here, changed = self.here, True
         identity = here.identity()
         while changed:  # readdir(3) may skip entries of a directory that changes meanwhile

@@ -1,6 +1,6 @@
-"""The records of a conda environment, in conda-meta: one JSON file a package.
+"""The records of a conda environment in conda-meta: one JSON file for each package.
 
-The format is conda's own (`PrefixRecord`), of which name, version, build and `paths_data` are read.
+The format is that of conda (`PrefixRecord`). Only name, version, build and `paths_data` are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ HISTORY = f"{META}/history"
 
 @dataclass(frozen=True)
 class Record:
-    """One package. `file` is the path of its record and `paths` has a row for each of its paths."""
+    """The record of one package.
+
+    `file` is the path of the record, `paths` has a row for each installed path.
+    """
 
     name: str
     version: str
@@ -31,7 +34,7 @@ class Record:
 
 
 def read_records(prefix: str) -> tuple[tuple[Record, ...], list[str]]:
-    """Return the records of the environment at `prefix`, by name, and their faults."""
+    """Return the records of the environment at `prefix`, sorted by name, and their faults."""
     folder, records, faults = os.path.join(prefix, META), [], []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         if not name.endswith(".json"):
@@ -49,7 +52,7 @@ def read_records(prefix: str) -> tuple[tuple[Record, ...], list[str]]:
 
 
 def scripted(records: Iterable[Record]) -> list[str]:
-    """Return the packages that run a script when they are linked. No record has what it writes."""
+    """Return the packages that run a script when they are linked. No record lists what a script writes."""
     return [record.name for record in records if f"bin/.{record.name}-post-link.sh" in record.files]
 
 

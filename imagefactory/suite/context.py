@@ -14,7 +14,7 @@ from . import table
 
 
 class CheckFailure(Exception):
-    """A failed check, with a line for a person and its outcome in the tables."""
+    """A failed check, with a line for people and its outcome in the tables."""
 
     def __init__(self, detail: str, *, outcome: str = table.LOAD_FAILED) -> None:
         super().__init__(detail)
@@ -24,7 +24,8 @@ class CheckFailure(Exception):
 class LazyModule:
     """A module of the image that is imported at its first use, after `prepare` has set the environment.
 
-    Code that a framework compiles must not use it: compilers see this class instead of the module.
+    Code that a framework compiles must not use it, because compilers would see this class instead of the
+    module.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +37,7 @@ class LazyModule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A passed check, with a line for a person and the measured numbers."""
+    """A passed check, with a line for people and the measured numbers."""
 
     detail: str
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -46,9 +47,9 @@ class Finding:
 class Expected:
     """The requirements for the image, from its lock and recipe.
 
-    `framework` is a file of frameworks/, `distribution` its name in the lock. `packages` maps names of locked
+    `framework` is a file in frameworks/, `distribution` its name in the lock. `packages` maps names of locked
     wheels (PEP 503) to versions, `conda` names of conda packages to `version build`. `cuda` is `12.1`, `12`,
-    `rocm7` or `none`. The suite must run as `uid`, or as any user if None. `named` are packages of the
+    `rocm7` or `none`. The suite must run as user `uid`, or as any user if None. `named` are packages in the
     recipe.
     """
 
@@ -78,7 +79,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Context:
-    """`site` is the image's directory of packages, `prefix` the environment with it."""
+    """The image under test. `site` is its directory of packages, `prefix` the environment."""
 
     expected: Expected
     framework: Any
@@ -87,14 +88,14 @@ class Context:
 
 
 def write_json(path: str, document: Mapping[str, Any], *, allow_nan: bool = False) -> None:
-    """Write a file next to `path` and rename it, so that readers see a complete document."""
+    """Write a file next to `path` and rename it, so that readers see only complete documents."""
     with open(f"{path}.part", "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1, allow_nan=allow_nan)
     os.replace(f"{path}.part", path)
 
 
 def load_document(text: str, version: int) -> dict[str, Any]:
-    """Return the host's document. Raises ValueError or KeyError if it has another format."""
+    """Return the document of the host. Raises ValueError or KeyError if it has another format."""
     data: dict[str, Any] = json.loads(text)
     if data["format"] != version:
         raise ValueError(
@@ -132,13 +133,13 @@ def parse_expected(text: str) -> Expected:
 def same_release(version: str, other: str) -> bool:
     """Return whether two versions have the same numbers: 2.4.0.post302 and 2.4.0, 0.20.0a0+1f2 and 0.20.0.
 
-    Packages of conda are often built from sources whose own version is longer.
+    conda packages are often built from sources with a longer version.
     """
     return _version_key(version)[0] == _version_key(other)[0]
 
 
 def same_version(version: str, other: str) -> bool:
-    """Return whether two spellings are one version of PEP 440: 2024.01 and 2024.1, 1.0 and 1.0.0."""
+    """Return whether two spellings are the same version (PEP 440): 2024.01 and 2024.1, 1.0 and 1.0.0."""
     return _version_key(version) == _version_key(other)
 
 

@@ -1,7 +1,7 @@
-"""The dynamic section of ELF files: which shared libraries a library needs, and where it looks.
+"""Read the dynamic section of ELF files: which shared libraries a library needs, and where it searches them.
 
-It reads the ELF64 little-endian layout (System V ABI, chapters 4 and 5) and executes nothing, because the
-image has no readelf.
+The layout is ELF64 little-endian (System V ABI, chapters 4 and 5). The files are not executed. The image has
+no readelf.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LONGEST_TEXT = 1 << 20  # bazel writes search paths of many thousand bytes
 
 
 class NotReadable(Exception):
-    """An ELF file whose headers point outside of it: truncated or damaged."""
+    """An ELF file whose headers point outside of the file: truncated or corrupt."""
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """What the loader reads of one library. `machine` is the ELF number (62 is x86-64).
+    """The values that the loader reads from a library. `machine` is the ELF number (62 is x86-64).
 
-    `rpath` and `runpath` are as written, `$ORIGIN` included, split at colons.
+    `rpath` and `runpath` are split at colons, and may contain `$ORIGIN`.
     """
 
     machine: int
@@ -42,7 +42,7 @@ def read_dynamic(path: str) -> Dynamic | None:
     """Return the dynamic section of the file at `path`.
 
     None if it is not ELF64 little-endian or has no dynamic section (a linker script, an object file). Raises
-    NotReadable if it is damaged and OSError if it cannot be opened.
+    NotReadable if it is corrupt and OSError if it cannot be opened.
     """
     with open(path, "rb") as file:
         head = file.read(FILE_HEADER.size)
@@ -53,7 +53,7 @@ def read_dynamic(path: str) -> Dynamic | None:
 
 
 def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
-    """Return the dynamic section of the bytes of an ELF64 little-endian file, as `read_dynamic`."""
+    """Return the dynamic section in the bytes of an ELF64 little-endian file, like `read_dynamic`."""
     try:
         header = FILE_HEADER.unpack_from(data, 0)
         machine, table, entry_size, count = header[2], header[5], header[9], header[10]

@@ -1,8 +1,8 @@
-"""Imports one module and reports the errors.
+"""Import one module and report the errors.
 
 Started as `python import_module.py FD MODULE`, it writes one JSON object to the file descriptor FD. `errors`
 has the text of the exception and of its explicit causes, and is empty if the module loads. A module that ends
-the process leaves nothing there.
+the process writes nothing there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONGEST = 300
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception's type and text as one line, with the first and last of several."""
+    """Return the type and text of an exception in one line: of several lines, the first and the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if len(lines) < 2 else f"{lines[0][:LONGEST]} ... {lines[-1][:LONGEST]}" if lines else ""
     return f"{type(error).__name__}: {text[: 2 * LONGEST]}" if lines else type(error).__name__

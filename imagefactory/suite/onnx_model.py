@@ -1,4 +1,4 @@
-"""Writes ONNX models of a few nodes: protobuf after onnx.proto (IR 7, operator set 13).
+"""Write ONNX models of a few nodes: protobuf according to onnx.proto (IR 7, operator set 13).
 
 A lock with only ONNX Runtime does not have the package `onnx`.
 """
@@ -24,7 +24,9 @@ class Node:
 
 
 def varint(number: int) -> bytes:
-    """Encode seven bits a byte, least first, the high bit for more to come."""
+    """Encode a number with seven bits in each byte, least significant first; the high bit means that more
+    follow.
+    """
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -48,13 +50,14 @@ def write_model(
     kind: str = "float32",
     constants: Mapping[str, Sequence[int]] | None = None,
 ) -> bytes:
-    """Return a ModelProto of `inputs` (names to ranks) and the last node's output, of `rank`, all of `kind`.
+    """Return a ModelProto with `inputs` (names to ranks) and the last node's output of `rank`, all of type
+    `kind`.
 
     `constants` are vectors of int64 by name.
     """
 
     def tensor(name: str, rank: int) -> bytes:
-        """ValueInfoProto of a tensor whose sizes have names only."""
+        """Return the ValueInfoProto of a tensor whose sizes have only names."""
         sizes = b"".join(field(1, field(2, f"{name}{place}")) for place in range(rank))  # dim_param
         return field(1, name) + field(2, field(1, field(1, TYPES[kind]) + field(2, sizes)))
 

@@ -1,9 +1,9 @@
-"""Starts a program of the portability suite inside an image.
+"""Start a program of the portability suite inside an image.
 
     python -I -B portable.py export REQUEST FOLDER
     python -I -B portable.py try REQUEST FOLDER
 
-The second starts itself as `portable.py one REQUEST PART RUNTIME MODEL`.
+The second program starts itself again as `portable.py one REQUEST PART RUNTIME MODEL`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the suite inside an image: python -I -B smoke.py EXPECTATIONS REPORT.
+"""Start the suite inside an image: python -I -B smoke.py EXPECTATIONS REPORT.
 
 The directory becomes the package `imagefactory_suite` without a change of the module search path, so none of
 its names can hide a module of the image.

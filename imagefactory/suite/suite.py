@@ -1,7 +1,7 @@
-"""Runs the requested checks and writes the report.
+"""Run the requested checks and write the report.
 
-It writes the report again after every check. So a framework that ends the process leaves a report that names
-the running check.
+The report is written again after every check. So if a framework ends the process, the report names the
+running check.
 """
 
 from __future__ import annotations

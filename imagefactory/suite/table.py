@@ -1,6 +1,7 @@
-"""The checks of the suite, and those that cannot apply: data that the suite and its host both read.
+"""The checks of the suite, and those that cannot apply: data for the suite and the host.
 
-The host rejects a state `not-applicable` that these tables do not have. So an image cannot skip a check.
+The host rejects a state `not-applicable` that does not follow from these tables. So an image cannot skip a
+check.
 """
 
 from __future__ import annotations
@@ -78,13 +79,13 @@ OPERATIONS_NOT_APPLICABLE = {
 
 
 def module_of(package: str) -> str:
-    """Return the likely module name of a package, from the package's name."""
+    """Return the likely module name of a package, derived from its name."""
     name = re.sub("-(gpu|cpu|rocm)$", "", package.lower())
     return {"pytorch": "torch", "cupy-cuda12x": "cupy"}.get(name, name.replace("-", "_"))
 
 
 def unprivileged_checks(framework: str, checks: Iterable[str]) -> tuple[str, ...]:
-    """Return the checks of the second run for a file of frameworks/ and the recipe's checks."""
+    """Return the checks of the second run for a framework and the checks in the recipe."""
     if framework != OTHER:
         return UNPRIVILEGED_CHECKS
     return ("unprivileged", *(("import",) if "import" in checks else ()))
@@ -94,7 +95,7 @@ def check_not_applicable(framework: str, check: str, packages: Mapping[str, str]
     """Return why `check` does not apply to this framework and lock, empty if it does.
 
     `packages` maps locked names of wheels and conda packages to versions. torch before 2.0 has no Triton. jax
-    and tensorflow compile with ptxas if it is locked, else with the driver's compiler.
+    and tensorflow compile with ptxas if it is locked, else with the compiler in the driver.
     """
     reason = CHECKS_NOT_APPLICABLE.get((framework, check), "")
     if reason or check != "compiler":
@@ -108,6 +109,8 @@ def check_not_applicable(framework: str, check: str, packages: Mapping[str, str]
 
 
 def operation_not_applicable(framework: str, operation: str, kind: str) -> str:
-    """Return why the framework lacks `operation` in the type `kind` on the CPU, empty if it has it."""
+    """Return why the framework lacks `operation` in the number type `kind` on the CPU, empty if it supports
+    it.
+    """
     table = OPERATIONS_NOT_APPLICABLE
     return table.get((framework, operation, "")) or table.get((framework, operation, kind), "")

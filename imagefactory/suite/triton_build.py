@@ -1,8 +1,8 @@
 """Build what Triton builds for its first kernel, as far as possible without a GPU.
 
-Started as `python triton_build.py SCRATCH`, where TRITON_CACHE_DIR and TRITON_LIBCUDA_PATH are SCRATCH too.
-It builds an empty libcuda to link against, Triton's driver module from C, and a kernel as GPU code. The
-result is in SCRATCH/kernel.json. An exception means that Triton does not work.
+Started as `python triton_build.py SCRATCH`, with TRITON_CACHE_DIR and TRITON_LIBCUDA_PATH set to SCRATCH. It
+builds an empty libcuda to link with, Triton's driver module from C, and a kernel as GPU code. The result is
+in SCRATCH/kernel.json. An exception means that Triton does not work.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 
 def make_empty_libcuda(scratch: str, header: str) -> None:
-    """Load a library with every name of `header` (cuda.h) as a function that returns CUDA_ERROR_UNKNOWN.
+    """Load a library with every name in `header` (cuda.h) as a function that returns CUDA_ERROR_UNKNOWN.
 
-    The loader then takes it for the driver that Triton's modules need.
+    The loader then uses it as the driver that Triton's modules need.
     """
     library = os.path.join(scratch, "libcuda.so.1")
     source = os.path.join(scratch, "empty.c")
@@ -41,7 +41,7 @@ def make_empty_libcuda(scratch: str, header: str) -> None:
 
 
 def find_header(folder: str, prefix: str) -> str:
-    """Return the path of Triton's own cuda.h, or that of conda's CUDA packages in `prefix`."""
+    """Return the path of Triton's cuda.h, or that of the CUDA packages from conda in `prefix`."""
     places = [
         os.path.join(folder, place) for place in ("backends/nvidia/include", "third_party/cuda/include")
     ]
@@ -79,7 +79,7 @@ def find_module(name: str) -> Any:
 
 
 def compile_kernel(triton: Any) -> int:
-    """Return the bytes of the kernel's code for sm_80. The interface changed over the versions."""
+    """Compile the kernel for sm_80. Return its size in bytes. The interface differs between versions."""
     kernel = importlib.import_module("imagefactory_suite.triton_kernel").add
     types = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "count": "i32"}
     numbered = dict(enumerate(types.values()))

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""One Triton kernel, in a file because Triton reads the source of its kernels."""
+"""A Triton kernel, in a separate file because Triton reads the source of its kernels."""
 
 from __future__ import annotations
 

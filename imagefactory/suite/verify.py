@@ -1,7 +1,7 @@
-"""Starts the GPU suite inside an image: python -I -B verify.py EXPECTATIONS REPORT.
+"""Start the GPU suite inside an image: python -I -B verify.py EXPECTATIONS REPORT.
 
-It starts each part of itself as `verify.py --part PART EXPECTATIONS PARTREPORT`. A part in which several GPUs
-work starts a process for each as `verify.py --rank FOLDER RANK`.
+It starts each part as `verify.py --part PART EXPECTATIONS PARTREPORT`. A part that uses several GPUs starts a
+process for each of them as `verify.py --rank FOLDER RANK`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The identity of GPUs, read on the host, outside of any image: on this machine, or by a kit.
+"""Read the identity of GPUs on the host, outside of any image: on this machine, or in a kit.
 
-kit/hardware.py reads NVIDIA GPUs, since kits contain it; here its result becomes a frozen value.
+kit/hardware.py reads NVIDIA GPUs, because kits contain it. Here its result becomes a frozen value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RELEASE = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdPlaces:
-    """The sources of a machine's GPU data. `release` is the kernel's, empty for this machine's."""
+    """The directories with GPU data of a machine. `release` is the kernel version, empty for this machine."""
 
     dev: Path = Path("/dev")
     proc: Path = Path("/proc")
@@ -57,8 +57,8 @@ LOCAL_AMD_PLACES = AmdPlaces()
 def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
     """Return the AMD GPUs, None if the kernel lists none. Raises NoGpuError if the sources disagree on all.
 
-    `known` are the ids below /sys/class/drm, `nodes` the render nodes. A GPU on which they disagree is
-    skipped: a processor with graphics of its own has no id.
+    `known` are the ids below /sys/class/drm, `nodes` the render nodes. A GPU on which the sources disagree is
+    skipped: graphics units of CPUs have no id.
     """
     devices = find_amd_gpus(dev=places.dev, sys=places.sys)
     if devices is None:
@@ -115,13 +115,13 @@ def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) ->
 
 
 def _properties(folder: Path) -> Mapping[str, int]:
-    """Return the numbers of a node; none if this user may not read them."""
+    """Return the numbers of a node, none if this user cannot read them."""
     words = (line.split() for line in _text(folder / "properties").splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _memory(folder: Path) -> int:
-    """Return the bytes of a GPU's own memory: the banks of its frame buffer (heap types 1 and 2)."""
+    """Return the memory of a GPU in bytes: the banks of its frame buffer (heap types 1 and 2)."""
     banks = [_properties(path) for path in folder.glob("mem_banks/*")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in (1, 2))
 
@@ -155,13 +155,13 @@ _EVIDENCE = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEvidence:
-    """The reader of this machine's GPUs: NVIDIA, else AMD."""
+    """The reader of the GPUs of this machine: NVIDIA GPUs, or else AMD GPUs."""
 
     places: Places = MACHINE
     amd: AmdPlaces = LOCAL_AMD_PLACES
 
     def read(self) -> Hardware:
-        """Return the GPUs. Raises NoGpuError for none, StatementError for invalid values."""
+        """Return the GPUs. Raises NoGpuError if there are none, StatementError for invalid values."""
         try:
             hardware = read_hardware(self.places)
         except NoGpu as error:
@@ -174,7 +174,7 @@ class LocalEvidence:
 
 
 def parse_evidence(value: object, kind: str, where: str) -> Hardware:
-    """Parse the result of `read_hardware`, of this or another machine. Raises StatementError."""
+    """Parse the result of `read_hardware` on this or another machine. Raises StatementError."""
     row = _EVIDENCE.parse(value, where)
     del row["format"]
     return Hardware(kind=kind, **row)

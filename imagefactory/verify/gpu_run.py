@@ -1,7 +1,7 @@
-"""The GPU suite on the host's side: the expectations for an image, and the run inside it.
+"""Run the GPU suite: write the expectations for an image on the host, and run the suite in the image.
 
-A report is not signed; `trust` does that. Without a GPU on the host nothing is started inside, and nothing
-falls back to the CPU.
+The report is not signed here (see `trust`). Without a GPU on the host, no process is started in the image.
+There is no fallback to the CPU.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """The request for one run. `capability` is the one that the GPU must have (`8.0`), empty for any.
+    """The request for one run. `capability` is the required capability of the GPU (`8.0`), empty for any.
 
-    `predicted` is by capability. `environ` is the caller's: a batch system sets CUDA_VISIBLE_DEVICES or, for
-    AMD GPUs, ROCR_VISIBLE_DEVICES to its job's GPUs. A `rehearsal` is only for tests.
+    `predicted` is by capability. `environ` is the environment of the caller: a batch system sets
+    CUDA_VISIBLE_DEVICES or, for AMD GPUs, ROCR_VISIBLE_DEVICES to the GPUs of its job. A `rehearsal` is only
+    for tests.
     """
 
     nonce: str
@@ -77,9 +78,9 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTrial:
-    """One run: `made` is the image, `runner` the name of the program that starts it.
+    """One run. `made` is the image, `runner` the name of the program that starts it.
 
-    `hardware` is the host's GPUs, None only in a rehearsal.
+    `hardware` are the GPUs of the host, None only in a rehearsal.
     """
 
     made: Image | SifArtifact
@@ -105,7 +106,7 @@ def check_level(definition: BuildSpec, level: str) -> None:
 
 
 def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
-    """Return the expectations that the suite reads. Pure. Raises UsageError like the smoke test's."""
+    """Return the expectations that the suite reads. Pure. Raises UsageError like the smoke test."""
     check_level(definition, ask.level)
     common = expectations(definition)
     return {
@@ -123,15 +124,15 @@ def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
 
 
 def timeout_of(level: str) -> float:
-    """Return the time limit of the whole run in seconds; each part has a shorter limit of its own."""
+    """Return the time limit of the whole run in seconds. Each part has a shorter limit."""
     return table.SECONDS[level] * len(table.LEVELS[level]) + 60.0
 
 
 def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *, scratch: Path) -> GpuReport:
-    """Run the suite in the image on a GPU of this machine. Every outcome is a report.
+    """Run the suite in the image on a GPU of this machine. The result is always a report.
 
-    The image writes its own below `scratch`. Nothing is started without the requested GPUs; a runner that
-    could not start it is `infrastructure`.
+    The image writes its report below `scratch`. If the requested GPUs are missing, no process is started. If
+    the runner cannot start the image, the outcome is `infrastructure`.
     """
     files, started = read_suite(), clock()
     run = GpuRun(
@@ -194,7 +195,10 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
 def assigned_gpus(
     hardware: Hardware, environ: Mapping[str, str], *, amd: bool = False
 ) -> tuple[GpuIdentity, ...] | None:
-    """Return the batch system's GPUs for the job, all without a batch system, None if it assigned none."""
+    """Return the GPUs that the batch system assigned to the job, None if it assigned none.
+
+    Without a batch system, all GPUs are returned.
+    """
     assigned = _assigned_by_scheduler(hardware, environ, amd=amd)
     if assigned is None:
         return hardware.gpus
@@ -220,7 +224,10 @@ def _of_maker(gpus: Sequence[GpuIdentity], *, amd: bool) -> list[GpuIdentity]:
 def choose_gpus(
     seen: Sequence[GpuIdentity], capability: str, *, amd: bool = False, several: bool = False
 ) -> tuple[GpuIdentity, ...]:
-    """Return the maker's GPUs that run the suite, chosen by `hardware.choose`; empty if there are none."""
+    """Return the GPUs that run the suite, chosen by `hardware.choose`.
+
+    Empty if there are none of this vendor.
+    """
     gpus = _of_maker(seen, amd=amd)
     return tuple(
         gpus[index] for index in choose([gpu.capability for gpu in gpus], capability, several=several)
@@ -230,7 +237,9 @@ def choose_gpus(
 def visible_gpus(
     hardware: Hardware, gpus: tuple[GpuIdentity, ...], environ: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the image's variables that select GPUs: the batch system's value, else `gpus` out of more."""
+    """Return the variables that select GPUs in the image: the batch system's value, or `gpus` if there are
+    more.
+    """
     amd, notes = gpus[0].capability.startswith("gfx"), dict(hardware.notes)
     name = VISIBLE_AMD if amd else VISIBLE
     if assigned := _assigned_by_scheduler(hardware, environ, amd=amd):
@@ -241,7 +250,7 @@ def visible_gpus(
 
 
 def unusable_gpus_note(hardware: Hardware) -> str:
-    """Return a note about unusable GPUs, to add to a message."""
+    """Return a note about unusable GPUs, as a suffix of a message."""
     return clean(lost_note(dict(hardware.notes)))
 
 
@@ -254,7 +263,7 @@ RUNS = (Compatibility.YES, Compatibility.PTX, Compatibility.PARTLY)
 
 
 def predict_coverage(contents: ScanResult, more: Iterable[Capability] = ()) -> dict[str, Predicted]:
-    """Return the predictions by capability (`8.0`): all known ones, and `more`."""
+    """Return the predictions for all known capabilities (`8.0`) and those in `more`."""
     every = sorted({*capabilities(), *more})
     return {str(capability): _predict_capability(contents, capability) for capability in every}
 

@@ -1,8 +1,8 @@
-"""Kits: writes them, and checks their results by the rules of a run on this machine.
+"""Write kits, and check their results with the same rules as runs on this machine.
 
-The directory was elsewhere. Its request is trusted because the nonce store has its digest, under the nonce.
-Its result is trusted only through the signature of a key's owner: the verdict says `kit`, or `actions` if the
-same run of GitHub Actions ran the kit and collects it.
+A kit was on another machine. Its request is trusted because the nonce store has its digest, under the nonce.
+Its result is trusted only because the owner of a key signs it: then the verdict has the evidence `kit`, or
+`actions` if the GitHub Actions run that ran the kit also collects it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ MOST_FILES = 500
 SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 LONGEST_RUN = 86400.0
 STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
-"""Outcomes of a kit that started nothing inside: they cannot be signed, and the nonce is not spent."""
+"""Outcomes of a kit that started no process in the image.
+
+They cannot be signed, and the nonce is not spent.
+"""
 
 _ACTIONS = (*CI_RUN, "GITHUB_JOB", "RUNNER_NAME")
 _RUN = ObjectSchema(
@@ -81,7 +84,7 @@ _RUN = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnedKit:
-    """The bytes of a returned kit. `evidence` and `report` are None if missing."""
+    """The files of a returned kit as bytes. `evidence` and `report` are None if missing."""
 
     kit: bytes
     expectations: bytes
@@ -93,7 +96,7 @@ class ReturnedKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitReport:
-    """A kit's run. The nonce is spent on `run`; `reference` is where the image can be pulled."""
+    """The result of a kit. The nonce is spent on `run`. `reference` is the address of the image."""
 
     report: GpuReport
     run: NonceSubject
@@ -108,14 +111,15 @@ def collect_kit(
     *,
     again: bool = False,
 ) -> KitReport:
-    """Check the result in the kit in `folder`. Signs and spends nothing.
+    """Check the result in the kit in `folder`, without signing it or spending its nonce.
 
-    `environ` names the run of GitHub Actions whose artifacts these are. With `again` the nonce may be spent
-    or expired.
+    `environ` identifies the GitHub Actions run whose artifacts these are. With `again`, the nonce may be
+    spent or expired.
 
-    Raises UsageError for a directory that is not a kit, or has no result; NonceError for a nonce that cannot
-    be spent on it (unknown, replayed, expired, another suite, a changed kit); NoGpuError and CheckFailedError
-    if nothing was started inside; StatementError for a result that kits do not write.
+    Raises UsageError for a directory that is not a kit, or has no result. Raises NonceError for a nonce that
+    cannot be spent on the result (unknown, replayed, expired, another suite, a changed kit). Raises
+    NoGpuError and CheckFailedError if no process was started in the image, StatementError for a result that
+    kits do not write.
     """
     files, where = read_returned_kit(folder), str(folder)
     nonce = read_nonce(folder)
@@ -140,7 +144,7 @@ def collect_kit(
 
 
 def read_nonce(folder: Path) -> str:
-    """Return the nonce in kit.json; the kit is not trusted yet."""
+    """Return the nonce in kit.json, which is not trusted yet."""
     data = _read(folder, KIT)
     if data is None:
         raise _not_a_kit(folder)
@@ -157,7 +161,7 @@ def _not_a_kit(folder: Path, why: str = "") -> UsageError:
 
 
 def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
-    """Return the report of a result of the trusted `kit`, with evidence of type `kind`. Pure.
+    """Return the report in a result of the trusted `kit`, with evidence of type `kind`. Pure.
 
     Raises like `collect_kit`.
     """
@@ -195,16 +199,16 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
 
 
 def _same_run(actions: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Return whether the kit ran in the attempt of the GitHub run that `environ` names.
+    """Return whether the kit ran in the same attempt of the GitHub run that `environ` identifies.
 
-    That run collects, or its artifacts are collected. Elsewhere anyone can write such names.
+    Only that run can collect with this evidence. Elsewhere, anyone could write its identifiers.
     """
     here = environ.get("GITHUB_ACTIONS") == "true"
     return here and all(environ.get(name) and actions.get(name) == environ[name] for name in CI_RUN)
 
 
 def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
-    """Return run.json with all values checked; `completed` is how the suite ended. Raises StatementError."""
+    """Return run.json with all values checked. `completed` is how the suite ended. Raises StatementError."""
     row = _RUN.parse(_json(data, where), where)
     if not row["runner"] and not row["outcome"]:
         raise invalid_value_error(where, "it has neither a runner nor an outcome")
@@ -213,7 +217,10 @@ def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
 
 
 def read_returned_kit(folder: Path) -> ReturnedKit:
-    """Read a kit. Raises UsageError if it is not one or has no result; links and large files are rejected."""
+    """Read a kit.
+
+    Raises UsageError if it is not a kit or has no result. Links and large files are rejected.
+    """
     kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
     if kit is None or expectations is None:
         raise _not_a_kit(folder)
@@ -235,7 +242,7 @@ def read_returned_kit(folder: Path) -> ReturnedKit:
 
 
 def _suite(folder: Path) -> str:
-    """Return the digest of a suite, "" for anything else: a link may lead to a whole disk."""
+    """Return the digest of a suite, "" for other directories: a link may lead to a whole disk."""
     try:
         walk = walk_tree(folder, lambda _: None, limits=SUITE_LIMITS)
         names = [name for name, _ in walk if name.endswith(".py")]
@@ -247,7 +254,7 @@ def _suite(folder: Path) -> str:
 
 
 def _read(folder: Path, path: str) -> bytes | None:
-    """Return a file's bytes, None if missing. Raises UsageError for a link, a FIFO, a large file."""
+    """Return the bytes of a file, None if missing. Raises UsageError for a link, a FIFO or a large file."""
     try:
         return read_file(folder, path, LARGEST)
     except FileNotFoundError:
@@ -283,12 +290,12 @@ CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitRequest:
-    """A kit to write. `asked` is the suite's input with its nonce; `argv` the command in the image.
+    """A kit to write. `asked` is the input of the suite with its nonce, `argv` the command in the image.
 
-    `made` is the artifact of `subject`, `waive` the checks that need not run, `timeout` seconds for the whole
-    run. `reference` is where the image can be pulled (HOST/NAME@sha256:...), empty if it is in no registry,
-    and `plain_http` says that this registry has no TLS. `sifs` are the digests of .sif files that this
-    project built from the image; they may replace it if there is no network.
+    `made` is the artifact of `subject`, `waive` the checks that need not run, `timeout` the time limit of the
+    run in seconds. `reference` is the address of the image (HOST/NAME@sha256:...), empty if it is in no
+    registry, and `plain_http` means that this registry has no TLS. `sifs` are the digests of .sif files that
+    this project built from the image. Without a network, such a file can be used in place of the image.
     """
 
     subject: VerifiedImage
@@ -303,9 +310,9 @@ class KitRequest:
 
 
 def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime) -> IssuedNonce:
-    """Issue the nonce of `order.asked` and write the kit into `folder`, new or empty, in one step.
+    """Issue the nonce in `order.asked` and write the kit into `folder` (new or empty) atomically.
 
-    Raises UsageError if the directory has files.
+    Raises UsageError if the directory is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
@@ -329,7 +336,7 @@ def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime)
 
 
 def program_files() -> dict[str, bytes]:
-    """Return the program files of this imagefactory's kits, by their paths in a kit."""
+    """Return the program files of kits from this imagefactory, by their paths in a kit."""
     return {
         PROGRAM: (KIT_PROGRAMS / PROGRAM).read_bytes(),
         **{f"kit/{name}": (KIT_PROGRAMS / name).read_bytes() for name in CARRIED},
@@ -338,9 +345,9 @@ def program_files() -> dict[str, bytes]:
 
 
 def program_checksum() -> str:
-    """Return the sha256 of the `sha256sum` output for a kit's program files, sorted by path.
+    """Return the sha256 of the `sha256sum` output for the program files of a kit, sorted by path.
 
-    A machine that knows it runs no other program, even if others could write to the kit in transit.
+    A machine that checks it runs no other program, even if someone could write to the kit in transit.
     """
     lines = (f"{sha256(data).hexdigest()}  ./{path}\n" for path, data in sorted(program_files().items()))
     return sha256("".join(lines).encode()).hexdigest()

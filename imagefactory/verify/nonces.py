@@ -1,14 +1,15 @@
-"""Nonces: the signing project issues them and spends each once, so an old run is never signed as a new one.
+"""Nonces: the signing project issues them and spends each once, so that an old run is never signed as a new
+one.
 
     <ledger>/<nonce>.json           issued: the image, suite and kit, and the expiry
-    <ledger>/spent/<nonce>.json     spent: the same, the time, and the result's digest
+    <ledger>/spent/<nonce>.json     spent: the same, the time, and the digest of the result
 
-A nonce is spent by creating its file in `spent/`, which succeeds for only one process. Signed data is in that
-file too, after the entry, until it has been delivered. Spent nonces are stored long after they have expired.
-A ledger is the store's directory `nonces`, or a named one: CI jobs pass it from the job that creates kits to
-the one that signs. A shared key detects changes by others in transit: every entry has an HMAC-SHA256 of
-itself. It also names the attempt of the CI run that issued it, and is rejected in any other: everyone can
-read, and upload again, the ledgers of a public repository.
+A nonce is spent by creating its file in `spent/`, which succeeds for only one process. That file also
+contains the signed data, after the entry, until it has been delivered. Spent nonces are stored long after
+they have expired. The nonce store is the directory `nonces` of the store, or another directory: in CI, the
+job that creates kits passes it to the job that signs. A shared key detects changes in transit: every entry
+has an HMAC-SHA256. An entry also has the attempt of the CI run that issued it, and is rejected in all others,
+because anyone can download the nonce store of a public repository and upload it again.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 NONCE_BYTES = 16
 LIFETIME = timedelta(days=14)
 RETENTION = timedelta(days=180)
-"""The time for which an expired nonce is stored; then it is unknown, and still rejected."""
+"""The time for which an expired nonce is stored. After that it is unknown, and still rejected."""
 CI_RUN = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")
-"""The variables that name one attempt of one run of GitHub Actions."""
+"""The variables that identify an attempt of a GitHub Actions run."""
 GITLAB_PIPELINE = ("CI_PROJECT_URL", "CI_PIPELINE_ID")
-"""The variables that name one pipeline of GitLab, whose jobs may be run again."""
+"""The variables that identify a GitLab pipeline, whose jobs can be retried."""
 SPENT_DIRECTORY, TEMPORARY_PREFIX = "spent", ".nonce-"
 _END = b"\n}\n"
-"""The end of an entry, before signed data; no line within an entry is only a brace."""
+"""The end of an entry, before signed data. No line within an entry consists of a brace."""
 
 
 class NonceError(CheckFailedError):
-    """A nonce that cannot be spent; the code says why."""
+    """A nonce that cannot be spent. The code is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceSubject:
-    """The subject of a nonce: an image, a suite by its digest, a level; `kit` is the digest of the request.
+    """The subject of a nonce: an image, the digest of a suite, a level, and `kit`, the digest of the request.
 
-    `kit` is empty if the issuing machine also runs it, and nothing is sent. `pool` is the row of POOLS whose
-    jobs may answer, empty without a pool: a kit must not claim a pool's evidence.
+    `kit` is empty if the issuing machine also runs the suite. `pool` is the row of POOLS whose jobs may use
+    the nonce, empty without a pool: so a kit cannot claim the evidence of a pool.
     """
 
     subject: VerifiedImage
@@ -67,9 +68,9 @@ class NonceSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedNonce:
-    """A nonce and its times. `spent` is None until it is; `result` is the digest of the result.
+    """A nonce and its times. `spent` is None until it is spent, `result` is the digest of the result.
 
-    `ci_run` is the CI run that issued it, from `ci_run_of`.
+    `ci_run` is the CI run that issued it (`ci_run_of`).
     """
 
     nonce: str
@@ -83,7 +84,7 @@ class IssuedNonce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceUse:
-    """A nonce to spend on a run: `result` and `signed` as in `NonceStore.spend`."""
+    """A nonce to spend on a run. `result` and `signed` are the arguments of `NonceStore.spend`."""
 
     nonce: str
     run: NonceSubject
@@ -100,8 +101,9 @@ def format_nonce(random: bytes) -> str:
 def ci_run_of(environ: Mapping[str, str]) -> str:
     """Return the CI run in `environ`, "" outside of CI.
 
-    It is `owner/name/run/attempt` in GitHub Actions, and a project's address and a pipeline in GitLab. Raises
-    UsageError if one of these variables is missing: such a ledger would count in every run.
+    It is `owner/name/run/attempt` in GitHub Actions, and the address of a project with a pipeline in GitLab.
+    Raises UsageError if one of these variables is missing, because such a nonce store would be valid in every
+    run.
     """
     for service, names in (("GITHUB_ACTIONS", CI_RUN), ("GITLAB_CI", GITLAB_PIPELINE)):
         if environ.get(service) != "true":
@@ -118,22 +120,22 @@ def ci_run_of(environ: Mapping[str, str]) -> str:
 
 
 class NonceStore:
-    """The nonces in `folder`. Every method may raise StoreError for a directory that cannot be written.
+    """The nonces in `folder`. Every method may raise StoreError if the directory cannot be written.
 
-    With a `key`, entries without its MAC are rejected; without one, entries with a MAC. Entries from another
-    `ci_run` are rejected too.
+    With a `key`, entries without a valid MAC are rejected; without a key, entries with a MAC. Entries from
+    another `ci_run` are rejected too.
     """
 
     def __init__(self, folder: Path, key: str = "", *, ci_run: str = "") -> None:
         self.folder, self.key, self.ci_run = folder, key.encode(), ci_run
 
     def issue(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
-        """Store a new nonce. Raises StoreError for a known one."""
+        """Store a new nonce. Raises StoreError if it exists."""
         (issued,) = self.issue_all({nonce: run}, now)
         return issued
 
     def issue_all(self, runs: Mapping[str, NonceSubject], now: datetime) -> tuple[IssuedNonce, ...]:
-        """Issue many nonces like `issue`, with one search for expired ones and one flush to the disk."""
+        """Issue several nonces like `issue`, with one search for expired nonces and one flush to the disk."""
         nonces = [
             IssuedNonce(nonce=nonce, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
             for nonce, run in runs.items()
@@ -155,11 +157,11 @@ class NonceStore:
         return tuple(nonces)
 
     def look(self, nonce: str) -> IssuedNonce:
-        """Return the entry of a nonce. Raises NonceError (unknown) if this ledger did not issue it."""
+        """Return the entry of a nonce. Raises NonceError (unknown) if this nonce store did not issue it."""
         return self._look(nonce)[0]
 
     def _look(self, nonce: str) -> tuple[IssuedNonce, bytes]:
-        """Return the entry like `look`, with signed data that was not delivered."""
+        """Return the entry like `look`, and signed data that was not delivered."""
         if not NONCE.fullmatch(nonce):
             raise NonceError("nonce-unknown", f"{nonce[:80]!r} is not a nonce", hint="create a new kit")
         # Spent last once more: another process may have moved it between two checks.
@@ -176,9 +178,9 @@ class NonceStore:
         )
 
     def check(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
-        """Return a nonce's entry. Raises NonceError with the reason if it cannot be spent on `run`.
+        """Return the entry of a nonce. Raises NonceError with the reason if it cannot be spent on `run`.
 
-        Nothing is changed.
+        Changes nothing.
         """
         known = self.look(nonce)
         check_open(known, now)
@@ -190,15 +192,15 @@ class NonceStore:
     ) -> IssuedNonce:
         """Spend a nonce on `run`, once for all processes. Raises NonceError like `check`.
 
-        `result` is the digest of the run's result. The nonce is spent when this returns, even if the caller
-        then fails; `signed` is stored for the next call, until `settle`.
+        `result` is the digest of the result of the run. After this call, the nonce is spent even if the
+        caller fails. `signed` is stored until `settle`, so that a later call can deliver it.
         """
         return self._spend(NonceUse(nonce=nonce, run=run, result=result, signed=signed), now, flush=True)
 
     def spend_all(self, spending: Iterable[NonceUse], now: datetime) -> Mapping[str, NonceError]:
-        """Spend many nonces like `spend`, with one flush to the disk. Return the rejected ones, by nonce.
+        """Spend several nonces like `spend`, with one flush to the disk. Return the errors by nonce.
 
-        Nothing is spent for certain before this returns, so nothing is attached before.
+        No nonce is spent for certain before this returns, so the caller must not attach signed data before.
         """
         refused: dict[str, NonceError] = {}
         for spent in spending:
@@ -222,7 +224,7 @@ class NonceStore:
         return spent
 
     def unsettled(self, nonce: str) -> bytes:
-        """Return the signed data of a spent nonce that was not delivered; empty if all was."""
+        """Return the signed data of a spent nonce that was not delivered, empty if there is none."""
         return self._look(nonce)[1]
 
     def settle(self, nonce: str) -> None:
@@ -230,7 +232,7 @@ class NonceStore:
         self.settle_all({nonce})
 
     def settle_all(self, nonces: Set[str]) -> None:
-        """Record the delivery for many nonces like `settle`. Unspent ones stay as they are."""
+        """Record the delivery for several nonces like `settle`. Unspent nonces stay unchanged."""
         with _nonce_error(self.folder):
             for nonce in filter(NONCE.fullmatch, nonces):
                 with contextlib.suppress(FileNotFoundError):
@@ -247,7 +249,7 @@ class NonceStore:
         return self.folder / SPENT_DIRECTORY / f"{nonce}.json"
 
     def _forget(self, now: datetime) -> None:
-        """Remove long expired and incomplete files, by their times: reading them takes longer."""
+        """Remove long expired and incomplete files by their times, since reading them is slower."""
         before = (now - LIFETIME - RETENTION).timestamp()
         for folder in (self.folder, self.folder / SPENT_DIRECTORY):
             for path in folder.iterdir():
@@ -258,7 +260,7 @@ class NonceStore:
 
 
 def check_open(known: IssuedNonce, now: datetime) -> None:
-    """Raise NonceError (replayed, expired) for a nonce that can no longer be spent on anything."""
+    """Raise NonceError (replayed, expired) if a nonce can no longer be spent."""
     if known.spent is not None:
         raise _replayed(known.nonce, known.spent)
     if now >= known.expires:
@@ -330,9 +332,9 @@ def _nonce_error(folder: Path) -> Iterator[None]:
 
 
 def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
-    """Write the whole file or nothing; return False if it exists. A link cannot replace a file.
+    """Write a file completely or not at all. Return False if it exists. A link cannot replace a file.
 
-    `flush` waits for the disk; without it the caller does.
+    `flush` waits for the disk; without `flush`, the caller must wait.
     """
     handle, beside = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
     try:
@@ -351,7 +353,7 @@ def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
 
 
 def _put_new(path: Path, data: bytes) -> bool:
-    """Write a file; return False if it exists. If the process is killed, a part may remain."""
+    """Write a file. Return False if it exists. If the process is killed, an incomplete file may remain."""
     try:
         with path.open("xb") as file:
             file.write(data)
@@ -407,7 +409,7 @@ def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
 def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
     """Return an entry, and its signed data if complete: another process may be settling it.
 
-    The ledger is the user's own; a damaged file is rejected, never guessed.
+    A corrupt file is rejected and never repaired.
     """
     try:
         entry, end, signed = path.read_bytes().partition(_END)

@@ -1,6 +1,6 @@
-"""The outcome of a run of the GPU suite: the strict parser of its report, and its label. Pure.
+"""Find the outcome of a run of the GPU suite, with a strict parser of its report. Pure functions.
 
-The same rules apply to a run on this machine and to a kit's result.
+The same rules apply to runs on this machine and to results of kits.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ LONGEST_DETAIL = 2000
 
 
 class InvalidReportError(Exception):
-    """A report that is rejected; the message says why."""
+    """A report that is not accepted. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteCheck:
-    """A row of the suite's report: the result and its label for a failure."""
+    """A row of the suite's report: the result and its outcome for a failure."""
 
     result: CheckResult
     outcome: str
 
 
 def read_report(path: Path) -> bytes:
-    """Return the report's bytes. Raises InvalidReportError unless it is a regular file of at most
-    LARGEST_REPORT.
+    """Return the bytes of a report.
+
+    Raises InvalidReportError unless it is a regular file of at most LARGEST_REPORT bytes.
     """
     try:
         return read_file(path.parent, path.name, LARGEST_REPORT)
@@ -86,9 +87,10 @@ def parse_fields(data: bytes, fields: ObjectSchema) -> dict[str, Any]:
 
 
 def checks_kind(names: Iterable[str], outcomes: Iterable[str], most: int = LARGEST_REPORT) -> Any:
-    """Return the type of a report's checks, for `Fields`.
+    """Return the schema of a report's checks.
 
-    `names` are the suite's checks, `outcomes` its labels for a failure. A check has at most `most` numbers.
+    `names` are the checks of the suite, `outcomes` the outcomes of a failure. A check has at most `most`
+    numbers.
     """
     row = ObjectSchema(
         name=Annotated[str, Choices(tuple(names))],
@@ -125,7 +127,7 @@ def exit_summary(completed: CommandResult) -> str:
 
 
 def clean(text: str) -> str:
-    """Return one printable line: untrusted control characters must not reach a terminal."""
+    """Return one printable line, so that untrusted text cannot control a terminal."""
     line = text[: 4 * LONGEST_DETAIL]
     if not line.isprintable():
         line = "".join(letter if letter.isprintable() else " " for letter in line)
@@ -135,7 +137,7 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeReport:
-    """The suite's report. `running` is the check that was running at the last write, empty at the end."""
+    """A report of the smoke test. `running` is the check in progress at the last write, empty at the end."""
 
     running: str
     rows: tuple[SuiteCheck, ...]
@@ -152,7 +154,10 @@ _FIELDS = ObjectSchema(
 
 
 def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
-    """Parse a report of this suite's format with this nonce. Raises InvalidReportError for anything else."""
+    """Parse a report in the format of this suite with this nonce.
+
+    Raises InvalidReportError for other bytes.
+    """
     report = parse_fields(data, _FIELDS)
     if report["nonce"] != nonce:
         raise InvalidReportError("the report does not contain the nonce of this run")
@@ -164,7 +169,7 @@ MEASURED = (
     *("vector-add", "matmul", "reduction", "convolution", "transfers"),
     *("profile", "peer-to-peer", "all-reduce", "data-parallel"),
 )
-"""Checks that measure: a pass without a number is not one."""
+"""Checks that measure. They pass only with a number."""
 CONTRADICTION = "contradiction"
 """The number of a coverage check that shows a contradiction to the prediction."""
 
@@ -174,7 +179,7 @@ MULTI_GPU_OUTCOMES = {
         (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED), Outcome.APART
     ),
 }
-"""The labels for several GPUs: none of them is a claim about one GPU in the tables."""
+"""The outcomes for several GPUs. None of them is a claim about one GPU in tables."""
 
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _DEVICE = ObjectSchema(
@@ -184,9 +189,11 @@ _DEVICE = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRun:
-    """A run as the host knows it. `asked` are its expectations, `suite` its files' digest.
+    """A run from the point of view of the host.
 
-    `waive` are checks that need not run, by the recipe. `hardware` is None if the host saw no GPU.
+    `asked` are its expectations, `suite` the digest of the suite.
+
+    `waive` are checks that the recipe does not require. `hardware` is None if the host found no GPU.
     """
 
     subject: VerifiedImage
@@ -201,9 +208,9 @@ class GpuRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawResult:
-    """The raw result of an image. `report` is its file; `fault` says why it cannot be read.
+    """The raw result of an image. `report` is its file, or `fault` is why it cannot be read.
 
-    `parsed` is the same report, if it was parsed before.
+    `parsed` is the parsed report, if the caller already has it.
     """
 
     report: bytes
@@ -214,7 +221,7 @@ class RawResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSuiteReport:
-    """The suite's report. `running` is the check that was running at the last write, empty at the end."""
+    """A report of the GPU suite. `running` is the check in progress at the last write, empty at the end."""
 
     cuda: str
     device: GpuIdentity | None
@@ -240,7 +247,7 @@ def _fields(level: str) -> ObjectSchema:
 
 
 def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuiteReport:
-    """Parse a report that answers `expectations`. Raises InvalidReportError for any other."""
+    """Parse a report that matches `expectations`. Raises InvalidReportError for others."""
     report = parse_fields(data, _fields(expectations["level"]))
     if report["nonce"] != expectations["nonce"]:
         raise InvalidReportError("the report does not contain the nonce of this run")
@@ -255,15 +262,15 @@ def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuite
 
 
 def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:
-    """Return the report of a run that started nothing inside."""
+    """Return the report of a run that started no process in the image."""
     return _complete(run, _all(run, CheckState.NOT_RUN, reason), outcome, reason)
 
 
 def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
-    """Return the report: every check of the level, once and in order, and the label of the whole run.
+    """Return the report: every check of the level once and in order, and the outcome of the run.
 
-    VERIFIED only if all that applies passed, measured something, on a GPU that the host knows by itself, in a
-    process that ended well. A rehearsal is never more than `not-tested`.
+    The outcome is VERIFIED only if every check that applies passed and measured numbers, on a GPU that the
+    host also found, in a process that ended normally. A rehearsal is never more than `not-tested`.
     """
     completed = brought.completed
     try:
@@ -298,7 +305,7 @@ def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
 def _check_outcome(
     name: str, row: SuiteCheck | None, suite_report: GpuSuiteReport, run: GpuRun
 ) -> tuple[CheckResult, Outcome | None]:
-    """Return the check as it counts, and the label if it prevents VERIFIED, else None."""
+    """Return the check with its final state, and the outcome if it prevents VERIFIED, else None."""
     if row is None:
         missing = (
             f"'{suite_report.running}' started before this check and did not finish"
@@ -341,7 +348,7 @@ def _failed(check: CheckResult, detail: str) -> CheckResult:
 def _fail_running_check(
     pair: tuple[CheckResult, Outcome | None], completed: CommandResult, suite_report: GpuSuiteReport
 ) -> tuple[CheckResult, Outcome | None]:
-    """Return the check as failed if it was running when the whole suite crashed."""
+    """Return the check as failed if it was running when the suite crashed."""
     check, _ = pair
     if check.name != suite_report.running or check.state is not CheckState.NOT_RUN:
         return pair
@@ -351,7 +358,7 @@ def _fail_running_check(
 
 
 def _waived(check: CheckResult, run: GpuRun) -> bool:
-    """Return whether the recipe waives the check; never on several GPUs."""
+    """Return whether the recipe waives the check. On several GPUs, no check is waived."""
     named = check.name in run.waive and run.asked["level"] != MULTI_GPU_LEVELS
     return check.state is CheckState.NOT_RUN and named
 
@@ -362,7 +369,7 @@ def _outcome(
     judged: Sequence[tuple[CheckResult, Outcome | None]],
     completed: CommandResult,
 ) -> tuple[Outcome, str]:
-    """Return the first that applies: not the host's or the requested GPU; a failure; a missing check."""
+    """Return the first outcome that applies: a wrong GPU, a failed check, a missing check."""
     rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
     if stranger := _stranger(suite_report, run):
         return Outcome.INFRASTRUCTURE, stranger
@@ -398,7 +405,7 @@ def _gpus(suite_report: GpuSuiteReport) -> float:
 
 
 def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
-    """Return why a GPU that the suite saw is unknown to the host; empty if all are known."""
+    """Return why the host does not know a GPU that the suite saw, empty if it knows all."""
     device = suite_report.device
     if device is None:
         return ""
@@ -418,9 +425,9 @@ def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
 
 
 def _with_host_name(device: GpuIdentity | None, hardware: Hardware | None) -> GpuIdentity | None:
-    """Return the device with the host's name for it, whatever the image calls it.
+    """Return the device with its name on the host, whatever its name in the image.
 
-    libcuda reports only bytes; the host knows whether they are a GPU's or a MIG instance's.
+    libcuda reports only bytes; the host knows whether they identify a GPU or a MIG instance.
     """
     if device is None or hardware is None:
         return device
@@ -433,9 +440,9 @@ def _with_host_name(device: GpuIdentity | None, hardware: Hardware | None) -> Gp
 def _contradictions(
     run: GpuRun, suite_report: GpuSuiteReport, judged: Sequence[tuple[CheckResult, Outcome | None]]
 ) -> tuple[str, ...]:
-    """Return where the coverage checks and the scan of the image differ, either way.
+    """Return the differences between the coverage checks and the scan of the image.
 
-    A check that failed for another reason than missing code says nothing about the prediction.
+    A check that failed for another reason than missing code is not evidence about the prediction.
     """
     predicted = run.asked["predicted"].get(suite_report.device.capability, {}) if suite_report.device else {}
     claims = {"native-code": predicted.get("native"), "ptx-code": predicted.get("ptx")}

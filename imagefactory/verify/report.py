@@ -1,7 +1,7 @@
 """A GPU report, parsed and formatted as JSON: written by `verify`, read from kits, signed as a verdict.
 
-The parser accepts only the formatter's output, and rejects reports whose fields contradict each other. The
-shapes are also in verdict.schema.json.
+The parser accepts only the output of the formatter, and rejects reports whose fields contradict each other.
+The format is also described in verdict.schema.json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GPUS = "gpus"
 """The check that counts GPUs on the level `several`, and the name of its number."""
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
-"""NVIDIA's UUID, or an AMD GPU's `unique_id`."""
+"""A UUID of NVIDIA, or the `unique_id` of an AMD GPU."""
 Uuid = Annotated[str, Pattern(UUID)]
 DeviceNode = Annotated[str, Pattern(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
 Version = Annotated[str, Pattern(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
@@ -56,11 +56,11 @@ Nonce = Annotated[str, Pattern(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedImage:
-    """The image that is verified: the platform manifest `manifest`, or a .sif's own artifact.
+    """The image that is verified: its platform manifest `manifest`, or the artifact of a .sif file.
 
-    The other fields only describe it: `config` is the digest of its config, or the sha256 of a .sif file;
-    `index` is the digest of its tags, the same as `manifest` if there is no index; `target` is its name,
-    empty if unknown. Images with equal configs may differ in content.
+    The other fields only describe it. `config` is the digest of its config, or the sha256 of a .sif file.
+    `index` is the digest of its tags, equal to `manifest` if there is no index. `target` is its name, empty
+    if unknown. Images with equal configs may differ in content.
     """
 
     target: Annotated[str, Pattern(NAME, empty=True)]
@@ -71,7 +71,7 @@ class VerifiedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuIdentity:
-    """A GPU as the driver reports it. `uuid` is `GPU-...`, `memory` bytes."""
+    """A GPU as the driver reports it. `uuid` is `GPU-...`, `memory` is in bytes."""
 
     name: str
     capability: Capability
@@ -80,7 +80,7 @@ class GpuIdentity:
 
     @property
     def part(self) -> str:
-        """Return the profile of a slice (MIG), `mig` if its name has none; empty for a whole GPU."""
+        """Return the MIG profile of a slice, `mig` if its name has none, empty for a whole GPU."""
         return slice_of(self.name) or ("mig" if self.uuid.startswith("MIG-") else "")
 
     @property
@@ -90,11 +90,11 @@ class GpuIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The host's own data on its GPUs, read outside of the image.
+    """Data of the host about its GPUs, read outside of the image.
 
     `gpus` are from NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
-    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. For AMD
-    GPUs the kernel provides all of it (evidence.py).
+    (`/dev/nvidia0`). `driver` is the version of the kernel module. `notes` are other (name, text) pairs. For
+    AMD GPUs, the kernel provides all values (evidence.py).
     """
 
     kind: EvidenceKind
@@ -105,9 +105,10 @@ class Hardware:
     notes: tuple[Annotated[tuple[str, str], TupleAsObject(("name", "text"))], ...] = ()
 
     def gpu_of(self, uuid: str) -> GpuIdentity | None:
-        """Return the GPU that libcuda calls `uuid`; for a MIG instance in the notes, the whole GPU.
+        """Return the GPU with the UUID of libcuda. For a MIG instance in the notes, return the whole GPU.
 
-        libcuda reports bytes without a prefix, so an instance may be `GPU-...` inside: digits are compared.
+        libcuda reports bytes without a prefix, so an instance may be `GPU-...` in the image: only digits are
+        compared.
         """
         part_of = {digits_of(name): text for name, text in self.notes if name.startswith("MIG-")}
         whole = digits_of(part_of.get(digits_of(uuid), uuid))
@@ -139,12 +140,12 @@ class Evidence(Protocol):
 class GpuReport:
     """The report of one run of the GPU suite for one image on one GPU. Unsigned.
 
-    `suite` is the suite's digest, `level` quick, full or several. `device` is the GPU seen by the suite
-    inside, None without one, and `cuda` the newest CUDA that its driver supports, from libcuda (`12.4`).
-    `hardware` is the host's data, None without GPUs. `outcome` is VERIFIED only if every check that applies
-    passed on a GPU, TOGETHER on several; `reason` is one line. `waived` are checks that did not run and that
-    the recipe waives. `contradictions` are differences between the run and the prediction. A `rehearsal` ran
-    on the CPU for the project's own tests: it cannot be signed.
+    `suite` is the digest of the suite, `level` is quick, full or several. `device` is the GPU that the suite
+    used in the image, or None, and `cuda` the newest CUDA version that its driver supports, from libcuda
+    (`12.4`). `hardware` is the data of the host, None without GPUs. `outcome` is VERIFIED only if every check
+    that applies passed on a GPU, TOGETHER on several GPUs. `reason` is one line. `waived` are checks that did
+    not run and that the recipe waives. `contradictions` are differences between the run and the prediction. A
+    `rehearsal` ran on the CPU for tests of imagefactory and cannot be signed.
     """
 
     subject: VerifiedImage
@@ -166,7 +167,7 @@ class GpuReport:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs: one, or on the level `several` as many as its check counted."""
+        """Return the number of GPUs: one, or on the level `several` the number that its check counted."""
         counted = (dict(check.numbers) for check in self.checks if check.name == GPUS)
         return 1 if self.level != MULTI_GPU_LEVELS else int(next(counted, {}).get(GPUS, 0))
 
@@ -176,10 +177,10 @@ TIMEOUT_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeTest:
-    """One smoke test to run. `nonce` is new random text that the report must contain.
+    """One smoke test to run. `nonce` is a new random text that the report must contain.
 
-    `runner` is its name: a pass with one does not apply to another. `timeout` is seconds for each of the two
-    runs.
+    `runner` is the name of the runner: a pass with one runner does not apply to another. `timeout` is in
+    seconds for each of the two runs.
     """
 
     image: Image | SifArtifact
@@ -193,14 +194,17 @@ FORMAT = 1
 
 
 def format_gpu_report(report: GpuReport) -> dict[str, Any]:
-    """Return the report as JSON; `format` is its version. Tuples are lists, numbers of a check an object."""
+    """Return the report as JSON; `format` is its version.
+
+    Tuples become lists, the numbers of a check an object.
+    """
     return format_document(report, FORMAT)
 
 
 def parse_gpu_report(value: object, where: str) -> GpuReport:
     """Parse the output of `format_gpu_report`. Messages begin with `where`.
 
-    Raises StatementError for anything else: a missing or further field, a value of another type, a text with
+    Raises StatementError for other JSON: a missing or unknown field, a value of another type, a text with
     control characters, a duplicate check, an end before its start.
     """
     report = parse_document(value, GpuReport, FORMAT, where)
@@ -214,7 +218,7 @@ def parse_gpu_report(value: object, where: str) -> GpuReport:
 
 
 def end_of(longest: float) -> Mapping[str, Any]:
-    """Return the fields of run.json for the end of a suite's process, within `longest` seconds."""
+    """Return the fields in run.json for the end of a process, limited to `longest` seconds."""
     return {
         "returncode": Annotated[int, NumberRange(0, 255)],
         "timed_out": bool,
@@ -224,7 +228,7 @@ def end_of(longest: float) -> Mapping[str, Any]:
 
 
 def completed_of(row: Mapping[str, Any]) -> CommandResult:
-    """Return the process's code, seconds and last lines from such fields."""
+    """Return the exit code, seconds and last lines of a process from these fields."""
     return CommandResult(
         returncode=row["returncode"],
         stdout="\n".join(row["said"]),

@@ -1,7 +1,7 @@
 """The CPU-level smoke test: runs the suite inside an image, checks its report and records a pass.
 
 The report is untrusted: a strict parser reads it, and it must have the nonce of this run and every required
-check. That detects images that do no work by mistake, but not an image that lies on purpose.
+check. That detects broken images, but not an image that forges a report.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ RECORD_FORMAT = REPORT_FORMAT = 1
 
 
 def record_name(image: str, suite: str, request: Mapping[str, Any]) -> str:
-    """Return the file name of a record, which has the digests of image, suite and expectations."""
+    """Return the file name of a record: it contains the digests of image, suite and expectations."""
     expected = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     return f"{image.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
 
 
 def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
-    """Return a recorded pass; None if there is none of this image and suite, or it cannot be read."""
+    """Return a recorded pass, None if there is none for this image and suite, or it cannot be read."""
     try:
         document = json.loads(check_checksum(path) or b"null")
         report = document["report"]
@@ -109,7 +109,7 @@ def format_report(report: Report) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeOutcome:
-    """The checks of one run of the suite and, if one failed, the label of the reason."""
+    """The checks of one run of the suite and, if one failed, the outcome."""
 
     checks: tuple[CheckResult, ...]
     failure: Outcome | None
@@ -118,8 +118,8 @@ class SmokeOutcome:
 def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path, scratch: Path) -> Report:
     """Run the CPU-level checks in the image. A pass is recorded in `records` for `get_smoke_report`.
 
-    The image writes its report below `scratch`. A failed check, a time-out, an image that breaks the rules
-    and a runner that could not start it are all results. Raises UsageError for a recipe with checks that the
+    The image writes its report below `scratch`. A failed check, a time-out, an invalid report and a runner
+    that cannot start the image are results, not errors. Raises UsageError for a recipe with checks that the
     suite does not have.
     """
     files, request = read_suite(), expectations(trial.definition)
@@ -188,7 +188,7 @@ def _run(
     checks: tuple[str, ...],
     uid: int,
 ) -> SmokeOutcome:
-    """Run the suite once. An ordinary user gets a read-only root, and the suite checks the user's number."""
+    """Run the suite once. An ordinary user gets a read-only root, and the suite checks the user id."""
     name = "unprivileged" if uid else "root"
     nonce = f"{trial.nonce}-{name}"
     own = {"checks": list(checks), "nonce": nonce, "uid": uid or None}
@@ -224,7 +224,10 @@ def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: 
 def smoke_outcome(
     report: SmokeReport, names: Sequence[str], completed: CommandResult, request: Mapping[str, Any]
 ) -> SmokeOutcome:
-    """Return every required check, once and in order: passed only if the run as a whole passed too."""
+    """Return every required check, once and in order.
+
+    A check passes only if the run as a whole ended normally.
+    """
     rows: dict[str, SuiteCheck] = {}
     for row in report.rows:
         if row.result.name in rows or row.result.name not in names:
@@ -275,7 +278,7 @@ def _outcome_of(
 
 
 def merge(first: SmokeOutcome, second: SmokeOutcome) -> SmokeOutcome:
-    """Add the unprivileged run as one check, which passed if all of its checks did."""
+    """Add the unprivileged run as one check. It passed if all checks in that run did."""
     worst = next((check for check in second.checks if check.state is not CheckState.PASSED), None)
     detail = f"{worst.name}: {worst.detail}" if worst else second.checks[0].detail if second.checks else ""
     check = CheckResult(

@@ -182,7 +182,7 @@ def test_the_same_by_oras(center: Center, sweeps: Sweeps) -> None:
     for one in read_sweep(sweeps.oras.folder).nodes:
         reference = one.image.address.removeprefix("oras://")
         assert reference.startswith(f"{center.registry.host}/gpu/tiny@")
-        standing = [verdict["standing"] for verdict in center.verdicts(reference)]
+        standing = [verdict["status"] for verdict in center.verdicts(reference)]
         assert standing == (["wrong-key"] if one.name == wrong else [])
 
 

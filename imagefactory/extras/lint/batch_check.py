@@ -1,9 +1,9 @@
-"""Check a batch script for a Slurm cluster against an inventory and a catalog. Pure.
+"""Check a batch script for a Slurm cluster against an inventory and a catalog. Pure functions.
 
     BatchScript + CheckContext -> check_batch() -> SubmitCheckResult
 
-The rules for images are those of HTCondor files. Slurm reports GPU types but no drivers. So this check
-assumes a new enough driver; the scripts that `job write` writes check it at run time.
+The rules for images are the same as in HTCondor files. Slurm reports GPU types but no drivers. So this check
+assumes a new enough driver; scripts from `job write` check the driver at run time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _CONTAINED = ("--no-home", "--contain", "-c", "-C", "--containall")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCase:
-    """A script and the facts about it. `known` is its image in the catalog, None if it is not there."""
+    """A script and the facts about it. `known` is its image in the catalog, or None."""
 
     script: BatchScript
     request: BatchRequest
@@ -103,7 +103,7 @@ class BatchCase:
 
     @property
     def asks_gpus(self) -> bool:
-        """Whether the script requests GPUs, even by an option that is unreadable or only promised."""
+        """Return whether the script requests GPUs, also if that option is unreadable or only in a comment."""
         has_option = any(name in self.script.options for name in GPU_OPTIONS)
         return (
             self.request.at is not None or has_option or bool(self.script.promised.intersection(GPU_OPTIONS))
@@ -215,7 +215,7 @@ def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _opens_gpus(start: ImageStart, case: BatchCase) -> bool:
-    """Whether this start makes GPUs visible in the image."""
+    """Return whether this start makes GPUs visible in the image."""
     if start.verb == PYXIS:
         return True
     if start.program in DOCKER:
@@ -262,7 +262,10 @@ def _docker(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _user_site(case: BatchCase) -> Iterator[SubmitFinding]:
-    """Apptainer mounts the user's home, and Python prefers packages there to those of the image."""
+    """Report visible packages in the user's home.
+
+    Apptainer mounts the home directory, and Python prefers packages there to those in the image.
+    """
     for start in case.starts:
         if start.program not in APPTAINER or start.has(*_CONTAINED):
             continue
@@ -350,7 +353,7 @@ _FEW = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobReachability:
-    """The GPUs that the job can get, as far as known. `reach` is None without an inventory."""
+    """The GPUs that the job can get, if known. `reach` is None without an inventory."""
 
     grounds: ImageEvidence | None
     reach: JobReachability | None
@@ -478,7 +481,10 @@ def _no_match(place: _JobReachability, request: BatchRequest, at: FileLocation) 
 
 
 def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Iterator[SubmitFinding]:
-    """Check the requested GPU names. Without an inventory, only they say which GPUs a script requests."""
+    """Check the requested GPU names.
+
+    Without an inventory, only the names show which GPUs a script requests.
+    """
     request, target = case.request, known.image.target
     assert request.at is not None
     at, written = request.at.at, request.at.written

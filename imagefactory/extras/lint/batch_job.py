@@ -35,16 +35,16 @@ _UNLIMITED = ("infinite", "unlimited", "-1")
 _MOST_TERMS = 100
 
 Names = Callable[[Collection[str]], bool]
-"""Whether a node with these features matches."""
+"""A test of the features of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
     """The resources that one job requests. `at` is the option that requests GPUs, or None.
 
-    `gpus` is the number per node; `kinds` are type names, empty for any type. `features` tests the features
-    of a node, None if the job requires none. `alternatives` are feature names that only `|` joins. `memory`
-    is in bytes per node, 0 if unknown. `jobs` is the array size, None if it cannot be read. `faults` are
+    `gpus` is the number per node. `kinds` are type names, empty for any type. `features` tests the features
+    of a node, None if the job requires none. `alternatives` are feature names joined only by `|`. `memory` is
+    in bytes per node, 0 if unknown. `jobs` is the array size, None if it cannot be read. `faults` are
     (location, problem, hint).
     """
 
@@ -101,7 +101,7 @@ def capability_of(name: str) -> str:
 
 
 class _BatchRequestReader:
-    """Reads the options of one script, and collects all their faults."""
+    """A reader of the options in one script, which collects all faults."""
 
     def __init__(self, script: BatchScript) -> None:
         self.script = script
@@ -300,9 +300,10 @@ _DOCKER_VALUED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStart:
-    """A line that starts an image. `options` are those before the image.
+    """A line that starts an image. `options` are the words before the image.
 
-    `image` is the word for the image, or None. `named` is the image itself, None if only the run knows it.
+    `image` is the word for the image, or None. `named` is the image itself, None if it is known only at run
+    time.
     """
 
     program: str
@@ -318,7 +319,7 @@ class ImageStart:
 
 
 def find_starts(script: BatchScript) -> tuple[ImageStart, ...]:
-    """Return all image starts in order. One from an #SBATCH line comes first."""
+    """Return all image starts in order. A start in an #SBATCH line comes first."""
     starts = []
     if option := script.options.get(PYXIS):
         where = SourceLocation(file="", line=option.at.line, column=option.at.column)
@@ -394,7 +395,10 @@ def _pyxis_image(words: Sequence[RunWord]) -> RunWord | None:
 
 
 def _by_pyxis(word: RunWord, program: str, command: ShellCommand | None) -> ImageStart:
-    """Return a start by pyxis. Its images are `[USER@][HOST#]NAME[:TAG]` or a file path; it adds GPUs."""
+    """Return a start through pyxis.
+
+    Its images are `[USER@][HOST#]NAME[:TAG]` or file paths; pyxis adds GPUs.
+    """
     named = None
     if word.known and (_is_path(word.text) or word.text.startswith(_OF_ENROOT)):
         named = JobImage(key=PYXIS, address=word.text, kind=None, needs="")
@@ -417,16 +421,16 @@ def _by_pyxis(word: RunWord, program: str, command: ShellCommand | None) -> Imag
 
 
 _OF_ENROOT = ("dockerd://", "podman://")
-"""Images of the node's own Docker or Podman in enroot's notation. pyxis accepts them since 0.14."""
+"""Prefixes of images in the Docker or Podman of a node, in enroot notation. pyxis accepts them since 0.14."""
 
 
 def _is_path(text: str) -> bool:
-    """Whether pyxis reads the text as a file path: only if it begins with / or ./."""
+    """Return whether pyxis reads the text as a file path: only if it starts with / or ./."""
     return text.startswith(("/", "./"))
 
 
 def misread_by_pyxis(text: str) -> tuple[str, str] | None:
-    """Return the problem and the fix of an image that pyxis misreads, None if there is no problem."""
+    """Return the problem and the fix for an image that pyxis misinterprets, else None."""
     plain = text.removeprefix("docker://")
     if _is_path(text):
         if text.endswith(".sif"):
@@ -469,9 +473,9 @@ _CASE = re.compile(r"^ *([0-9]+\.[0-9]+)\) needs=", re.MULTILINE)
 
 
 def probe_answer(script: BatchScript) -> frozenset[str] | None:
-    """Return the capabilities on which the script continues; None if it does not check its GPU.
+    """Return the capabilities on which the script continues, None if it does not check its GPU.
 
-    `job write --site slurm` writes such a check.
+    Scripts from `job write --site slurm` have such a check.
     """
     match = _PROBE_LINE.search(script.text)
     return frozenset(_CASE.findall(match[1])) if match else None
@@ -500,7 +504,7 @@ def find_batch_reach(script: BatchScript, request: BatchRequest, inventory: Inve
 def _of_node(
     machine: PoolMachine, request: BatchRequest, only: Collection[str], not_on: Collection[str]
 ) -> tuple[str, bool]:
-    """Return why the job cannot get a node, and whether the script itself excludes the node."""
+    """Return why the job cannot get a node, and whether the script excludes the node explicitly."""
     if not request.gpus:
         return "the job asks for no GPU", False
     if (only and machine.name not in only) or machine.name in not_on:

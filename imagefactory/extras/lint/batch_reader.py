@@ -1,8 +1,8 @@
-"""Parse a batch script as sbatch does: the options of its #SBATCH lines, then shell commands. Pure.
+"""Parse a batch script like sbatch: the options in its #SBATCH lines, then shell commands. Pure functions.
 
 Observed with `sbatch --test-only -vv` of 22.05: options end at the first command. A `#` ends a line, even
-within a word. A `#SBATCH` that does not begin its line is a comment. Option names may be abbreviated if
-unambiguous. Source: Slurm's manual, sbatch(1).
+within a word. A `#SBATCH` that does not start its line is a comment. Option names may be abbreviated if
+unambiguous. Source: Slurm manual, sbatch(1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ LONG: Mapping[str, int] = {
     **dict.fromkeys(_BARE, 0), **dict.fromkeys(_MAY_TAKE, 2), **dict.fromkeys((*_WITH_VALUE, *_PYXIS), 1),
     "kill-on-invalid-dep": 1,
 }  # fmt: skip
-"""Options of sbatch and its plugin pyxis: 0 without a value, 1 with one, 2 with one only after `=`."""
+"""Options of sbatch and its plugin pyxis: 0 without a value, 1 with a value, 2 with a value only after
+`=`.
+"""
 SHORT = {
     "a": "array", "A": "account", "b": "begin", "c": "cpus-per-task", "d": "dependency", "D": "chdir",
     "e": "error", "H": "hold", "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses",
@@ -74,9 +76,9 @@ class BatchOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScript:
-    """A script. `shell` is None if no shell runs it.
+    """A script. `shell` is None if the script is not run by a shell.
 
-    `promised` are options that a comment says are passed on submission: `# sbatch --time=1:00:00 FILE`.
+    `promised` are options that a comment shows for the submission: `# sbatch --time=1:00:00 FILE`.
     """
 
     name: str
@@ -95,7 +97,7 @@ class BatchScript:
 
 
 def is_batch(text: str, name: str) -> bool:
-    """Whether a file is a batch script, by its name or its #SBATCH lines."""
+    """Return whether a file is a batch script, by its name or its #SBATCH lines."""
     return name.endswith((".sbatch", ".slurm")) or re.search(r"^\s*#SBATCH\b", text, re.MULTILINE) is not None
 
 
@@ -224,7 +226,7 @@ def _read_options(
 
 
 def _full_option_name(name: str) -> tuple[str, str]:
-    """Return the full name of an abbreviated option, or an empty string and the nearest option."""
+    """Return the full name of an abbreviated option, or "" and the nearest option."""
     if name in LONG:
         return name, ""
     fitting = [option for option in LONG if name and option.startswith(name)]

@@ -73,7 +73,7 @@ def check_submit_file(file: SubmitFile, around: CheckContext) -> SubmitCheckResu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _QueueCheck:
-    """A `queue` and the facts about it. A field is None if that fact is not known."""
+    """A `queue` statement and the facts about it. A field is None if the fact is unknown."""
 
     jobs: QueueStatement
     request: JobRequest
@@ -126,7 +126,7 @@ def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
 
 
 def _old_gpus(case: _QueueCheck) -> Iterator[SubmitFinding]:
-    """Report old GPU attributes: WRONG if the pool is known not to have them, else ADVICE."""
+    """Report old GPU attributes: WRONG if the pool is known to lack them, else ADVICE."""
     inventory = case.around.inventory
     has = {
         name.lower() for machine in (inventory.machines if inventory else ()) for name in machine.attributes
@@ -236,7 +236,7 @@ def _reached_revoked(case: _QueueCheck, grounds: ImageEvidence) -> Iterator[Revo
 
 
 _ROUNDS = 20
-"""Overlapping edits wait for the next round, because line numbers change."""
+"""The limit of rounds. Overlapping edits wait for the next round, because line numbers change."""
 
 
 def fix_text(text: str, check: Callable[[str], SubmitCheckResult]) -> str:

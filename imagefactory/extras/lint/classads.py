@@ -1,8 +1,8 @@
-"""Parse and evaluate ClassAd expressions for a job and a machine. Adapts classad2.
+"""Parse and evaluate ClassAd expressions for a job and a machine, with classad2.
 
-Expressions are untrusted, so length, brackets and quotes are checked before the library parses them.
-HTCondor's own functions (`stringListMember`, `countMatches`) require an import of `htcondor2`. The extra
-`condor` installs both modules.
+Expressions are untrusted, so length, brackets and quotes are checked before the library parses them. HTCondor
+functions (`stringListMember`, `countMatches`) require an import of `htcondor2`. The extra `condor` installs
+both modules.
 """
 
 from __future__ import annotations
@@ -39,20 +39,23 @@ _SCOPES = {"my", "target"}
 
 @dataclass(frozen=True, slots=True)
 class ClassAdExpression:
-    """A valid expression. Only `parse_expression` creates it."""
+    """A valid expression, created only by `parse_expression`."""
 
     text: str
     names: tuple[str, ...]
-    """The attributes in the expression, as written, without `MY.` and `TARGET.`, without duplicates."""
+    """The attributes in the expression in their original spelling, without `MY.`, `TARGET.` and duplicates.
+
+
+    """
     tree: Any
 
     def names_any(self, *attributes: str) -> bool:
-        """Whether the expression names one of these attributes. ClassAds ignore case."""
+        """Return whether the expression contains one of these attributes. ClassAds ignore case."""
         own = {name.lower() for name in self.names}
         return any(attribute.lower() in own for attribute in attributes)
 
     def value(self, my: classad2.ClassAd, target: classad2.ClassAd) -> Plain | None:
-        """Return the value. None for undefined, an error, or a value that is not plain."""
+        """Return the value, None if it is undefined, an error, or not a plain value."""
         import classad2
 
         try:
@@ -64,7 +67,10 @@ class ClassAdExpression:
         return result
 
     def holds(self, my: classad2.ClassAd, target: classad2.ClassAd) -> bool | None:
-        """Whether the expression matches. Numbers count as booleans. None for undefined and errors."""
+        """Return whether the expression is true, None if it is undefined or an error.
+
+        Numbers count as booleans.
+        """
         value = self.value(my, target)
         return None if value is None or isinstance(value, str) else bool(value)
 
@@ -100,7 +106,10 @@ def parse_expression(text: str) -> ClassAdExpression:
 
 
 def conjuncts(text: str) -> tuple[str, ...]:
-    """Return the operands of &&, without brackets. An expression without && is its only operand."""
+    """Return the operands of &&, without brackets.
+
+    An expression without && is returned as the only operand.
+    """
     text = _unwrapped(text.strip())
     depth, start, parts = 0, 0, list[str]()
     for token in _TOKEN.finditer(text):
@@ -134,7 +143,7 @@ def _unwrapped(text: str) -> str:
 
 
 def renamed(text: str, name: Callable[[str], str]) -> str:
-    """Return the expression with its attributes renamed by `name`. Renamed ones lose their scope."""
+    """Return the expression with its attributes renamed by `name`. Renamed attributes lose their scope."""
 
     def of(token: re.Match[str]) -> str:
         if token[1] or not (token[0][0].isalpha() or token[0][0] == "_"):
@@ -163,7 +172,7 @@ def literal(text: str) -> Plain | None:
 
 
 def _scan(text: str) -> tuple[str, ...] | None:
-    """Return the attributes in the text. None for unbalanced brackets or quotes, and for comments."""
+    """Return the attributes in the text, None for unbalanced brackets or quotes, and for comments."""
     names: dict[str, None] = {}
     open_: list[str] = []
     for token in _TOKEN.finditer(text):

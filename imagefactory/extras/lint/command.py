@@ -150,7 +150,7 @@ def _digests(call: CommandContext) -> Callable[[str], str]:
 
 
 def _open_to_compare(call: CommandContext, now: datetime) -> CenterCatalogs | None:
-    """Return the catalogs, None outside a project without any. Raises if a named one cannot be read."""
+    """Return the catalogs, None outside a project without any. Raises if a named catalog cannot be read."""
     from imagefactory.project import has_catalog, is_project
 
     settings = call.settings
@@ -167,7 +167,7 @@ def _open_to_compare(call: CommandContext, now: datetime) -> CenterCatalogs | No
 
 
 def _inventory_to_compare(path: Path | None, now: datetime, pool: str) -> Inventory | None:
-    """Return the pool, None without its command. Raises if it or the named file does not answer."""
+    """Return the pool, None without its commands. Raises if the pool or the named file cannot be read."""
     command = "scontrol" if pool == SLURM else "condor_status"
     if path is not None or shutil.which(command):
         return find_inventory(path, now, pool)

@@ -24,7 +24,7 @@ class Severity(StrEnum):
 
 
 class FileLocation(NamedTuple):
-    """A place in a file. Columns count from 1; 0 is the whole line."""
+    """A location in a file. Columns count from 1; 0 means the whole line."""
 
     line: int
     column: int = 0
@@ -43,8 +43,8 @@ class LineEdit:
 class SubmitFinding:
     """A problem in a file. `rule` is its short name for tables.
 
-    `edits` apply the hint. They are empty if the intended meaning is not certain. `column` counts from 1; 0
-    is the whole line.
+    `edits` apply the hint. They are empty if the intended meaning is uncertain. `column` counts from 1; 0
+    means the whole line.
     """
 
     line: int
@@ -82,10 +82,10 @@ REVOKED = "revoked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """The pool, catalog and registry to check against. `inventory` and `catalog` are None if unavailable.
+    """The pool, catalog and registry for a check. `inventory` and `catalog` are None if unavailable.
 
     `offer` verifies the verdicts of a catalog image. `digest` queries the registry for the current digest of
-    a tag; empty if unknown.
+    a tag, empty if unknown.
     """
 
     site: Site
@@ -99,8 +99,8 @@ class CheckContext:
 class ReachableGpus:
     """GPUs of one capability that the jobs of a `queue` can get.
 
-    `image` is the image's status there: VERIFIED, PREDICTED, UNTESTED, UNUSABLE or REVOKED, empty if unknown.
-    `unsure` counts GPUs that may reject the job.
+    `image` is the status of the image on them: VERIFIED, PREDICTED, UNTESTED, UNUSABLE or REVOKED, empty if
+    unknown. `unsure` counts GPUs that may reject the job.
     """
 
     capability: str
@@ -115,8 +115,9 @@ class ReachableGpus:
 class QueueCheckResult:
     """The result for one `queue`. `target` is the catalog name of its image.
 
-    `title` is for display. `total` counts the GPUs of the inventory; `causes` are (reason, GPUs that the jobs
-    cannot get). `known` is false without an inventory, `gpu` is false if the jobs request no GPU.
+    `title` is for display. `total` counts the GPUs in the inventory. `causes` are pairs of a reason and the
+    number of GPUs that the jobs cannot get. `known` is false without an inventory, `gpu` is false if the jobs
+    request no GPU.
     """
 
     line: int
@@ -138,7 +139,7 @@ class QueueCheckResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitCheckResult:
-    """The result for a file. `findings` are those outside any `queue`."""
+    """The result for a file. `findings` are those that belong to no `queue`."""
 
     name: str
     jobs: tuple[QueueCheckResult, ...]
@@ -146,7 +147,7 @@ class SubmitCheckResult:
 
     @property
     def all_findings(self) -> tuple[SubmitFinding, ...]:
-        """Return the findings by line, WRONG first. One that several queues share appears once."""
+        """Return the findings by line, WRONG first. A finding of several queues appears once."""
         queues = {jobs.line for jobs in self.jobs}
         first: dict[SubmitFinding, SubmitFinding] = {}
         for finding in [*self.findings, *(finding for jobs in self.jobs for finding in jobs.findings)]:
@@ -175,19 +176,19 @@ WIDTH, MIN_WIDTH = 110, 60
 
 
 def format_check(checked: SubmitCheckResult, width: int | None = None) -> str:
-    """Return the report: findings by line, as compilers print them, reachable GPUs, then a summary."""
+    """Return the report: findings by line in the format of compilers, reachable GPUs, and a summary."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [list(_findings(checked, room)), *(list(_reach(jobs, room)) for jobs in checked.jobs)]
     return "\n\n".join("\n".join(block) for block in [*blocks, [summary(checked)]] if block)
 
 
 def summary(checked: SubmitCheckResult) -> str:
-    """Return a line such as `train.sub: 2 things are wrong, 1 can be had better`."""
+    """Return a summary line, such as `train.sub: 2 things are wrong, 1 can be improved`."""
     findings = checked.all_findings
     bad = sum(finding.severity is Severity.WRONG for finding in findings)
     better = len(findings) - bad
     parts = [f"{bad} thing{'s are' if bad != 1 else ' is'} wrong"] if bad else ["nothing is wrong"]
-    parts += [f"{better} can be had better"] if better else []
+    parts += [f"{better} can be improved"] if better else []
     return f"{checked.name}: {', '.join(parts)}"
 
 
@@ -333,6 +334,6 @@ def check_json(
 
 
 def join_causes(causes: Iterable[tuple[str, int]]) -> str:
-    """Return the causes in one line. Several causes have their GPU counts."""
+    """Return the causes in one line. If there are several, each has its number of GPUs."""
     every = tuple(causes)
     return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)

@@ -1,6 +1,6 @@
-"""The image of a submit file: its name, what it requires of a machine, and its catalog entry. Pure.
+"""The image of a submit file: its name, what it requires of a machine, and its catalog entry. Pure functions.
 
-condor_submit classifies names as observed with `-dry-run` of 23.9: a name that begins with `docker:` is a
+condor_submit classifies names, as observed with `-dry-run` of 23.9: a name that starts with `docker:` is a
 Docker image, one that ends in `.sif` is a file. Everything else, even `.SIF` and quoted names, is a sandbox
 directory.
 """
@@ -47,11 +47,11 @@ _REMOTE = re.compile(r"(osdf|stash|pelican):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobImage:
-    """An image as a job names it. `kind` is None for a sandbox.
+    """The image in a job file. `kind` is None for a sandbox.
 
     `key` is the submit command, or SINGULARITY for the attribute that older pools read. `repository`
     (HOST/NAME), `tag` and `digest` are the parts of a reference. `hexes` are the runs of 12 to 64 hex digits
-    in a file name. `needs` is the machine attribute that the image requires, or empty.
+    in a file name. `needs` is the machine attribute that the image requires, or "".
     """
 
     key: str
@@ -70,13 +70,13 @@ class JobImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownImage:
-    """The catalog image that a job names. `sif` is set if the job names one of its .sif files."""
+    """The catalog image in a job file. `sif` is set if the job names one of its .sif files."""
 
     image: CatalogImage
     sif: CatalogSif | None = None
 
     def grounds(self, offer: ImageOffer) -> ImageEvidence:
-        """Return its own evidence. A verdict of an image does not apply to a .sif."""
+        """Return the evidence about the image. Verdicts of an image do not apply to its .sif files."""
         if self.sif is None:
             return verified_evidence(offer.judged, self.image.revoked_of(self.image.subject))
         digest = self.sif.sha256
@@ -91,7 +91,7 @@ class KnownImage:
 
 
 def read_image(jobs: QueueStatement) -> JobImage | None:
-    """Return the image of a job. None if there is none, or if only the submission knows it."""
+    """Return the image of a job, None if there is none or if it is known only at submission."""
     universe = jobs.value("universe").lower()
     keys = ("docker_image",) if universe == "docker" else ("container_image", "docker_image")
     key = next((key for key in (*keys, SINGULARITY) if jobs.value(key)), "")
@@ -108,7 +108,7 @@ def read_image(jobs: QueueStatement) -> JobImage | None:
 
 
 def addressed(key: str, address: str) -> JobImage:
-    """Return an image by its address with a scheme, or by its file name."""
+    """Return an image, given by an address with a scheme or by a file name."""
     if address.startswith("docker:"):
         return referred(key, address, ImageKind.DOCKER, MACHINE_HAS[ImageKind.DOCKER])
     if address.endswith(".sif"):
@@ -122,7 +122,10 @@ def addressed(key: str, address: str) -> JobImage:
 
 
 def referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
-    """Return an image by its reference, completed as Docker does. An invalid one has no repository."""
+    """Return an image, given by a reference, which is completed like in Docker.
+
+    The image of an invalid reference has no repository.
+    """
     unread = JobImage(key=key, address=address, kind=kind, needs=needs)
     try:
         reference = parse_reference(_full_reference(re.sub(r"^(docker|oras):(//)?", "", address)))
@@ -133,7 +136,7 @@ def referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
 
 
 def _full_reference(name: str) -> str:
-    """Return a reference completed as Docker does: with docker.io, `library/` and `latest`."""
+    """Return a reference completed like in Docker: with docker.io, `library/` and `latest`."""
     if "/" not in name:
         name = f"docker.io/library/{name}"
     elif not has_host(name):
@@ -142,7 +145,7 @@ def _full_reference(name: str) -> str:
 
 
 def has_host(name: str) -> bool:
-    """Whether Docker reads the first part of a name as a registry host."""
+    """Return whether Docker reads the first part of a name as a registry host."""
     host, slash, _ = name.partition("/")
     return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
@@ -164,7 +167,7 @@ def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> Known
 
 
 def instead(image: JobImage, images: Iterable[CatalogImage]) -> tuple[CatalogImage, ...]:
-    """Return the catalog images in the same repository, only those with the tag's version if any."""
+    """Return the catalog images in the same repository; if the tag has a version, only those with it."""
     alike = [image_ for image_ in images if image_.reference.partition("@")[0] == image.repository]
     named = [
         image_
@@ -180,12 +183,14 @@ def instead(image: JobImage, images: Iterable[CatalogImage]) -> tuple[CatalogIma
 _REFERENCE = re.compile(
     r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})"
 )
-"""Image references that are not plausible directory names."""
+"""Image references that are unlikely to be names of directories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutableNames:
-    """The facts to resolve mutable names: the site, the catalog images, the registry's digest of a tag."""
+    """The facts to resolve mutable names: the site, the catalog images, and a query for the digest of a
+    tag.
+    """
 
     site: Site
     images: Sequence[CatalogImage]
@@ -225,7 +230,7 @@ def _attribute(setting: SubmitSetting, image: JobImage, site: Site) -> SubmitFin
 
 
 def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
-    """Report names that condor_submit reads differently."""
+    """Report names that condor_submit interprets in another way."""
     address, line = image.address, setting.line
     if address[:1] in "\"'":
         own = address.strip("\"'")
@@ -259,7 +264,7 @@ def moving(
 ) -> Iterator[SubmitFinding]:
     """Report a mutable name. It is WRONG if the catalog has the image with a digest.
 
-    `written` formats a reference for the file. By default it keeps the scheme.
+    `written` formats a reference for the file. By default, the scheme stays.
     """
     format_name = written or (lambda name: f"{image.kind}://{name}" if image.needs != "HasDocker" else name)
     if image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and image.repository:
@@ -289,7 +294,7 @@ _FEW = 6
 
 
 def grounds_of(known: KnownImage | None, around: CheckContext) -> ImageEvidence | None:
-    """Return the verdicts and predictions of an image. None if it is not in the catalog."""
+    """Return the verdicts and predictions of an image, None if it is not in the catalog."""
     if known is None:
         return None
     return expected_grounds(known.grounds(around.offer(known.image)), known.image)
@@ -315,10 +320,10 @@ def reached_by(places: Iterable[ReachableGpu], grounds: ImageEvidence | None) ->
 
 
 def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, str]:
-    """Return the image's status on a GPU and the reason. Both are empty if the image is not known.
+    """Return the status of the image on a GPU and the reason, both empty if the image is unknown.
 
-    Pools report the newest CUDA version of a driver, which decides. A GPU without one is not tested. A MIG
-    slice is a class of its own, without verdicts.
+    Pools report the newest CUDA version of a driver, which decides. A GPU without it is not tested. A MIG
+    slice is a separate class, without verdicts.
     """
     if grounds is None:
         return "", ""
@@ -343,7 +348,9 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
 def catalog_findings(
     image: JobImage, known: KnownImage | None, catalog: Catalog | None, at: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
-    """Report a pinned image without a catalog, outside the catalog, or with revoked verdicts."""
+    """Report a pinned image that is not in the catalog or has revoked verdicts, or that there is no
+    catalog.
+    """
     if catalog is None:
         text = "this machine has no catalog, so no verdict of this image is known"
         hint = "join your center: imagefactory site join ADDRESS|FILE"

@@ -1,9 +1,9 @@
-"""Find the GPUs of an inventory that a job can get, and why it cannot get the others. Pure.
+"""Find the GPUs of an inventory that a job can get, and why it cannot get the others. Pure functions.
 
 The job must match a GPU in `require_gpus` and the `gpus_*` bounds, and its machine in `requirements`. The
 machine must be large enough, provide what the image requires, and its START must accept the job. Total
-resources count, not those that are free now. HTCondor's rule: a missing attribute is undefined and does not
-match. If the inventory cannot decide it (START depends on the user), the GPU is counted and marked as unsure.
+resources count, not free ones. As in HTCondor, a missing attribute is undefined and does not match. If the
+inventory cannot decide (START depends on the user), the GPU is counted and marked as unsure.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BOUNDS = {
     "gpus_minimum_memory": ("GlobalMemoryMb", ">="),
     "gpus_minimum_runtime": ("MaxSupportedVersion", ">="),
 }
-"""GPU bounds of condor_submit: the attribute and the comparison."""
+"""The GPU bounds of condor_submit: attribute and comparison."""
 _LEAST_VERSION = 1000
-"""CUDA 1.0 as drivers report it."""
+"""CUDA 1.0 in the format of drivers."""
 GPU_ATTRIBUTES = (
     "Id", "Capability", "DeviceName", "DeviceUuid", "DriverVersion", "MaxSupportedVersion", "NvidiaDriver",
     "GlobalMemoryMb", "DevicePciBusId", "ECCEnabled", "ClockMhz", "ComputeUnits", "CoresPerCU",
 )  # fmt: skip
-"""GPU attributes of `condor_gpu_discovery -extra`. Inventories have the first eight."""
+"""GPU attributes of `condor_gpu_discovery -extra`. Inventories contain the first eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +105,14 @@ def cancelled(jobs: QueueStatement) -> tuple[str, ...]:
 
 
 class _RequestReader:
-    """Reads the commands of one `queue`, and collects all their faults."""
+    """A reader of the commands of one `queue`, which collects all faults."""
 
     def __init__(self, jobs: QueueStatement) -> None:
         self.jobs = jobs
         self.faults: list[tuple[str, str]] = []
 
     def value(self, key: str) -> str:
-        """Return the value, empty if it is not set or only the submission knows it."""
+        """Return the value, "" if it is not set or known only at submission."""
         if self.jobs.unknown(key):
             return ""
         return self.jobs.value(key)
@@ -168,7 +168,7 @@ class _RequestReader:
         return parse_expression(" && ".join(parts)) if parts else None
 
     def own(self) -> dict[str, Plain]:
-        """Return the job's own attributes that the file defines as constants."""
+        """Return the custom attributes of the job that the file defines as constants."""
         settings = self.jobs.settings.items()
         values = {
             key.removeprefix("my."): literal(self.jobs.value(setting.key))
@@ -178,7 +178,9 @@ class _RequestReader:
         return {key: value for key, value in values.items() if value is not None}
 
     def cuda_version(self) -> str:
-        """Return the condition for `cuda_version`, which condor_submit compares with an old attribute."""
+        """Return the condition for `cuda_version`, which condor_submit compares with an outdated
+        attribute.
+        """
         text = self.value("cuda_version")
         match = re.fullmatch(r"([0-9]{1,2})(?:\.([0-9]{1,2}))?", text)
         return (
@@ -216,21 +218,21 @@ _SUBMITTER_ATTRIBUTES = (
 )  # fmt: skip
 """Attributes that HTCondor adds to jobs. A START that uses one may accept the job or not."""
 UNDEFINED = "requirements is undefined there"
-"""A cause. check.py then looks for attributes that no machine has."""
+"""A cause for which check.py searches attributes that no machine has."""
 _NEWEST_DRIVER: Mapping[str, Plain] = {
     "DriverVersion": 99.9,
     "MaxSupportedVersion": 99090,
     "NvidiaDriver": "9999.99",
 }
-"""The attributes of a driver that is newer than any other."""
+"""The attributes of a hypothetical driver that is newer than all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachableGpu:
     """One GPU of a machine. `cause` is why the job cannot get it, empty if it can.
 
-    `unsure` names what the inventory does not know, empty if nothing is missing. `unasked`: `require_gpus` or
-    a bound excludes this GPU.
+    `unsure` is missing information in the inventory, empty if there is none. `unasked` means that
+    `require_gpus` or a bound excludes this GPU.
     """
 
     machine: str
@@ -266,7 +268,7 @@ def find_reach(request: JobRequest, inventory: Inventory) -> JobReachability:
 
 
 def _start(text: str) -> ClassAdExpression | None:
-    """Return the START expression. None (unsure) if it is unknown or too long."""
+    """Return the START expression, None (unsure) if it is unknown or too long."""
     try:
         return parse_expression(text) if text else None
     except UsageError:
@@ -329,7 +331,7 @@ def gpu_values(gpu: PoolGpu) -> dict[str, Plain]:
 def _of_machine(
     request: JobRequest, machine: PoolMachine, start: ClassAdExpression | None
 ) -> tuple[str, str]:
-    """Return why the job cannot get the machine, or what is not known about it."""
+    """Return why the job cannot get the machine, or which information about it is missing."""
     has = {name.lower(): value for name, value in machine.attributes.items()}
     for name, amount, unit, word in (
         ("memory", request.memory, MB, "memory"),
@@ -379,6 +381,6 @@ def _missing_attribute(expression: ClassAdExpression, names: tuple[str, ...], ad
 
 
 def _changing(expression: ClassAdExpression, has: Mapping[str, Plain]) -> str:
-    """Return the first attribute that inventories do not have; without attributes, the first of all."""
+    """Return the first attribute that inventories do not have. If they have all, return the first one."""
     names = [name for name in expression.names if name.lower() not in has]
     return next((name for name in names if not has or not is_inventory_attribute(name)), "")

@@ -1,8 +1,8 @@
-"""Parse submit files as condor_submit does, with line numbers: settings, `if`, `queue`.
+"""Parse submit files like condor_submit, with line numbers: settings, `if`, `queue`.
 
-HTCondor's own parser is not used: its bindings execute `include command`, hang on recursive macros, and have
-no line numbers. Here nothing is run or included. Source: HTCondor's manual, condor_submit and "Submit file
-syntax". The tests compare this parser with the bindings.
+HTCondor's parser is not used: its bindings execute `include command`, hang on recursive macros, and have no
+line numbers. Here, no command is run and no file is included. Source: HTCondor manual, condor_submit and
+"Submit file syntax". Tests compare this parser with the bindings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_VALUE = 32_768
 MAX_DEPTH = 30
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 FUNCTION = re.compile(r"(?<!\$)\$[A-Za-z_]+\(")
-"""The beginning of a function macro, whose value only the submission knows."""
+"""The beginning of a function macro, whose value is known only at submission."""
 ALIASES = {
     "containerimage": "container_image",
     "dockerimage": "docker_image",
@@ -39,7 +39,7 @@ ALIASES = {
     "requestmemory": "request_memory",
     "requiregpus": "require_gpus",
 }
-"""Aliases of commands: the attributes that they set, and those of condor_submit."""
+"""Aliases of commands: the attributes that they set, and aliases in condor_submit."""
 _OF_THE_QUEUE = {
     "cluster": "1",
     "clusterid": "1",
@@ -93,11 +93,11 @@ class QueueStatement:
 
     @property
     def asks_gpus(self) -> bool:
-        """Whether its jobs request GPUs. A value that only the submission knows counts as a request."""
+        """Return whether the jobs request GPUs. A value known only at submission counts as a request."""
         return bool(self.unknown("request_gpus")) or self.value("request_gpus") not in ("", "0")
 
     def unknown(self, key: str) -> str:
-        """Return the macro in a value that only the submission knows: `$(name)` or `$ENV(...)`, or empty."""
+        """Return the macro in a value that is known only at submission (`$(name)` or `$ENV(...)`), or ""."""
         setting = self.settings.get(key)
         if setting is None:
             return ""
@@ -106,7 +106,7 @@ class QueueStatement:
         return next((f"$({name})" for name in self.references(key) if name in self.variables), "")
 
     def undefined(self, key: str) -> tuple[str, ...]:
-        """Return the macros without a default that this file does not set. They expand to nothing."""
+        """Return the macros that this file does not set and that have no default. They expand to ""."""
         known = {*self.settings, *self.variables, *_OF_THE_QUEUE}
         return tuple(name for name in self.references(key) if name not in known)
 
@@ -134,7 +134,7 @@ class SubmitFile:
 
 
 def expand(text: str, settings: Mapping[str, SubmitSetting]) -> str:
-    """Expand `$(name)` and `$(name:default)` as when a job is queued.
+    """Expand `$(name)` and `$(name:default)` like when a job is queued.
 
     Unset macros are empty. The default also applies to a macro with an empty value. Raises UsageError above
     MAX_VALUE characters or MAX_DEPTH levels.
@@ -143,7 +143,7 @@ def expand(text: str, settings: Mapping[str, SubmitSetting]) -> str:
 
 
 class _MacroExpansion:
-    """One expansion. Macro values are cached, so that a chain of doublings is cheap."""
+    """An expansion. Values of macros are cached, so that a chain of doublings is fast."""
 
     def __init__(self, settings: Mapping[str, SubmitSetting]) -> None:
         self.settings = settings
@@ -196,7 +196,7 @@ def _macros(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _outer_macros(text: str) -> Iterator[tuple[int, int, str, str | None]]:
-    """Yield start, end, name and default of each macro. Skips `$$(x)`, which the machine expands."""
+    """Yield start, end, name and default of each macro. `$$(x)` is skipped, since the machine expands it."""
     at = text.find("$(")
     while at >= 0:
         macro = None if at > 0 and text[at - 1] == "$" else _macro_at(text, at)
@@ -227,14 +227,14 @@ def _macro_at(text: str, start: int) -> tuple[str, str | None, int] | None:
 
 
 Lists = Callable[[str], str | None]
-"""Return the text of a file with the items of a `queue`, or None if it cannot be read."""
+"""A function that returns the text of a file with items of a `queue`, or None if it cannot be read."""
 
 MAX_BYTES = 1 << 18
 MAX_LINES = 5_000
 MAX_QUEUES = 50
 MAX_SETTINGS = 1_000
 ASSUMED = (24, 0, 0)
-"""The HTCondor version for `if version`, because a file does not say where it will be submitted."""
+"""The HTCondor version for `if version`, because it is unknown where the file will be submitted."""
 _SETTING = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*=(.*)", re.DOTALL)
 _LONG = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
 _STATEMENT = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
@@ -243,7 +243,7 @@ _UNSET = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_.]*)\)")
 _MOST = 1_000_000_000
 _FROM = re.compile(r"(.*?)(?:^|\s)(in|from|matching)(?=\s|\(|\[|$)(.*)", re.DOTALL | re.IGNORECASE)
 _SLICE = re.compile(r"\s*(?:\[([0-9: -]{1,40})\])?\s*")
-"""A Python slice before a list, which selects items."""
+"""A Python slice before a list. It selects items."""
 _VERSION = re.compile(r"version\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 _TRUE, _FALSE = ("true", "yes", "t"), ("false", "no", "f")
 
@@ -275,7 +275,7 @@ def read_neighbor_lists(path: Path) -> Lists:
 
 
 def _read_list(path: Path) -> str | None:
-    """Return the text of a list, or None. Another program may still have to write it."""
+    """Return the text of a list, or None: another program may still have to write it."""
     try:
         if not path.is_file():
             return None
@@ -287,7 +287,7 @@ def _read_list(path: Path) -> str | None:
 
 
 def split_lines(text: str) -> list[str]:
-    """Split a text into lines, also at the line endings of other systems."""
+    """Split a text into lines, including line endings of other systems."""
     return re.split(r"\r\n|\n|\r", text)
 
 
@@ -384,7 +384,7 @@ def _list_of(match: re.Match[str]) -> tuple[str, str]:
 
 
 class _SubmitReader:
-    """Reads the statements of a file in order."""
+    """A reader of the statements in a file, in order."""
 
     def __init__(self, name: str, lists: Lists) -> None:
         self.name = name
@@ -393,7 +393,9 @@ class _SubmitReader:
         self.jobs: list[QueueStatement] = []
         self.notes: list[tuple[int, str]] = []
         self.branches: list[tuple[int, bool, bool, bool]] = []
-        """For each open `if`: its line, whether this branch applies, whether one did, whether `else` came."""
+        """For each open `if`: its line, whether this branch applies, whether an earlier one did, and whether
+        `else` was read.
+        """
         self.used: set[str] = set()
 
     def read(self, line: int, end: int, text: str) -> None:
@@ -452,7 +454,10 @@ class _SubmitReader:
         )
 
     def _appended(self, line: int, key: str, value: str) -> str:
-        """Replace the key's own macro by its earlier value. Other macros expand when a job is queued."""
+        """Replace the macro of the key itself by its earlier value.
+
+        Other macros expand when a job is queued.
+        """
         if "$(" not in value:
             return value
         before = self.settings.get(key)
@@ -599,7 +604,7 @@ class _SubmitReader:
         return macro[0] if macro[1].lower() in self.settings else f"$UNSET({macro[1]})"
 
     def _items(self, line: int, text: str) -> tuple[tuple[str, ...], int | None]:
-        """Return the variables of a list and its number of items, None if the file does not have them."""
+        """Return the variables of a list and its number of items, None if the items are not in the file."""
         match = _FROM.fullmatch(text)
         if not match or not match[3].strip():
             raise UsageError(

@@ -1,6 +1,6 @@
-"""Rules for the commands of a submit file: one function for each rule, and a table of them. Pure.
+"""Rules for the commands of a submit file: one function for each rule, and a table of rules. Pure functions.
 
-Each finding says what condor_submit does with a line, and what to write instead. Observed with `-dry-run` of
+Each finding says how condor_submit interprets a line, and what to write instead. Observed with `-dry-run` of
 23.9.
 """
 
@@ -85,12 +85,12 @@ _PLAIN = re.compile(r"([A-Za-z]+) *(>=|<=|==|=\?=|>|<) *([0-9]+(?:\.[0-9]+)?)")
 _TURNED = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(>=|<=|==|=\?=|>|<) *([A-Za-z]+)")
 _TURN = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "=?=": "=?="}
 _DRIVERS = 100
-"""CUDA versions are below this number, driver versions above."""
+"""CUDA versions are lower than this number, driver versions are higher."""
 _CHECKED_COMMANDS = ("requirements", "require_gpus", "rank")
 
 
 def own_name(name: str) -> str:
-    """Return the GPU attribute for an attribute of old machines, or empty."""
+    """Return the GPU attribute for an old machine attribute, or ""."""
     match = _OLD.fullmatch(name)
     return _OWN.get(match[1].lower(), "") if match else ""
 
@@ -98,7 +98,7 @@ def own_name(name: str) -> str:
 def old_gpu_findings(
     jobs: QueueStatement, severity: Severity, machine_names: frozenset[str]
 ) -> Iterator[SubmitFinding]:
-    """Report each command with old names. `machine_names` are lower-case attributes that machines have."""
+    """Report each command with old names. `machine_names` are machine attributes in lower case."""
     for key in _CHECKED_COMMANDS:
         names = [
             name for name in _gpu_names(jobs, key) if own_name(name) and name.lower() not in machine_names
@@ -133,18 +133,18 @@ def old_gpu_findings(
 
 @cache
 def is_cuda_alone(number: str) -> bool:
-    """Whether the number is a CUDA version but not a compute capability."""
+    """Return whether the number is a CUDA version but not a compute capability."""
     capabilities = {group["capability"] for group in read_table("gpus")["group"]}
     return number in cuda_targets() and number not in capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OldGpuRequirements:
-    """The parsed conditions of `requirements` on the GPUs of old machines.
+    """The parsed conditions in `requirements` on the GPUs of old machines.
 
     `commands` are the equivalent commands, empty if there are none. `clauses` are the equivalent for
     `require_gpus`. `others` are the remaining conditions. `mixed` is true if one condition combines GPUs with
-    other attributes. `doubt` says that a number has the wrong type, so that its meaning is a guess.
+    other attributes. `doubt` means that a number has the wrong type, so that its meaning is a guess.
     """
 
     commands: tuple[str, ...]
@@ -239,7 +239,7 @@ def _hint(jobs: QueueStatement, old: _OldGpuRequirements) -> str:
 
 
 def _edits(jobs: QueueStatement, setting: SubmitSetting, old: _OldGpuRequirements) -> tuple[LineEdit, ...]:
-    """Return the fixed lines if no other command in the file selects GPUs."""
+    """Return the corrected lines if no other command in the file selects GPUs."""
     if old.mixed or old.doubt or setting.value != jobs.value(setting.key) or not jobs.asks_gpus:
         return ()
     if any(key in jobs.settings for key in ("require_gpus", *BOUNDS)):
@@ -283,9 +283,9 @@ _RESOURCES = {
     "gpu": "request_gpus", "cpu": "request_cpus", "core": "request_cpus", "cores": "request_cpus",
     "mem": "request_memory", "ram": "request_memory", "storage": "request_disk",
 }  # fmt: skip
-"""Common wrong names of resources. Any other name may be a custom resource of the machine."""
+"""Common wrong names of resources. Any other name may be a custom resource of a machine."""
 _CLOSE = 0.9
-"""The similarity (of 1) from which a name counts as a misspelled command."""
+"""The similarity (of 1) above which a name is a misspelled command."""
 _NAMES_OF_FILES = (
     "executable", "input", "output", "error", "log", "initialdir", "transfer_input_files",
     "transfer_output_files", "docker_image", "container_image",
@@ -326,7 +326,7 @@ def command_findings(jobs: QueueStatement, request: JobRequest) -> Iterator[Subm
 
 
 def _cancelled(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Report ignored bounds. Source: the manual of condor_submit on `gpus_*` and `require_gpus`."""
+    """Report ignored bounds. Source: condor_submit manual on `gpus_*` and `require_gpus`."""
     for key in cancelled(jobs):
         name, line = BOUNDS[key][0], jobs.settings["require_gpus"].line
         yield wrong(
@@ -367,7 +367,7 @@ def _flat(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Report attributes that are undefined in this command, so that nothing matches."""
+    """Report attributes that are undefined in this command, so that no machine matches."""
     known = {name.lower(): name for name in GPU_ATTRIBUTES}
     for name in sorted(_names(jobs, "require_gpus")):
         if name.startswith("gpus_") and name.removeprefix("gpus_") in known:
@@ -423,7 +423,7 @@ def _unquoted(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _comments(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Report comments after a value. `#` begins a comment only at the start of a line."""
+    """Report comments after a value. `#` starts a comment only at the start of a line."""
     for key in _COMMENTED:
         if comment := _comment_in(jobs, key):
             setting = jobs.settings[key]
@@ -447,7 +447,7 @@ def _pinned(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _single_machine(jobs: QueueStatement) -> str:
-    """Return the machine if `requirements` allow only one, else empty."""
+    """Return the machine if `requirements` allow only one, else ""."""
     for part in conjuncts(jobs.value("requirements")):
         if match := _MACHINE.fullmatch(part.strip()):
             return match[1]
@@ -475,7 +475,7 @@ def _undefined(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _units(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Report small numbers without a unit, which are probably meant as GB."""
+    """Report small numbers without a unit, which probably mean GB."""
     for key, most, unit in (
         ("gpus_minimum_memory", 256, "MB"),
         ("request_memory", 64, "MB"),
@@ -488,7 +488,7 @@ def _units(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _retries(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    """Check the sizes and expressions for retries. Source: HTCondor's version history, 25.6.1."""
+    """Check the sizes and expressions for retries. Source: HTCondor version history, 25.6.1."""
     for key, unit in (("retry_request_memory", "MB"), ("retry_request_disk", "KB")):
         text = jobs.value(key) if key in jobs.settings and not jobs.unknown(key) else ""
         for size in map(str.strip, re.split(r",(?![^({\[]*[)}\]])", text)) if text else ():
@@ -534,7 +534,7 @@ RULES: tuple[Callable[[QueueStatement], Iterator[SubmitFinding]], ...] = (
 
 @cache
 def _meant(key: str) -> str:
-    """Return the command that a misspelled name means, empty for a user's macro."""
+    """Return the correct command for a misspelled name, "" for a macro of the user."""
     if key.startswith("request_"):
         if key.removeprefix("request_") in _RESOURCES:
             return _RESOURCES[key.removeprefix("request_")]
@@ -566,7 +566,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _names(jobs: QueueStatement, key: str) -> set[str]:
-    """Return the attributes in an expression, in lower case, empty if it is invalid."""
+    """Return the attributes in an expression in lower case, empty if it is invalid."""
     try:
         text = jobs.value(key)
         return {name.lower() for name in parse_expression(text).names} if text else set()
@@ -579,7 +579,7 @@ def _my_names(jobs: QueueStatement) -> set[str]:
 
 
 def _used(jobs: QueueStatement, key: str) -> bool:
-    """Whether another command uses this macro."""
+    """Return whether another command uses this macro."""
     word = re.compile(rf"\$\({re.escape(key)}[:)]", re.IGNORECASE)
     others: tuple[SubmitSetting, ...] = tuple(jobs.settings.values())
     return any(word.search(setting.value) for setting in others)

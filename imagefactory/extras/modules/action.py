@@ -37,11 +37,11 @@ _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,100}")
 _SAFE = re.compile(r"[A-Za-z0-9/._+@:,=-]+")
 _ELF, _SCRIPT, _PYTHON = b"\x7fELF", b"#!", b"#!/opt/env/bin/python"
 HEAD = len(_PYTHON)
-"""The bytes at the start of a file that show whether it is a program."""
+"""The number of bytes at the start of a file that show whether it is a program."""
 
 
 def is_program(name: str, head: bytes, *, scripts: bool) -> bool:
-    """Whether a file in the environment's bin gets a wrapper, by its name and first bytes.
+    """Return whether a file in the environment's bin gets a wrapper, by its name and first bytes.
 
     Python and programs do. With `scripts`, only Python and its scripts do: a conda environment also has
     system programs (`clear`, `xz`), which users want from their system.
@@ -65,7 +65,7 @@ class ModuleExportDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentModule:
-    """A module. `folder` is its directory, `image` the name of its .sif."""
+    """An environment module. `folder` is its directory, `image` the name of its .sif."""
 
     target: Target
     folder: Path
@@ -85,7 +85,7 @@ class EnvironmentModule:
 
     @property
     def text(self) -> str:
-        """The message for the user."""
+        """The message to print."""
         loaded = "/".join(self.modulefile.parts[1:])
         return (
             f"wrote {self.folder / self.modulefile}\n  image     {self.image}\n"
@@ -189,7 +189,7 @@ def write_module(factory: Project, target: Target, folder: Path, progress: Progr
 
 
 def _write_wrappers(module: EnvironmentModule) -> None:
-    """Write new wrappers, then replace the old ones."""
+    """Write the new wrappers, then replace the old ones."""
     place = module.folder / module.wrappers
     fresh = place.with_name(f".{place.name}.new")
     if fresh.exists():

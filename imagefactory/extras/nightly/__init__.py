@@ -1,1 +1,1 @@
-"""What is outdated, and the nightly run that rebuilds and verifies."""
+"""Find outdated recipes and locks, and run the nightly build and verification."""

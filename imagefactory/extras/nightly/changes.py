@@ -1,9 +1,9 @@
-"""The changes of a nightly run: the plan before it, the plan after it, and its failures. Pure.
+"""The changes in a nightly run: the plan before it, the plan after it, and its failures. Pure functions.
 
     make_plan() -> save_plan() -> a file ... save_plan() -> compare() -> NightlyReport
 
-The report compares the two plans and keeps no record of the work. So it is correct for a run that was killed
-and repeated, and for work that others did.
+The report compares two plans and does not depend on a record of the work. So it is also correct for a run
+that was killed and repeated, and for work of other processes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from imagefactory.versions import natural
 
 MOST = 1_000_000
 FEW = 3
-"""The number of targets that a merged row names."""
+"""The number of targets that are named in a merged row."""
 QUIET, OFF = 45, 60
-"""Days after the last commit of a repository: a warning, and GitHub disables its schedules."""
+"""Days after the last commit of a repository when a warning starts, and when GitHub disables its
+schedules.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCell:
     """A cell of a saved plan. `proven` and `until` are the period of its newest verdict.
 
-    `gpu` is its device. `refused` is the outcome and reason of a verdict against it, empty without one.
+    `gpu` is its device. `refused` is the outcome and reason of a negative verdict, empty without one.
     """
 
     gpu: str
@@ -66,7 +68,7 @@ class SavedTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """A plan in a file, with its request, which is repeated to see what changed.
+    """A plan in a file, with its request. Repeating the request shows what changed.
 
     If `devices` were listed, unchanged cells are verified. `waiting` are targets that wait for another run.
     """
@@ -81,7 +83,7 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyRow:
-    """A row of the report: what, on which capabilities (joined), why, and a hint.
+    """A row of the report: a target, its capabilities (joined), the reason, and a hint.
 
     `machines` are the machines of a pool on which it happened.
     """
@@ -99,9 +101,9 @@ Rows = Annotated[tuple[NightlyRow, ...], MaxRows(MOST)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyReport:
-    """The report of a nightly run. `broken` rows need a person, `due` rows wait for their turn.
+    """The report of a nightly run. `broken` rows need a person, `due` rows are left for a later run.
 
-    `notes` are lines that a person should read; `place` is the registry.
+    `notes` are lines for a person. `place` is the registry.
     """
 
     started: datetime
@@ -116,19 +118,19 @@ class NightlyReport:
 
     @property
     def code(self) -> int:
-        """The exit code of the earliest broken stage, 0 if nothing is broken."""
+        """The exit code of the earliest failed stage, 0 if none failed."""
         return min((row.code for row in self.broken), default=0)
 
 
 def is_news(night: NightlyReport, last: NightlyReport | None) -> bool:
-    """Return whether to send a message: work was done, or the broken rows changed."""
+    """Return whether to send a message: the run changed something, or the broken rows changed."""
     was = {(row.what, row.on, row.code) for row in last.broken} if last else set()
     is_ = {(row.what, row.on, row.code) for row in night.broken}
     return bool(night.built or night.proven) or was != is_
 
 
 def save_plan(plan: VerificationPlan, request: SavedPlan) -> SavedPlan:
-    """Return the plan to save; `request` has no targets yet."""
+    """Return the plan to save. `request` has no targets yet."""
     return replace(
         request,
         targets=tuple(
@@ -169,9 +171,9 @@ def as_single_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlySteps:
-    """The facts of a run that its two plans lack: times, registry, failures of steps, and notes.
+    """The facts about a run that its two plans lack: times, registry, failed steps, and notes.
 
-    `ages` are those of the signed catalog. None: the report takes them from the plan.
+    `ages` are those of the signed catalog. If they are None, the report computes them from the plan.
     """
 
     started: datetime
@@ -183,9 +185,10 @@ class NightlySteps:
 
 
 def compare(before: SavedPlan, after: SavedPlan, steps: NightlySteps) -> NightlyReport:
-    """Return what changed between two plans, and what is still due.
+    """Return the changes between two plans, and the remaining work.
 
-    A failure of a step states the reason, so its target or GPU gets no other row. Each cause gets one row.
+    If a step failed, its error is the reason, so its target or GPU gets no other row. Each cause gets one
+    row.
     """
     targets_before = {target.name: target for target in before.targets}
     reported = {(row.what, row.on) for row in steps.failures} | {
@@ -230,7 +233,7 @@ def compare(before: SavedPlan, after: SavedPlan, steps: NightlySteps) -> Nightly
 
 
 def by_cause(rows: Iterable[NightlyRow]) -> tuple[NightlyRow, ...]:
-    """Merge rows with the same reason into the first of them, with the targets and places of all."""
+    """Merge rows with the same reason into the first of them, with all their targets and places."""
     alike: dict[tuple[str, int], list[NightlyRow]] = {}
     for row in rows:
         alike.setdefault((row.why, row.code), []).append(row)
@@ -262,7 +265,7 @@ def _capabilities(cells: Iterable[SavedCell]) -> str:
 
 
 def _broken(target: SavedTarget, old: SavedTarget | None) -> Iterator[NightlyRow]:
-    """Yield a target without a lock, and failed verdicts that are new or of a required capability."""
+    """Yield a target without a lock, and failed verdicts that are new or for a required capability."""
     if target.state is CellState.BLOCKED:
         yield NightlyRow(what=target.name, why=target.reason, hint=target.hint, code=EXIT_LOCK)
     known = {(cell.gpu, cell.refused) for cell in old.cells} if old else set()
@@ -300,7 +303,7 @@ def unbuilt(before: SavedPlan, after: SavedPlan) -> tuple[NightlyRow, ...]:
 
 
 def dormant(last_commit: datetime, now: datetime) -> str:
-    """Return a warning before GitHub disables the schedule, empty if there is time."""
+    """Return a warning shortly before GitHub disables the schedule, else ""."""
     days = (now - last_commit).days
     if days <= QUIET:
         return ""
@@ -317,13 +320,15 @@ def dormant(last_commit: datetime, now: datetime) -> str:
 
 _DUE = (CellState.BUILD, CellState.VERIFY)
 _Job = tuple[PlannedTarget, PlannedCell | None]
-"""A cell to build or to verify. None: the whole target, if it is for CPUs or no GPU is listed."""
+"""A cell to build or to verify. None means the whole target, if it is for CPUs or no GPU is listed."""
 
 
 def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:
-    """Return the plan with one cell for each target and row: that of the oldest driver that is not pruned.
+    """Return the plan with one cell for each target and row: the one with the oldest driver that is not
+    pruned.
 
-    Its verdict is valid for newer drivers. If all are pruned, the newest stays. Failed cells always stay.
+    Its verdict is also valid for newer drivers. If all are pruned, the newest stays. Failed cells always
+    stay.
     """
 
     def narrowed(cells: Sequence[PlannedCell]) -> Iterator[PlannedCell]:
@@ -349,12 +354,12 @@ def _is_rejected(cell: PlannedCell) -> bool:
 def cells_for_night(
     plan: VerificationPlan, limit: int, day: date, *, kits: bool = False
 ) -> tuple[VerificationPlan, int]:
-    """Return the plan with at most `limit` of its jobs, and the number of jobs that wait for another run.
+    """Return the plan with at most `limit` of its jobs, and the number of jobs left for another run.
 
     With `kits`, targets that a kit cannot start are only built, not verified on a GPU.
 
-    Expired verdicts come first, the oldest before all: users rely on them. Cells that were never verified
-    follow in an order that changes each day, so that an absent runner does not block the others forever.
+    Expired verdicts come first, the oldest first, since users rely on them. Cells that were never verified
+    follow in an order that changes each day, so that an offline runner does not block the others forever.
     """
     jobs: list[_Job] = []
     for target in plan.targets:

@@ -203,7 +203,7 @@ def nightly(
 
 
 def _webhook(call: CommandContext, text: str | None) -> Hook:
-    """Return a function that posts a document to --webhook. A failed post prints a warning only."""
+    """Return a function that posts a document to --webhook. If posting fails, it only prints a warning."""
     from imagefactory.extras.nightly.nights import post_json, read_address
 
     url = read_address(text) if text else ""
@@ -220,7 +220,7 @@ def _webhook(call: CommandContext, text: str | None) -> Hook:
 
 
 def _write_metrics(call: CommandContext, path: Path, report: NightlyReport) -> None:
-    """Write the metrics. A file that cannot be written prints a warning only."""
+    """Write the metrics. If the file cannot be written, print a warning."""
     from imagefactory.actions.read_catalog import cached_expiry
     from imagefactory.extras.nightly.view import format_metrics
     from imagefactory.fs import replace_text
@@ -233,7 +233,7 @@ def _write_metrics(call: CommandContext, path: Path, report: NightlyReport) -> N
 
 @contextmanager
 def _with_progress_log(mail: str | None, hook: Hook) -> Iterator[None]:
-    """Report a run that could not start by mail and webhook: another is in progress, the disk is full."""
+    """Report by mail and webhook that a run could not start: another is in progress, or the disk is full."""
     try:
         yield
     except (ImagefactoryError, OSError) as error:
@@ -248,7 +248,7 @@ def _with_progress_log(mail: str | None, hook: Hook) -> Iterator[None]:
 
 
 def _runner(root: Path, log: Path) -> CommandRunner:
-    """Return a function that runs this program and logs its output. It ends with this process."""
+    """Return a function that runs this program and logs its output. The child ends with this process."""
     program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
@@ -269,7 +269,10 @@ def _runner(root: Path, log: Path) -> CommandRunner:
 
 
 def _open_issue(log: Path) -> FileIO:
-    """Open the log to append; on a full disk open /dev/null, as a step matters more than its log."""
+    """Open the log to append.
+
+    If the disk is full, open /dev/null, since a step is more important than its log.
+    """
     try:
         return log.open("ab", buffering=0)
     except OSError:
@@ -282,7 +285,7 @@ def _add(log: FileIO, text: str) -> None:
 
 
 def _mail(command: str, text: str) -> None:
-    """Pipe the text to the command. A command that fails prints a warning only."""
+    """Pipe the text to the command. If the command fails, print a warning."""
     words = ("/bin/sh", "-c", command)
     plain = re.sub("(?m)^~", " ~", printable(text))  # some mail programs run a line of `~!COMMAND`
     process = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
@@ -321,7 +324,7 @@ def _install(
 
 
 def _named(webhook: str | None) -> str:
-    """Return the webhook for a unit, a file by its absolute path. Raises UsageError if it is invalid."""
+    """Return the webhook for a unit, with the absolute path of a file. Raises UsageError if it is invalid."""
     from imagefactory.extras.nightly.nights import read_address
 
     if not webhook:

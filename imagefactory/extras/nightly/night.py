@@ -3,10 +3,10 @@
     plan -> build --push -> verify, sweep collect --promote -> image promote -> verdict sync -> site publish
          -> image prune -> plan -> compare
 
-Each step is a command of imagefactory in its own process, so that a failure, even a bug or a killed process,
-does not end the others. `--json` reports the failure. The only state between steps is in registry, store and
-sweeps. So a killed run is simply repeated: existing images are not built again, and running sweeps are
-collected.
+Each step is an imagefactory command in a separate process. So a failure of one step, even a bug or a killed
+process, does not end the others. `--json` reports the failure. The only state between steps is in registry,
+store and sweeps. So a killed run is simply repeated: existing images are not built again, and running sweeps
+are collected.
 """
 
 from __future__ import annotations
@@ -94,17 +94,17 @@ from imagefactory.verify.nonces import LIFETIME
 POLL = 30.0
 """Seconds between two checks of the sweeps."""
 BETWEEN = 20
-"""Checks between two collections: ten minutes."""
+"""The number of checks between two collections: ten minutes."""
 _SLOT_SUFFIX = re.compile(r"\bslot[0-9_]+@|(?<=\bdir)_[0-9]+\b")
-"""The parts of a reason that differ between jobs with the same cause."""
+"""Parts of a reason that differ between jobs with the same cause."""
 QUEUE_WAIT_SECONDS = 40
-"""How many checks in a row may get no answer: an access point takes minutes to restart."""
+"""The limit of checks in a row without an answer. An access point needs minutes to restart."""
 
 
 def collect_sweeps(settings: Settings, wait: timedelta, steps: StepRunner) -> None:
-    """Collect the sweeps of a store, also of earlier runs, until the pool has no job of them.
+    """Collect the sweeps of a store, including those of earlier runs, until the pool has no job of them.
 
-    After `wait` they are left to the next run.
+    After `wait`, the next run collects the rest.
     """
     dependencies = steps.dependencies
     folders = [folder for folder in find_sweeps(settings) if _is_open(folder, steps)]
@@ -131,7 +131,7 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: StepRunner) -> No
 
 
 def _is_open(folder: Path, steps: StepRunner) -> bool:
-    """Return whether results of a sweep can still be signed. Report and skip an unreadable sweep."""
+    """Return whether results of a sweep can still be signed. An unreadable sweep is reported and skipped."""
     try:
         started = read_sweep(folder).made
         read_status(folder, steps.dependencies.pools, queue=False)
@@ -147,7 +147,7 @@ def _at_work(status: SweepStatus) -> int:
 
 
 def _take(folders: Sequence[Path], steps: StepRunner) -> None:
-    """Collect the sweeps that have news, and report their cells that are not verified."""
+    """Collect the sweeps with new results, and report their cells that are not verified."""
     for folder in folders:
         with steps.telling(f"sweep {folder.name}"):
             status = read_status(folder, steps.dependencies.pools, queue=False)
@@ -162,7 +162,7 @@ def _take(folders: Sequence[Path], steps: StepRunner) -> None:
 
 
 def has_news(status: SweepStatus) -> bool:
-    """Return whether `sweep collect` has anything to do for a sweep. Pure."""
+    """Return whether `sweep collect` would change anything. Pure."""
     known = {row.result.node: row for row in status.collected}
     for result in status.results:
         row = known.get(result.node)
@@ -194,13 +194,13 @@ def _unverified_cells(document: Mapping[str, Any]) -> Iterator[NightlyRow]:
 
 EXPIRY = "catalog expiry"
 NIGHTLY_DIRECTORY = "nights"
-"""The subject of a failure to store the run."""
+"""The subject of an error if the run cannot be stored."""
 HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyRequest:
-    """The targets (none: all), the pool (empty: the GPU of this machine), and how long to wait for it.
+    """A request: the targets (empty: all), the pool (empty: the GPU of this machine), and how long to wait.
 
     `html` is the directory of the site, None for no site.
     """
@@ -218,7 +218,7 @@ def run_nightly(
     folder: Path,
     progress: Progress,
 ) -> NightlyReport:
-    """Run everything, and store the report in `folder`. Raises UsageError only if no registry is set."""
+    """Run all steps, and store the report in `folder`. Raises UsageError only if no registry is set."""
     if not project.settings.registry.value:
         raise UsageError(
             "no-registry-set",
@@ -231,7 +231,7 @@ def run_nightly(
 
 
 def nightly_since(project: Project, before: SavedPlan, steps: NightlySteps) -> NightlyReport:
-    """Return what changed since a plan, by any process. Raises RegistryError and NothingSelectedError."""
+    """Return the changes since a plan, by any process. Raises RegistryError and NothingSelectedError."""
     targets = project.select(before.names)
     stages = read_stages(project, targets, PlanLookup(now=steps.ended, registry=before.registry))
     plan = make_plan(PlanInput(stages=stages, devices=before.devices, on_machines=True))
@@ -301,7 +301,7 @@ class _NightlyRun:
         return report
 
     def _is_away(self) -> bool:
-        """Return whether the registry still does not answer. Then steps that need it are skipped."""
+        """Return whether the registry is still unreachable. Then steps that need it are skipped."""
         host, _ = registry_place(self.project)
         try:
             open_answering(self.project, host, hurried=True)
@@ -320,7 +320,7 @@ class _NightlyRun:
         return report
 
     def _warn_of_expiry(self) -> None:
-        """Report that the last signed catalog expires soon, because later runs could not sign a new one."""
+        """Report that the last signed catalog expires soon if this run could not sign a new one."""
         expires = cached_expiry(self.project.settings)
         if expires and expires - self.steps.dependencies.clock() < SOON:
             why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
@@ -355,7 +355,8 @@ class _NightlyRun:
         return self.project.settings.registry.value
 
     def _devices(self) -> tuple[PlanGpu, ...]:
-        """Return the GPUs to verify on: every type of the pool but slices (MIG), or the first one here.
+        """Return the GPUs to verify on: every type in the pool except MIG slices, or the first GPU of this
+        machine.
 
         Without a GPU, images are only built.
         """
@@ -391,7 +392,7 @@ class _NightlyRun:
         return self.folder / "inventory.json"
 
     def _plan(self, devices: tuple[PlanGpu, ...]) -> VerificationPlan:
-        """Return the plan for the registry; if jobs run .sif files, the verdicts are those of the store."""
+        """Return the plan for the registry. If jobs run .sif files, the verdicts are those in the store."""
         now = self.steps.dependencies.clock()
         with self.steps.progress.stage("plan"):
             stages = read_stages(self.project, self.targets, PlanLookup(now=now, registry=self._registry))
@@ -407,7 +408,7 @@ class _NightlyRun:
     # --- steps -----------------------------------------------------------------------------------
 
     def _build(self, plan: VerificationPlan) -> frozenset[str]:
-        """Build and push what is due, each in its own process. Return the names of built targets."""
+        """Build and push what is due, each in a separate process. Return the names of built targets."""
         due = [row.target.name for row in plan.targets if row.state is CellState.BUILD]
         return frozenset(name for name in due if self.steps.do(name, "build", "--push", name)[0] == 0)
 
@@ -434,7 +435,7 @@ class _NightlyRun:
 
 
 def _not_queued(code: int, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why due cells were not queued: another store claimed them, or they are over the budget."""
+    """Yield why due cells were not queued: another store claimed them, or they exceed the budget."""
     rows = document.get("errors" if code == EXIT_NOTHING_SELECTED else "left_out", ())
     if code == EXIT_NOTHING_SELECTED:
         yield from (as_single_line(str(row.get("message", ""))) for row in rows)
@@ -452,7 +453,7 @@ def _not_queued(code: int, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def waiting_tags(document: Mapping[str, object]) -> list[str]:
-    """Return the tags that lack approvals, from the JSON of `image promote`: a run approves at most once."""
+    """Return the tags that lack approvals, from the JSON of `image promote`. A run approves at most once."""
     results = document.get("results")
     rows = [row for row in results if isinstance(row, dict)] if isinstance(results, list) else []
     return [
@@ -476,7 +477,9 @@ def _ages_in(proofs: object) -> VerdictAges | None:
 
 
 def _merge_ages(there: TargetStatus, here: TargetStatus) -> TargetStatus:
-    """Merge the stages of a target whose .sif runs: both must be complete, and verdicts of the .sif count."""
+    """Merge the stages of a target whose .sif runs: both must be complete, and the verdicts of the .sif
+    count.
+    """
     return replace(
         there,
         block=there.block or here.block,

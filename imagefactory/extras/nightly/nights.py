@@ -2,9 +2,9 @@
 
 <store>/nights/ID/before.json    the plan at its start
                   log.txt        each command that it ran, with its output
-                  night.json     what it changed; missing if the run was killed
+                  night.json     its changes; missing if the run was killed
                   sweep          the directory of its sweep, if it started one
-<store>/nights/.reserve          disk space that is freed for the end of a run
+<store>/nights/.reserve          disk space that is freed at the end of a run
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from imagefactory.settings.load import Settings
 from imagefactory.verify.report import Evidence
 
 MAX_RUNS = 60
-"""The number of stored runs. Older ones are removed with their sweeps."""
+"""The limit of stored runs. Older ones are removed with their sweeps."""
 RESERVE = 4 << 20
-"""Bytes of the disk that are reserved for the log, summary and mail of a run."""
+"""Reserved bytes on the disk for the log, summary and mail of a run."""
 PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.nightly-plan/1", "imagefactory.nightly-run/1"
 BEFORE, LOG, NIGHTLY_FILE, SWEPT = "before.json", "log.txt", "night.json", "sweep"
 RESERVED = ".reserve"
@@ -72,7 +72,7 @@ def nightly_directory(settings: Settings) -> Path:
 
 @contextmanager
 def nightly_lock(settings: Settings) -> Iterator[None]:
-    """Lock the store for one nightly run. The system releases the lock of a killed run.
+    """Lock the store for one nightly run. The system releases the lock if the run is killed.
 
     Raises UsageError if another run is in progress.
     """
@@ -88,9 +88,9 @@ def nightly_lock(settings: Settings) -> Iterator[None]:
 
 
 def create_nightly(settings: Settings, name: str) -> Path:
-    """Create the directory of a new run, and remove all but the last MAX_RUNS.
+    """Create the directory of a new run, and remove all except the last MAX_RUNS.
 
-    On a full disk it is a temporary directory elsewhere. Raises StoreError if that is full too.
+    If the disk is full, use a temporary directory elsewhere. Raises StoreError if that is full too.
     """
     Layout(settings.store_path).make()
     folders = _nightly_runs(settings)
@@ -107,7 +107,7 @@ def create_nightly(settings: Settings, name: str) -> Path:
 
 
 def allocate_reserve(settings: Settings) -> None:
-    """Reserve RESERVE bytes of the disk for the end of a run, unless less would stay free."""
+    """Reserve RESERVE bytes on the disk for the end of a run, unless less than that would stay free."""
     path = nightly_directory(settings) / RESERVED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def has_reserve(settings: Settings) -> bool:
 
 
 def release_reserve(settings: Settings) -> None:
-    """Free the reserve, so that the next files fit on a full disk."""
+    """Free the reserved bytes, so that the next files fit on a full disk."""
     with suppress(OSError):
         (nightly_directory(settings) / RESERVED).unlink()
 
@@ -134,7 +134,7 @@ def _nightly_runs(settings: Settings) -> list[Path]:
 
 
 def _drop(settings: Settings, folder: Path) -> None:
-    """Remove a run with its sweep. The next run tries again to remove what remains."""
+    """Remove a run with its sweep. If a part cannot be removed, the next run tries again."""
     with suppress(OSError):
         name = (folder / SWEPT).read_text("utf-8").strip() if (folder / SWEPT).is_file() else ""
         sweep = settings.store_path / "sweeps" / Path(name).name
@@ -144,7 +144,7 @@ def _drop(settings: Settings, folder: Path) -> None:
 
 
 def last_nightly(settings: Settings) -> NightlyReport | None:
-    """Return the report of the last finished run; None if there is none, or it is unreadable."""
+    """Return the report of the last finished run, None if there is none or it is unreadable."""
     for folder in reversed(_nightly_runs(settings)):
         if (folder / NIGHTLY_FILE).is_file():
             try:
@@ -155,7 +155,7 @@ def last_nightly(settings: Settings) -> NightlyReport | None:
 
 
 def killed_before(settings: Settings) -> SavedPlan | None:
-    """Return the plan of the last run if it was killed: the next report includes its work."""
+    """Return the plan of the last run if that was killed, since the next report includes its work."""
     for folder in reversed(_nightly_runs(settings)):
         if (folder / NIGHTLY_FILE).is_file():
             return None
@@ -175,7 +175,7 @@ def write_plan(
     devices: tuple[PlanGpu, ...],
     waiting: tuple[str, ...],
 ) -> None:
-    """Write a plan with its request to a file: see SavedPlan."""
+    """Write a plan with its request to a file (SavedPlan)."""
     request = SavedPlan(made=created, registry=registry, names=names, devices=devices, waiting=waiting)
     write_saved_plan(path, save_plan(plan, request))
 
@@ -185,7 +185,7 @@ def write_saved_plan(path: Path, plan: SavedPlan) -> None:
 
 
 def read_saved_plan(path: Path) -> SavedPlan:
-    """Read a saved plan. Raises UsageError for another file, StatementError for invalid fields."""
+    """Read a saved plan. Raises UsageError for other files, StatementError for invalid fields."""
     plan = _read(path, PLAN_FORMAT, SavedPlan, "plan --keep FILE")
     assert isinstance(plan, SavedPlan)
     return plan
@@ -223,7 +223,9 @@ def _read(path: Path, form: str, kind: Any, maker: str) -> object:
 
 
 class CommandRunner(Protocol):
-    """Run imagefactory with `words`, append to the log, and return its exit code and output."""
+    """A function that runs imagefactory with `words`, appends to the log, and returns exit code and
+    output.
+    """
 
     def __call__(self, words: Sequence[str]) -> tuple[int, str]: ...
 
@@ -241,7 +243,10 @@ class NightlyDependencies:
 
 @dataclass(kw_only=True)
 class StepRunner:
-    """Run steps, and collect `notes` and their `failures`, each once. `faults` are those of recipes."""
+    """A runner of steps.
+
+    It collects `notes` and `failures` without duplicates. `faults` are those of recipes.
+    """
 
     dependencies: NightlyDependencies
     progress: Progress
@@ -250,9 +255,10 @@ class StepRunner:
     notes: list[str] = field(default_factory=list)
 
     def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
-        """Run a command of imagefactory, report its errors, and return its exit code and JSON.
+        """Run an imagefactory command, report its errors, and return its exit code and JSON.
 
-        Errors with the `expected` code are not reported; with `of`, only those of that name.
+        Errors with the `expected` exit code are not reported. With `of`, only errors with that name are
+        reported.
         """
         command = command_of(words)
         with self.progress.stage(command if " " in command or what == command else f"{command} {what}"):
@@ -279,7 +285,7 @@ class StepRunner:
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Report an error of this block, and continue after it."""
+        """Report an error of this block, and continue after the block."""
         try:
             yield
         except (ImagefactoryError, OSError) as error:
@@ -293,12 +299,12 @@ class StepRunner:
         self.tell(NightlyRow(what=what, why=as_single_line(why), hint=as_single_line(hint), code=code))
 
     def tell(self, *rows: NightlyRow) -> None:
-        """Add each failure once: a sweep is collected several times."""
+        """Add each failure once, since a sweep is collected several times."""
         self.failures += [row for row in rows if row not in self.failures]
 
 
 def command_of(words: Sequence[str]) -> str:
-    """Return the command of a step, with its group."""
+    """Return the command of a step, including its group."""
     return " ".join(words[: 2 if words[0] in ("image", "site", "sweep", "verdict") else 1])
 
 
@@ -318,9 +324,9 @@ _WEBHOOK = "pass https://..., or the path of a file that holds the address"
 
 
 def read_address(address: str) -> str:
-    """Return the address, or the content of the file that holds it: it may be a secret.
+    """Return the address, or the content of the file that contains it, since it may be a secret.
 
-    Raises UsageError unless it is https://, or http:// of this machine. No message repeats it.
+    Raises UsageError unless it is https://, or http:// on this machine. No message contains the address.
     """
     text = address
     if "://" not in address:
@@ -348,7 +354,7 @@ def read_address(address: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Webhook:
-    """The connection to the webhook: the proxy of the environment, and the netrc of the user."""
+    """The connection to the webhook, with the proxy of the environment and the user's netrc."""
 
     certificates: str
     proxy: str = ""
@@ -360,7 +366,7 @@ class _Webhook:
 def post_json(
     access: Access, url: str, value: Mapping[str, object], retry_policy: RetryPolicy | None = None
 ) -> None:
-    """Post the document, with retries. Raises CheckFailedError if it is not accepted."""
+    """Post the document, with retries. Raises CheckFailedError if the server does not accept it."""
     hook = _Webhook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
     headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()

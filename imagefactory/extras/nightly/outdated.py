@@ -1,4 +1,7 @@
-"""What is outdated: newer releases, CUDA, Python, locks and verdicts; and the change that updates them."""
+"""Find outdated parts: newer releases, CUDA, Python, locks and verdicts.
+
+Also write the changes that update them.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +70,9 @@ class UpdateUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRelease:
-    """A framework series that no row has, with the command that writes its row.
+    """A framework series without a row, with the command that writes the row.
 
-    `cuda` is set if no table knows it. `command` is empty if only a person can write the row.
+    `cuda` is set if no table has it. `command` is empty if a person must write the row.
     """
 
     offer: FrameworkSeries
@@ -79,7 +82,7 @@ class NewRelease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewCuda:
-    """A CUDA with builds of the newest series in the rows, which no row has."""
+    """A CUDA version with builds of the newest series in the recipe, but without a row."""
 
     series: str
     cuda: str
@@ -88,7 +91,10 @@ class NewCuda:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPython:
-    """A Python with wheels of the newest release, which no row uses; `base` has it, empty for none."""
+    """A Python version with wheels of the newest release, but without a row.
+
+    `base` has it, empty for none.
+    """
 
     release: str
     python: str
@@ -97,7 +103,7 @@ class NewPython:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLock:
-    """The lock of a target or a base that changes when it is solved again."""
+    """The lock of a target or a base that would change if it were solved again."""
 
     name: str
     moves: tuple[VersionChange, ...]
@@ -116,9 +122,9 @@ class ExpiringVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitNews:
-    """What is newer than the recipes and locks of a unit.
+    """The news about the recipes and locks of a unit.
 
-    `faults` are the errors of single targets, of which nothing is known.
+    `faults` are the errors of single targets, for which nothing is known.
     """
 
     unit: UpdateUnit
@@ -160,7 +166,7 @@ def _lowest(project: Project, target: Target) -> Target:
 
 
 def watch_unit(project: Project, unit: UpdateUnit, now: datetime, progress: Progress) -> UnitNews:
-    """Return the news of a unit. Raises as `lock_base`, and StoreError for a damaged store."""
+    """Return the news of a unit. Raises like `lock_base`, and StoreError for a corrupt store."""
     if unit.base:
         return UnitNews(unit=unit, locks=_base_news(project, unit, unit.base, progress))
     own = tuple(
@@ -184,7 +190,7 @@ def _newest(targets: tuple[Target, ...]) -> Target:
 
 
 def _of_the_channels(project: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
-    """Return the news from the channels of the newest row. Raises LockError for an unreadable channel."""
+    """Return the news in the channels of the newest row. Raises LockError for an unreadable channel."""
     newest = _newest(targets)
     builds, pythons = conda_locker(project).builds(newest), {target.python for target in targets}
     all_pythons = {build.python for build in builds if build.python}
@@ -198,7 +204,10 @@ def _of_the_channels(project: Project, unit: UpdateUnit, targets: tuple[Target, 
 
 
 def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[NewCuda, ...]:
-    """Return the CUDAs that no row of the newest series has; a row of `12` has every minor version."""
+    """Return the CUDA versions without a row for the newest series.
+
+    A row with `12` has every minor version.
+    """
     newest = _newest(targets)
     row_cudas = [target.cuda for target in targets if target.version == newest.version]
     return tuple(
@@ -222,7 +231,7 @@ def _new_python(project: Project, pythons: Collection[str], release: str, python
 
 
 def _of_the_index(project: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
-    """Return the news from the project page. Raises LockError if it is unreadable, or without a lock."""
+    """Return the news on the project page. Raises LockError without a lock or if the page is unreadable."""
     newest = _newest(targets)
     lock = read_target_lock(project, newest)
     name = canonicalize_name(newest.framework)
@@ -261,7 +270,9 @@ def _metadata(locker: UvLocker, lock: Lock, release: str, newest: Target) -> Raw
 def _addable(
     project: Project, locker: UvLocker, newest: Target, lock: Lock, row: FrameworkSeries
 ) -> NewRelease:
-    """Return a release with its command: with the CUDA that its wheels pin, else that of the newest row."""
+    """Return a release with its command: with the CUDA version that its wheels pin, else that of the newest
+    row.
+    """
     command, cuda = f"imagefactory recipe add-version {newest.family} {row.series}", ""
     try:
         plan_addition(project, newest.family, row.series, "")
@@ -294,9 +305,9 @@ def _copied(project: Project) -> Iterator[Project]:
 def _lock_news(
     project: Project, unit: UpdateUnit, progress: Progress
 ) -> tuple[tuple[NewLock, ...], tuple[ImagefactoryError, ...]]:
-    """Return the locks that change, parents first, and the errors of the others.
+    """Return the locks that would change, parents first, and the errors of the others.
 
-    If a target cannot follow its parent, neither changes.
+    If a target cannot use its parent's new lock, neither changes.
     """
     offer: list[NewLock] = []
     faults: list[ImagefactoryError] = []
@@ -352,14 +363,14 @@ def _expiring(project: Project, targets: Sequence[Target], now: datetime) -> tup
 
 
 _MAX_SHOWN = 12
-"""The most packages of one lock in the text; JSON and commit messages have all."""
+"""The limit of packages of one lock in the text. JSON and commit messages have all."""
 _COLUMN = 9
 WIDTH = 72
-"""Columns of a commit message."""
+"""The number of columns of a commit message."""
 
 
 def format_news(news: UnitNews, width: int | None = None) -> str:
-    """Return the name of the unit, and lines for each news."""
+    """Return the name of the unit, and lines for each piece of news."""
     nothing = "nothing new in what could be solved" if news.faults else "nothing new"
     lines = [news.unit.name if news else f"{news.unit.name}: {nothing}"]
     for kind, first, more in _rows(news):
@@ -373,7 +384,7 @@ def format_news(news: UnitNews, width: int | None = None) -> str:
 
 
 def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
-    """Yield (type, summary, further lines) of each news."""
+    """Yield (type, summary, further lines) of each piece of news."""
     for release in news.releases:
         yield "release", _release(news, release.offer.series), [_to_have(news, release.command)]
     for row in news.cudas:
@@ -443,9 +454,9 @@ def _python(news: UnitNews) -> str:
 
 
 def commit_message(news: UnitNews, rows: Sequence[NewRelease] = (), notes: Sequence[str] = ()) -> str:
-    """Return a commit message, empty if no lock changes and no release got one of the `rows`.
+    """Return a commit message, empty if no lock changes and no release is in `rows`.
 
-    `notes` are what a person must check in those rows.
+    `notes` are facts in these rows that a person must check.
     """
     added = [_release(news, row.offer.series) for row in rows]
     if not news.locks and not added:
@@ -529,10 +540,10 @@ def github_lines(units: Iterable[UnitNews]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchChanges:
-    """The written files and directories, and the releases that have rows now.
+    """The written files and directories, and the releases that now have rows.
 
-    `faults` are errors of releases that cannot be locked, whose rows were removed again. `notes` are what a
-    person must check in the new rows.
+    `faults` are errors of releases that cannot be locked; their rows were removed again. `notes` are facts in
+    the new rows that a person must check.
     """
 
     paths: tuple[Path, ...]
@@ -542,10 +553,10 @@ class WatchChanges:
 
 
 def write_news(project: Project, news: UnitNews, progress: Progress) -> WatchChanges:
-    """Write the changed locks of a unit with their definitions, and for each PyPI release a row, its locks
-    and definitions.
+    """Write the changed locks of a unit with their definitions, and for each PyPI release a row with its
+    locks.
 
-    Raises LockError or UsageError if something cannot be written.
+    Raises LockError or UsageError if a file cannot be written.
     """
     paths, rows, faults = list(_written_locks(project, news)), [], []
     notes = list[str]()
@@ -580,7 +591,7 @@ def _written_locks(project: Project, news: UnitNews) -> tuple[Path, ...]:
 
 
 def _row(project: Project, added: RowAddition, progress: Progress) -> tuple[Path, ...]:
-    """Write the row of a release completely or not at all. Raises as `make_addition`."""
+    """Write the row of a release completely or not at all. Raises like `make_addition`."""
     text, strange = added.path.read_text(encoding="utf-8"), set(orphans(project))
     try:
         names = set(make_addition(project, added, progress, lambda _: None))

@@ -53,8 +53,8 @@ WantedBy=timers.target
 def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the unit files by name.
 
-    The service gets the PATH and settings of this shell, with those of the pool, but no secret. Raises
-    UsageError for a directory that a unit file cannot name.
+    The service gets the PATH and settings of this shell, including those of the pool, but no secrets. Raises
+    UsageError for a directory that a unit file cannot contain.
     """
     if not root.isprintable() or root != root.strip() or root.endswith("\\"):
         raise UsageError(
@@ -76,9 +76,9 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for systemd.syntax(7) and systemd.service(5), where `%` begins a specifier.
+    """Quote a word for systemd.syntax(7) and systemd.service(5), where `%` starts a specifier.
 
-    Characters that are not printable are written as bytes: several of them end a line.
+    Unprintable characters are written as bytes, since several of them would end a line.
     """
     plain = "".join(
         _ESCAPED.get(character) or (character if character.isprintable() else _bytes_of(character))
@@ -95,7 +95,7 @@ def _bytes_of(character: str) -> str:
 
 
 def enabling() -> tuple[str, str]:
-    """Return the commands that enable the timer, and runs while the user is logged out."""
+    """Return the commands that enable the timer, and that allow runs while the user is logged out."""
     return f"systemctl --user enable --now {NAME}.timer", "loginctl enable-linger"
 
 
@@ -103,13 +103,13 @@ def enabling() -> tuple[str, str]:
 
 
 NIGHTLY_OVERDUE = timedelta(days=2)
-"""A last nightly run, or its signed catalog, that is older gets a warning."""
+"""The age after which the last nightly run or its signed catalog gets a warning."""
 CRON_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyEntry:
-    """What starts the nightly run. `words` are those of its command, none if a CI service runs it.
+    """An entry that starts the nightly run. `words` are its command, none if a CI service runs it.
 
     `lacking` is why it will not start, and `remedy` the fix. Both are empty if it will start.
     """
@@ -124,9 +124,9 @@ class NightlyEntry:
 def examine_nightly(
     access: Access, published: datetime | None, now: datetime, root: Path
 ) -> Iterator[Diagnosis]:
-    """Return what starts the nightly run, and how the last one ended.
+    """Return the entries that start the nightly run, and how the last run ended.
 
-    `published` is the time of the published catalog. Files of this machine are read below `root`.
+    `published` is the time of the published catalog. `root` replaces / in paths of this machine.
     """
     yield from _NightlyCheck(access=access, now=now, root=root).nightly(published)
 
@@ -237,7 +237,7 @@ class _NightlyCheck:
             return False
 
     def _cron(self) -> Iterator[NightlyEntry]:
-        """Lines for `imagefactory site nightly` that name this project."""
+        """Return the crontab lines that run `imagefactory site nightly` for this project."""
         texts = {"crontab -l": _crontab(self.access.environ)}
         folder = self.root / "etc/cron.d"
         texts |= {

@@ -16,7 +16,7 @@ from imagefactory.views.verdicts import format_ages
 
 WIDTH = 80
 MOST = 60
-"""The most rows of one section in a mail or an issue; the page has all."""
+"""The limit of rows in one section of a mail or an issue. The page has all."""
 SECTIONS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
 """The sections of a page; rows that need a person come first."""
 
@@ -51,7 +51,10 @@ def format_took(start: datetime, end: datetime) -> str:
 
 
 def last_page(settings: Settings) -> dict[str, Any] | None:
-    """Return the values of the last run's page, which a report loads by name; None if there was no run."""
+    """Return the values for the page of the last run, None if there was no run.
+
+    A report loads this by name.
+    """
     night = last_nightly(settings)
     return page_values(night) if night else None
 
@@ -131,7 +134,7 @@ PREFIX = "imagefactory"
 
 
 def format_metrics(night: NightlyReport, catalog_expires: datetime | None) -> str:
-    """Return the lines of a `.prom` file. `catalog_expires` is None where no signed catalog is known."""
+    """Return the lines of a `.prom` file. `catalog_expires` is None if no signed catalog is known."""
     place = f'registry="{_escape(night.place)}"'
     rows = {kind: len(rows_of(night, kind)) for kind, _ in SECTIONS}
     oldest, expires = night.ages.oldest, catalog_expires

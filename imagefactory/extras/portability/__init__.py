@@ -1,1 +1,1 @@
-"""Checks whether a model gives the same results in other runtimes."""
+"""Check whether a model computes the same results in other runtimes."""

@@ -71,10 +71,13 @@ STATEMENT = "portable.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortabilityOptions:
-    """`models` is a Python file, `to` names runtimes (`openvino-cpu`, `onnxruntime-cpu@TARGET`).
+    """The options of a check.
 
-    `batches` are the sizes to time. `output` is the directory for models and report. The statement goes to
-    the store and to `registry` (`host[/path]`), if set. An empty `runner` is the setting or the default.
+    `models` is a Python file, `to` lists runtimes (`openvino-cpu`, `onnxruntime-cpu@TARGET`).
+
+    `batches` are the sizes to measure. `output` is the directory for models and report. The statement is
+    attached in the store and in `registry` (`host[/path]`), if set. An empty `runner` means the setting or
+    the default.
     """
 
     models: Path
@@ -87,7 +90,7 @@ class PortabilityOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortabilityResult:
-    """The report. `why` says who signed it, or why it is unsigned; `attached` are its places."""
+    """The report. `why` is who signed it, or why it is unsigned. `attached` lists where the statement is."""
 
     report: PortableReport
     why: str
@@ -108,7 +111,7 @@ class _RuntimeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PortabilityRun:
-    """The context of every step. `hardware` is None if no runtime needs a GPU."""
+    """The context of all steps. `hardware` is None if no runtime needs a GPU."""
 
     access: Access
     options: PortabilityOptions
@@ -128,8 +131,8 @@ def port_models(
 ) -> PortabilityResult:
     """Export the models in the image of `name`, run them in the runtimes, write and sign the report.
 
-    Raises NoGpuError if a runtime needs a GPU and this machine has none, UsageError for a runtime that an
-    image lacks and for models in a private directory, CheckFailedError if a program ended early.
+    Raises NoGpuError if a runtime needs a GPU and this machine has none. Raises UsageError for a runtime that
+    an image lacks and for models in a private directory, CheckFailedError if a program ended early.
     """
     models, key = resolve_models(project, options.models), signing_key(project, dependencies.clock())
     check_name(project, name, gpu=False)
@@ -210,7 +213,7 @@ def resolve_models(access: Access, path: Path) -> Path:
 def _groups(
     project: Project, source: ResolvedImage, to: tuple[str, ...], progress: Progress
 ) -> tuple[_RuntimeGroup, ...]:
-    """Return the runtimes by image; the image that exports comes first, if it has any."""
+    """Return the runtimes by image. The image that exports comes first, if it has any."""
     requests = [parse_runtime(text) for text in to]
     names = [runtime for runtime, _ in requests]
     twice = next((name for name in names if names.count(name) > 1), "")
@@ -356,7 +359,7 @@ class PortableStatements:
 def read_portable(
     project: Project, name: str, registry: str, now: datetime, progress: Progress
 ) -> PortableStatements:
-    """Return the statements of an image; from a registry if `name` or `registry` has one."""
+    """Return the statements of an image, from a registry if `name` or `registry` contains one."""
     check_name(project, name, gpu=False)
     chosen = resolve_image(project, name, registry, progress, gpu=False)
     place, subject = local_place(project, ANY), chosen.subject

@@ -1,4 +1,4 @@
-"""The types of portability: the models of a user, the runtimes that ran them, and the results.
+"""The types of portability: the user's models, the runtimes that ran them, and the results.
 
 Latencies are in milliseconds. Errors are relative to the largest expected value of an output.
 """
@@ -47,7 +47,7 @@ ModelName = Annotated[str, Pattern(NAME)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableInput:
-    """An input of a model: its NumPy type, and the shape of the sample at the export."""
+    """An input of a model: its NumPy type, and the shape of the sample at export."""
 
     name: str
     type: str
@@ -56,7 +56,7 @@ class PortableInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableModel:
-    """A model and its file: `held_out` rows were compared. `digest` is empty if it was not exported."""
+    """A model and its file. `held_out` rows were compared. `digest` is empty if it was not exported."""
 
     name: ModelName
     framework: Name
@@ -82,9 +82,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableRow:
-    """One model by its framework on a device (`torch-cpu`), or by a runtime (`openvino-cpu`).
+    """The result of one model in its framework on a device (`torch-cpu`), or in a runtime (`openvino-cpu`).
 
-    `error` is None if nothing was compared. `kernels` is the number of kernels, if the runtime reports it.
+    `error` is None if no output was compared. `kernels` is the number of kernels, if the runtime reports it.
     """
 
     model: ModelName
@@ -109,10 +109,10 @@ class RuntimeSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableReport:
-    """The results of models of one image in runtimes, there or in other images. Unsigned.
+    """The results of one image's models in runtimes, in that image or in others. Unsigned.
 
-    `subject` is the image that exported. `processor` is the name of the CPU, and `threads` the number of
-    threads. `gpus` and `driver` are those of the host, empty if no runtime needs a GPU.
+    `subject` is the image that exported. `processor` is the name of the CPU, `threads` the number of threads.
+    `gpus` and `driver` are those of the host, empty if no runtime needs a GPU.
     """
 
     subject: VerifiedImage
@@ -136,7 +136,7 @@ class PortableReport:
 
     @property
     def portable(self) -> bool:
-        """Whether every model computed the same in every requested runtime."""
+        """Return whether every model computed the same results in every requested runtime."""
         pairs = {(row.model, row.by) for row in self.rows}
         complete = all((model.name, source.by) in pairs for model in self.models for source in self.served)
         passed = all(row.state is CheckState.PASSED for row in self.rows)
@@ -149,7 +149,7 @@ def format_portable(report: PortableReport) -> dict[str, Any]:
 
 
 def parse_portable(value: object, where: str) -> PortableReport:
-    """Parse the JSON of `format_portable`. Raises StatementError for anything else."""
+    """Parse the JSON of `format_portable`. Raises StatementError for other JSON."""
     report = parse_document(value, PortableReport, FORMAT, where)
     assert isinstance(report, PortableReport)
     names = [model.name for model in report.models]
@@ -201,7 +201,7 @@ class PortableResult:
 def sign_portable(report: PortableReport, key: SigningKey, *, now: datetime, days: int) -> SignedPortable:
     """Sign a statement that is valid for `days` days.
 
-    Raises StatementError if a model did not compute the same in a requested runtime.
+    Raises StatementError if a model did not compute the same results in a requested runtime.
     """
     if not report.portable:
         raise StatementError(
@@ -249,7 +249,7 @@ def parse_statement(payload: bytes, where: str) -> PortableStatement:
 def verify_portable(
     data: bytes, digest: str, subject: VerifiedImage, trust: TrustRules, now: datetime
 ) -> PortableResult:
-    """Verify an envelope attached to `subject`; `digest` is that of its artifact."""
+    """Verify an envelope attached to `subject`. `digest` is the digest of its artifact."""
     opened = verify_envelope(data, trust)
     statement: PortableStatement | None = None
     standing, why = opened.standing, opened.why

@@ -1,4 +1,4 @@
-"""Portability on the host: the request to an image, the two programs in it, and the parsing of their output.
+"""Check portability on the host: write the request, run two programs in images, and parse their output.
 
     models.py -> export (in the image that trained) -> NAME.onnx, NAME.npz -> try (in each image that serves)
 
@@ -39,9 +39,9 @@ ENTRY, REQUEST_FILE = "portable.py", "asked.json"
 MODELS_MOUNT, EXPORTED_MOUNT = "/imagefactory/models", "/imagefactory/exported"
 ONNX, DATA = ".onnx", ".npz"
 SECONDS = 3600.0
-"""The time limit of a program for all models; each runtime has a shorter limit."""
+"""The time limit in seconds of a program for all models. Each runtime has a shorter limit."""
 LARGEST_MODEL = 16 << 30
-"""The most bytes of a model file or its data."""
+"""The limit in bytes of a model file or its data."""
 
 # Framework and runtime compute in full float32, independent of their own defaults.
 PLAIN_FLOATS = ("NVIDIA_TF32_OVERRIDE", "0")
@@ -63,7 +63,7 @@ _TRIED_SCHEMA = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeImage:
-    """An image to run in, its runner, and the GPUs that it sees (`CUDA_VISIBLE_DEVICES=...`)."""
+    """A prepared image, its runner, and the GPUs that it sees (`CUDA_VISIBLE_DEVICES=...`)."""
 
     image: Image | SifArtifact
     definition: BuildSpec
@@ -74,7 +74,7 @@ class RuntimeImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModels:
-    """The output of the first program; the files of the models are in its directory, named after them."""
+    """The output of the first program. The files of the models are in its directory and have their names."""
 
     processor: str
     threads: int
@@ -114,7 +114,9 @@ def check_has_runtime(name: str, definition: BuildSpec) -> None:
 def export_models(
     runtime: RuntimeImage, models: Path, folder: Path, request: Mapping[str, Any], where: str
 ) -> ExportedModels:
-    """Run the first program on `models`, whose directory it sees. Its files go to the new `folder`.
+    """Run the first program on `models`, whose directory it can read.
+
+    Its files are written to the new `folder`.
 
     Raises CheckFailedError if the models are unreadable, or the process ended early.
     """
@@ -148,7 +150,7 @@ def export_models(
 def try_models(
     runtime: RuntimeImage, exported: Path, folder: Path, request: Mapping[str, Any], where: str
 ) -> tuple[PortableRow, ...]:
-    """Run the second program on the files in `exported`. Its report goes to the new `folder`.
+    """Run the second program on the files in `exported`. Its report is written to the new `folder`.
 
     Raises CheckFailedError if the process ended early.
     """
@@ -219,7 +221,7 @@ def _run(
 
 
 def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> dict[str, Any]:
-    """Return the fields of a report with the nonce. Raises CheckFailedError for anything else."""
+    """Return the fields of a report with the nonce. Raises CheckFailedError for other data."""
     if read.fault:
         raise CheckFailedError(
             "model-report-missing", f"{where}: {read.fault}: {read.ended}", hint="run it again"
@@ -240,7 +242,7 @@ def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> d
 
 
 def _printable_rows(document: object) -> None:
-    """Make each detail one printable line: messages of packages are untrusted."""
+    """Replace each detail by one printable line, since messages of packages are untrusted."""
     rows = document.get("rows") if isinstance(document, dict) else None
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and isinstance(row.get("detail"), str):

@@ -14,7 +14,7 @@ from imagefactory.views.text import format_fields, format_table
 
 LABELS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
 REFERENCE = "reference"
-"""The result of the model's own framework on the CPU, with which the others are compared."""
+"""The result of the model in its framework on the CPU. Other results are compared with it."""
 PORTABLE, NOT_PORTABLE = "portable", "not portable"
 
 
@@ -57,7 +57,7 @@ def exported_where(report: PortableReport) -> str:
 
 
 def result_text(report: PortableReport, row: PortableRow) -> str:
-    """Return `same`, `DIFFERS`, `FAILED` (computed nothing), `not run` or `reference`."""
+    """Return `same`, `DIFFERS`, `FAILED` (no result), `not run` or `reference`."""
     if row.state is CheckState.FAILED and not row.outcome.startswith("wrong"):
         return "FAILED"
     own = {(model.name, f"{model.framework}-cpu") for model in report.models}
@@ -142,7 +142,10 @@ def format_page(report: PortableReport) -> str:
 
 
 def charts_of(report: PortableReport) -> tuple[BarChart, ...]:
-    """Return a chart of latencies by runtime for each model and batch size; thin: the 95th percentile."""
+    """Return a chart of latencies by runtime for each model and batch size.
+
+    Thin bars show the 95th percentile.
+    """
     charts = []
     for model in report.models:
         for batch in batches_of(report):

@@ -45,7 +45,7 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     """Return the bill of a target, or of an image in the store (name or digest) or a registry (full name).
 
     `recipes` returns the project, None if there is none. Raises UsageError for a file, NothingSelectedError
-    for an unknown name, LockError and StaleError as `require_lock`, and the errors of reading.
+    for an unknown name, LockError and StaleError like `require_lock`, and the errors of reading.
     """
     if not name or name.startswith((".", "/", "~")) or Path(name).is_file():
         raise UsageError(
@@ -72,9 +72,9 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
 
 
 def target_bill(project: Project, target: Target, progress: Progress) -> BillOfMaterials:
-    """Return the bill of the locks, with licenses from the cache, else from the image of the target.
+    """Return the bill of the locks, with licenses from the cache, or else from the image of the target.
 
-    Raises LockError and StaleError as `require_lock`.
+    Raises LockError and StaleError like `require_lock`.
     """
     lock = require_lock(project, target)
     bill = _locked(project, target, lock, _cached_licenses(project, lock), _cached_carried(project, lock))
@@ -188,7 +188,7 @@ def _add(layers: LayerStack, place: StoreRepository, layer: OciLayer) -> None:
 
 
 def _moment(created: str) -> int | None:
-    """Return the seconds since 1970 of a config's `created` (RFC 3339), None if it is not a time."""
+    """Return the `created` time of a config (RFC 3339) in seconds since 1970, None if it is not a time."""
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:

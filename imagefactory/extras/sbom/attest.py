@@ -32,14 +32,14 @@ from imagefactory.views.text import format_fields
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BUILD, BUILDER = "https://imagefactory.dev/build/v1", "https://imagefactory.dev/builder/v1"
-"""Identifiers only: nothing is fetched from these addresses."""
+"""Identifiers of the predicate and the builder. No program fetches these addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """The inputs of the image `index` and its platform manifest. Digests are `sha256:<64 hex>`.
 
-    `lock` is the digest of the lock of the target, `base` the name and digest of the base. `made_from` is the
+    `lock` is the digest of the target's lock, `base` the name and digest of the base. `made_from` is the
     digest of all inputs: these, the recipe, `engine` and `codec`.
     """
 
@@ -97,7 +97,7 @@ def format_provenance(provenance: Provenance) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestResult:
-    """The digests of the attached artifacts by type. `provenance`: who signed it, or why there is none."""
+    """The digests of the attached artifacts by type. `provenance` is who signed it, or why there is none."""
 
     artifacts: tuple[tuple[str, str], ...]
     provenance: str
@@ -118,7 +118,9 @@ def attester(project: Project, now: datetime) -> Callable[[PushResult, Progress]
 
 
 def attest(project: Project, pushed: PushResult, key: SigningKey | None, progress: Progress) -> AttestResult:
-    """Attach both bills to a pushed image, and provenance signed by `key`. A second call changes nothing.
+    """Attach both bills to a pushed image, and provenance signed by `key`.
+
+    Repeating the call changes nothing.
 
     Only an image that this store built from the current lock gets provenance. The bill of any other image is
     read from its layers in the registry.

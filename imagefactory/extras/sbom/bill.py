@@ -37,9 +37,9 @@ class BillComponent:
     """One package, or the base image.
 
     `sha256` is the hash of the package file (64 hex digits), empty if unknown. If `licenses` is empty, `why`
-    is the reason. `namespace` and `qualifiers` are those of its package URL. `source` is (name, version) of
-    the Debian source package, empty if unknown, and `release` that of the distribution (`12`). `within` are
-    the keys of packages that contain a copy of it, such as wheels with libraries of a distribution.
+    is the reason. `namespace` and `qualifiers` are parts of its package URL. `source` is the name and version
+    of the Debian source package, empty if unknown, `release` the release of the distribution (`12`). `within`
+    are the keys of packages that contain a copy of it, such as wheels with system libraries.
     """
 
     kind: PackageType
@@ -56,7 +56,7 @@ class BillComponent:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The identity of the package, the same in a lock and in an image."""
+        """The identity of the package, equal in a lock and in an image."""
         return (self.kind, self.name, self.version)
 
     @property
@@ -68,7 +68,7 @@ class BillComponent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOfMaterials:
-    """The sorted components of `name`. `digest` is that of the locks or of the manifest of the image.
+    """The sorted components of `name`. `digest` is that of the locks or of the image's manifest.
 
     `created` is the time of the base or the image in seconds since 1970, None if unknown.
     """
@@ -96,14 +96,17 @@ class BillOfMaterials:
 
     @property
     def moment(self) -> datetime:
-        """`created` as a time; 1970 if unknown, as in reproducible builds."""
+        """The time `created`, or 1970 if unknown, as in reproducible builds."""
         return datetime.fromtimestamp(self.created or 0, UTC)
 
 
 def merge_carried(
     components: dict[tuple[str, str, str], BillComponent], carried: Iterable[BillComponent]
 ) -> None:
-    """Add the libraries inside packages, each once; for an installed one only note the packages."""
+    """Add the libraries inside packages, without duplicates.
+
+    If a library is installed, only note the packages.
+    """
     for component in carried:
         own = components.setdefault(component.key, component)
         if own is not component:
@@ -116,10 +119,12 @@ def sorted_components(components: dict[tuple[str, str, str], BillComponent]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LicenseCheck:
-    """`counted` are licenses, their numbers of packages and whether they are allowed, most frequent first.
+    """The result of a license check.
 
-    `refused` are packages with their licenses that are not allowed. `unknown` are packages without a license,
-    which may be `accepted`.
+    `counted` are licenses, each with its number of packages and whether it is allowed.
+
+    The most frequent license comes first. `refused` are packages with licenses that are not allowed.
+    `unknown` are packages without a license, which may be `accepted`.
     """
 
     counted: tuple[tuple[ComponentLicense, int, bool], ...]

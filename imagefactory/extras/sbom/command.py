@@ -35,7 +35,7 @@ def format_bill(bill: BillOfMaterials, path: str) -> str:
 
 
 def format_licenses(check: LicenseCheck, width: int | None) -> str:
-    """Return the licenses, then each package whose license is not allowed or unknown."""
+    """Return a table of the licenses, then each package whose license is not allowed or unknown."""
     counted = [("yes" if fits else "no", str(count), license.text) for license, count, fits in check.counted]
     blocks = [format_table(("ALLOWED", "PACKAGES", "LICENSE"), counted, width)] if counted else []
     rows = [

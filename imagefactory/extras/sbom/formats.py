@@ -41,7 +41,7 @@ _DOCUMENT, _ROOT = "SPDXRef-DOCUMENT", "SPDXRef-image"
 
 
 def format_spdx(bill: BillOfMaterials) -> str:
-    """Return SPDX. The same bill gives the same bytes."""
+    """Return the bill as SPDX. Equal bills give equal bytes."""
     identifiers = [f"SPDXRef-{n}-{_plain(f'{c.kind}-{c.name}')}" for n, c in enumerate(bill.components, 1)]
     by_key = {
         component.key: identifier for component, identifier in zip(bill.components, identifiers, strict=True)
@@ -140,7 +140,7 @@ def _plain(text: str) -> str:
 
 
 def format_cyclonedx(bill: BillOfMaterials) -> str:
-    """Return CycloneDX. The same bill gives the same bytes."""
+    """Return the bill as CycloneDX. Equal bills give equal bytes."""
     root = CycloneComponent(
         name=bill.name,
         version=bill.digest,
@@ -193,7 +193,7 @@ def _component(component: BillComponent) -> CycloneComponent:
 
 
 def _license(license: ComponentLicense, *, alone: bool) -> DisjunctiveLicense | CycloneDxExpression:
-    """Return a license: the format allows one expression, or any number of identifiers and names."""
+    """Return a license. The format allows one expression, or any number of identifiers and names."""
     if license.spdx and is_supported_id(license.text):
         return DisjunctiveLicense(id=license.text)
     if license.spdx and alone:

@@ -33,7 +33,7 @@ _GNU = re.compile(r"(L?GPL|AGPL|GFDL)-([0-9])(\.[0-9])?(\+?)")
 
 
 def read_license(text: str) -> ComponentLicense | None:
-    """Return the license that a field names; None for an empty field and for a license text."""
+    """Return the license in a field, None for an empty field and for a full license text."""
     text = " ".join(plain(text).split())
     if not text or len(text) > NAME or text.upper() in ("UNKNOWN", "NONE", "NOASSERTION"):
         return None
@@ -48,7 +48,9 @@ def read_license(text: str) -> ComponentLicense | None:
 
 
 def plain(text: str) -> str:
-    """Return the text without control characters: packages are untrusted, and terminals act on these."""
+    """Return the text without control characters, since packages are untrusted and terminals obey these
+    characters.
+    """
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -88,9 +90,10 @@ def copyright_licenses(text: str) -> tuple[tuple[ComponentLicense, ...], str]:
 
 
 def _debian_license(text: str) -> ComponentLicense | None:
-    """Translate a DEP-5 license. Its short names differ from SPDX; GNU and Expat have the same meaning.
+    """Translate a DEP-5 license to SPDX.
 
-    `and` binds closer than `or`, unless a comma precedes it; such expressions stay unchanged.
+    Its short names differ from SPDX; GNU and Expat have the same meaning. `and` has priority over `or`,
+    unless a comma precedes it; such expressions stay unchanged.
     """
     words = " ".join(text.split())
     parts = re.split(r" (and|or) ", words)
@@ -116,9 +119,8 @@ NO_LICENSE = "NOASSERTION"
 def check_licenses(bill: BillOfMaterials, allowed: Collection[str]) -> LicenseCheck:
     """Check that all licenses of every package are allowed.
 
-    `allowed` are identifiers and names with `*` and `?`, in any case. In an expression, one side of OR is
-    enough, AND requires both, and `X WITH Y` is one license. Only NOASSERTION accepts packages without a
-    license.
+    `allowed` are identifiers and names with `*` and `?`, in any case. In an expression, OR requires one side,
+    AND requires both, and `X WITH Y` is one license. Only NOASSERTION accepts packages without a license.
     """
     counts = Counter(license for component in bill.components for license in component.licenses)
     fits = {license: is_allowed(license, allowed) for license in counts}

@@ -67,7 +67,7 @@ LicenseAndSource = tuple[tuple[ComponentLicense, ...], str]
 
 
 def package_licenses(package: LockedPackage, path: Path) -> LicenseAndSource:
-    """Return the licenses in the archive at `path`. Raises UsageError for a damaged one."""
+    """Return the licenses in the archive at `path`. Raises UsageError for a corrupt archive."""
     if not isinstance(package, LockedWheel):
         try:
             return _record_licenses(json.loads(read_index(path)))
@@ -102,7 +102,10 @@ def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[BillCompo
 
 
 def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent]:
-    """Yield the libraries of a CycloneDX document, without its owner. Raises ValueError if it is not one."""
+    """Yield the libraries in a CycloneDX document, without its owner.
+
+    Raises ValueError for other documents.
+    """
     try:
         document = json.loads(data)
         if document.get("bomFormat") != "CycloneDX":
@@ -148,7 +151,7 @@ def _record_licenses(record: dict[str, Any]) -> LicenseAndSource:
 
 
 def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str], ...]:
-    """Return the package-url qualifiers of a conda package; `channel` is the path on the channel's host."""
+    """Return the package URL qualifiers of a conda package. `channel` is the path on the channel's host."""
     folder, _, filename = url.partition("://")[2].partition("/")[2].rpartition("/")
     channel = folder.removesuffix(subdir).strip("/")
     kind = "tar.bz2" if filename.endswith(".tar.bz2") else "conda" if filename.endswith(".conda") else ""
@@ -161,7 +164,7 @@ def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DistributionRecord:
-    """A package from its own record; `owned` are METADATA files that it installed."""
+    """A package from its record. `owned` are METADATA files that it installed."""
 
     component: BillComponent
     owned: tuple[str, ...] = ()
@@ -169,7 +172,7 @@ class _DistributionRecord:
 
 @dataclass(frozen=True, slots=True)
 class _EmbeddedSbom:
-    """The SBOM of a wheel, whose package is not known yet."""
+    """The SBOM in a wheel, whose package is not known yet."""
 
     data: bytes
 
@@ -186,7 +189,7 @@ class LayerStack:
         self.faults: list[str] = []
 
     def add(self, chunks: Iterator[bytes]) -> None:
-        """Add the layer whose tar is in `chunks`. Raises CorruptDataError."""
+        """Add a layer, given as chunks of its tar. Raises CorruptDataError."""
         stream = TarStream(chunks)
         facts: dict[str, _Fact] = {}
         links: dict[str, str] = {}
@@ -357,7 +360,7 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
 def debian_component(
     name: str, version: str, architecture: str, distribution: tuple[str, str]
 ) -> BillComponent:
-    """Return a package of a distribution: `("debian", "12")`, whose release may be empty."""
+    """Return a package of a distribution, such as `("debian", "12")`. The release may be empty."""
     vendor, release = distribution
     pairs = (("arch", architecture), ("distro", release and f"{vendor}-{release}"))
     return BillComponent(
@@ -385,7 +388,7 @@ def lock_bill(
 ) -> BillOfMaterials:
     """Return the bill of a target. `licenses` are by sha256, `carried` are libraries inside packages.
 
-    Without `base_lock` the base is one component: an image that is pulled by digest.
+    Without `base_lock`, the base is one component: an image that is pulled by digest.
     """
     rows = [
         package_component(package, licenses.get(package.sha256, ((), NOT_AVAILABLE)))
@@ -407,7 +410,7 @@ def lock_bill(
 
 
 def base_digest(base: BaseSpec, lock: BaseLock | None) -> str:
-    """Return `sha256:...` of the lock of the base, or of the image that is pulled."""
+    """Return `sha256:...` of the base's lock, or of the pulled image."""
     if lock is None:
         return base.image.partition("@")[2]
     return f"sha256:{hashlib.sha256(format_base_lock(lock).encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Which packages of a bill have known vulnerabilities, by records in OSV's format.
+"""Find known vulnerabilities of the packages in a bill, by records in OSV format.
 
 Source: https://ossf.github.io/osv-schema/ (affected packages, and how their ranges are evaluated).
 """
@@ -25,10 +25,10 @@ LARGEST = 64 << 20  # bytes of one record
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Vulnerability:
-    """A vulnerability of a package. `package` is its name in the ecosystem: for Debian the source package.
+    """A vulnerability of a package. `package` is its name in the ecosystem: for Debian, the source package.
 
-    `fixed` is the first fixed version, empty if none is known. If `decided` is false, the record
-    has a version that cannot be compared.
+    `fixed` is the first fixed version, empty if none is known. `decided` is false if the record has a version
+    that cannot be compared.
     """
 
     ecosystem: str
@@ -42,7 +42,10 @@ class Vulnerability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VulnerabilityCheck:
-    """`checked` are numbers of packages by ecosystem; `unchecked` are numbers of the others by reason."""
+    """The result of a check.
+
+    `checked` are numbers of packages by ecosystem, `unchecked` numbers by reason.
+    """
 
     found: tuple[Vulnerability, ...]
     checked: tuple[tuple[str, int], ...]
@@ -53,7 +56,7 @@ class VulnerabilityCheck:
 
 
 def read_records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a JSON file, a directory of them or a zip exported by OSV. Raises UsageError."""
+    """Yield the records in a JSON file, a directory of files or a zip exported by OSV. Raises UsageError."""
     if path.is_dir():
         for file in sorted(path.rglob("*.json")):
             yield _parse(file.read_bytes(), str(file))
@@ -98,7 +101,7 @@ def _parse(data: bytes, file: str) -> Mapping[str, Any]:
 
 
 def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, Any]]) -> VulnerabilityCheck:
-    """Return the vulnerabilities of a bill. Raises UsageError for a malformed record, or without records."""
+    """Return the vulnerabilities of a bill. Raises UsageError for an invalid record, or without records."""
     components: dict[tuple[str, str], dict[str, BillComponent]] = {}  # then by version
     reasons: Counter[str] = Counter()
     ecosystems: Counter[str] = Counter()
@@ -144,7 +147,7 @@ def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, 
 
 
 def _osv_name(component: BillComponent) -> tuple[str, str]:
-    """Return (ecosystem, name) in OSV records; else why it cannot be checked, and an empty name."""
+    """Return the ecosystem and name in OSV records, or else why it cannot be checked and an empty name."""
     if component.kind is PackageType.PYPI:
         try:
             Version(component.version)
@@ -182,7 +185,9 @@ def _version(component: BillComponent) -> str:
 
 
 def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str, bool] | None:
-    """Return (first fixed version, whether all versions could be compared), None if it is not affected."""
+    """Return the first fixed version and whether all versions could be compared, None if it is not
+    affected.
+    """
     key: Callable[[str], Any] = debian_key if component.kind is PackageType.DEB else _python_key
     own = key(_version(component))
     # Versions that cannot be ordered are compared as text.
@@ -208,7 +213,7 @@ def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str
 
 
 def _inside(events: Iterable[Mapping[str, str]], own: Any, key: Callable[[str], Any]) -> bool:
-    """Evaluate a range as OSV specifies: events in the order of versions, each turning it on or off."""
+    """Evaluate a range by the OSV specification: events sorted by version, each turns it on or off."""
     rows = [(word, text) for event in events for word, text in event.items()]
     limits = [text for word, text in rows if word == "limit"]
     if limits and all(text != "*" and own >= key(text) for text in limits):

@@ -3,7 +3,7 @@
     project + targets   -> survey()          -> images, verdicts, rulings ┐
     a signed catalog    -> survey_catalog()  -> offers ───────────────────┴-> ReportContents -> pages, badges
 
-pages.py decides how it is shown.
+pages.py formats them.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from imagefactory.trust.audit import PUBLISH, read_audit
 from imagefactory.trust.policy import TrustRules, read_trust
 
 MOST_ACTS = 10_000
-"""The most entries of the store's log that a report has."""
+"""The limit of log entries of the store in a report."""
 _REGISTRY_PLACE = re.compile(
     r"(?=[^/]*[.:])[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[a-z0-9._-]+)+(?P<tag>[:@][\w.:-]+)?"
 )
 MARK_FILE = ".imagefactory-report"
-"""Marks a directory as a report of imagefactory, whose files may be replaced."""
+"""A file that marks a directory as a report of imagefactory, whose files may be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicAct:
-    """An entry of the store's log without private data: users, machines and paths.
+    """An entry in the log of the store without private data: users, machines and paths.
 
-    `key` is the name of a trusted key, or the first digits of its ID. `where` is a place in a registry. Both
-    may be empty.
+    `key` is the name of a trusted key, or the first digits of its ID. `where` is a repository in a registry.
+    Both may be empty.
     """
 
     time: str
@@ -64,10 +64,12 @@ class PublicAct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """The contents of a report. `keys` are names of trusted keys by ID. `trusted`: a key is trusted here.
+    """The contents of a report.
 
-    `night` are the values of the page of the last nightly run, None if there was none. `acts` are entries of
-    the store's log, the oldest first.
+    `keys` are names of trusted keys by ID. `trusted` means that a key is trusted here.
+
+    `night` are the values for the page of the last nightly run, None if there was none. `acts` are entries in
+    the log of the store, the oldest first.
     """
 
     made: datetime
@@ -84,7 +86,7 @@ class ReportContents:
 def read_report(
     project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> ReportContents:
-    """Return the report of a project. Raises as `survey`."""
+    """Return the report of a project. Raises like `survey`."""
     tables, surveyed = survey(project, targets, request, progress)
     former = former_locks(project.lock_folder, targets)
     images = [describe(project, row, former.get(row.stage.target.name)) for row in surveyed]
@@ -100,7 +102,7 @@ def read_report(
 
 
 def read_acts(store: Path, keys: Mapping[str, str]) -> tuple[PublicAct, ...]:
-    """Return the store's log as a site may show it; `keys` are names by key ID. Raises OSError."""
+    """Return the public part of the store's log. `keys` are names by key ID. Raises OSError."""
     return tuple(_public(row, keys) for row in deque(read_audit(store), maxlen=MOST_ACTS))
 
 
@@ -122,7 +124,7 @@ def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
 def read_cataloged_report(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> ReportContents:
-    """Return the report of a signed catalog, without layers and packages. Raises as `survey_catalog`."""
+    """Return the report of a signed catalog, without layers and packages. Raises like `survey_catalog`."""
     center, names = only_center(settings, names)
     tables, offers = survey_catalog(center, environ, names, request)
     return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
@@ -159,7 +161,10 @@ def _by_target(tables: TableData) -> dict[str, tuple[ComboCell, ...]]:
 
 
 def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: datetime) -> ReportSubmit:
-    """Return what `imagefactory job write` would write; from predictions only if nothing is verified."""
+    """Return the file that `imagefactory job write` would write.
+
+    Predictions are used only without verdicts.
+    """
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)
@@ -180,7 +185,7 @@ def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: date
 
 
 def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
-    """Return commands that fetch the image by digest; without a registry, commands for this machine."""
+    """Return commands that fetch the image by digest, or commands for this machine without a registry."""
     offer, name = image.offer, image.target
     if offer is None:
         return (f"imagefactory build {name}",)

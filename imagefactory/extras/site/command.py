@@ -40,7 +40,7 @@ FORMATS = {
     "markdown": "",
     "json": "",
 }
-"""The formats of a report, and where each is written by default; empty for stdout."""
+"""The formats of a report, and the default output of each; empty means stdout."""
 
 
 @click.command(cls=Command)
@@ -200,7 +200,7 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
 
 
 def check_registry_has_targets(registry: str) -> None:
-    """Raise UsageError for --registry outside a project: only a signed catalog has targets by name there."""
+    """Raise UsageError for --registry outside a project, where only a signed catalog lists targets."""
     reject_conflict(
         registry,
         "--registry requires a project: elsewhere the images are those of the signed catalog",

@@ -1,7 +1,7 @@
 """One image of a report: its verdicts, layers, packages and version changes.
 
 A report shows one image of each target: the image of the current lock, or an earlier one if only that is
-verified. The history has the verdicts of all images of the target.
+verified. The history includes the verdicts of all images of the target.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from imagefactory.verify.report import VerifiedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLayer:
-    """`unchanged`: the image before this one has the same layer."""
+    """A layer of an image. `unchanged` means that the image before this one has the same layer."""
 
     title: str
     digest: str
@@ -50,7 +50,7 @@ class ReportLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPackage:
-    """`size` is the size of the installed file, 0 if unknown."""
+    """A package of an image. `size` is the size of the installed file in bytes, 0 if unknown."""
 
     name: str
     version: str
@@ -60,7 +60,7 @@ class ReportPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSubmit:
-    """A submit file, or why there is none. `predicted`: it relies on a scan only, not on a verdict."""
+    """A submit file, or why there is none. `predicted` means that it relies on a scan, not on a verdict."""
 
     text: str = ""
     why: str = ""
@@ -69,12 +69,13 @@ class ReportSubmit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportImage:
-    """A target with its image (None if there is none) on every capability of the report.
+    """A target with its image (None if there is none) on every capability in the report.
 
-    `framework` is the label of the family. `predicted` is the strongest claim without a verdict, by
+    `framework` is the label of the family. `predicted` is the strongest claim that is not a verdict, by
     capability. `history` are all verdicts on images of the target, each with its subject, the newest first.
-    `packages` are those of the image, or of the lock if there is no image. `moves` is what changed `since`,
-    which is empty if no earlier lock is known. `commands` fetch or start it. `block`: why there is no image.
+    `packages` are those of the image, or of the lock if there is no image. `moves` are the version changes
+    `since` a date, which is empty if no earlier lock is known. `commands` fetch or start the image. `block`
+    is why there is no image.
     """
 
     target: str
@@ -99,7 +100,7 @@ class ReportImage:
 
     @property
     def gpu(self) -> bool:
-        """Whether the image is for GPUs. An image for CPUs only has no combos."""
+        """Return whether the image is for GPUs. Images for CPUs have no combos."""
         return self.cuda != NO_CUDA
 
     @property
@@ -108,7 +109,7 @@ class ReportImage:
 
 
 def describe(project: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
-    """Describe a target of a project. Raises RegistryError and StoreError for unreadable manifests."""
+    """Describe a target in a project. Raises RegistryError and StoreError for unreadable manifests."""
     stage, target = surveyed.stage, surveyed.stage.target
     selection = _displayed_packages(surveyed)
     plain = ReportImage(
@@ -173,7 +174,7 @@ def _displayed_packages(surveyed: TargetSurvey) -> tuple[StoreRepository, Verdic
 
 
 def _before(surveyed: TargetSurvey, verdicts: VerdictSet) -> Manifest | None:
-    """Return the manifest of the next older image with other content."""
+    """Return the manifest of the newest older image with other content."""
     images = list(surveyed.images)
     at = next((i for i, (_, previous) in enumerate(images) if previous is verdicts), len(images))
     older = (row for row in images[at + 1 :] if row[1].subject.manifest != verdicts.subject.manifest)
@@ -276,7 +277,7 @@ def _packages(lock: Lock | None) -> tuple[ReportPackage, ...]:
 
 
 def _with_scanned(project: Project, plain: ReportImage, verdicts: VerdictSet) -> ReportImage:
-    """Replace the packages by those of an earlier scan: the lock does not describe this image."""
+    """Replace the packages by those in an earlier scan, since the lock does not describe this image."""
     image = stored_as(project, verdicts.subject)
     contents = cached_contents(project.layout, image) if image else None
     packages = tuple(
@@ -300,7 +301,10 @@ def _history(
 def _newest_first(
     rows: Iterable[tuple[VerifiedImage, VerificationResult]],
 ) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
-    """Return each verdict once, although store and registry have it; revoked if either says so."""
+    """Return each verdict once, even if both store and registry have it.
+
+    It is revoked if one of them says so.
+    """
     by_digest: dict[str, tuple[VerifiedImage, VerificationResult]] = {}
     for subject, judged in rows:
         known = by_digest.get(judged.name)

@@ -1,4 +1,7 @@
-"""The matrix: a row for each image, a column for each compute capability, a word in each cell. Pure."""
+"""The matrix: a row for each image, a column for each compute capability, a status in each cell.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,10 @@ class GpuRunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRates:
-    """One framework on one type of GPU: runs by version, the oldest first, each with its image.
+    """The results of one framework on one type of GPU: runs by version, the oldest first, each with its
+    image.
 
-    `checks` are the names of the checks that ran; `charts` show how long each took.
+    `checks` are the names of the checks that ran. `charts` show how long each check took.
     """
 
     gpu: str
@@ -91,7 +95,7 @@ def timing_chart(run: GpuRunSummary) -> BarChart:
 
 
 def latency_chart(run: GpuRunSummary) -> BarChart | None:
-    """Return a chart of the latency of each model by runtime; thin bars: the 95th percentile."""
+    """Return a chart of the latency of each model by runtime. Thin bars show the 95th percentile."""
     measures = [
         ChartMeasure(
             label=match["what"],
@@ -167,7 +171,7 @@ def _ran(run: GpuRunSummary) -> list[CheckResult]:
 
 
 GOOD, BAD, OPEN, HOPE, NOPE, NONE = "good", "bad", "open", "hope", "nope", "none"
-"""Verified; failed; undecided; predicted to run; predicted not to run; nothing known."""
+"""The styles: verified, failed, undecided, predicted to run, predicted not to run, unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,13 +243,16 @@ _PREDICTED_STATUSES = {
 
 
 def predicted_status(claim: CellClaim | None) -> StatusWord:
-    """Return the status of a claim without a verdict."""
+    """Return the status of a claim that is not a verdict."""
     word = _PREDICTED_STATUSES.get((claim.basis, claim.answer)) if claim else None
     return STATUSES[word or Outcome.NOT_TESTED]
 
 
 def status_of(combo: ComboCell, claim: CellClaim | None) -> StatusWord:
-    """Return the status of a cell; `claim` is the strongest one without a verdict, for untested cells."""
+    """Return the status of a cell.
+
+    For untested cells, `claim` is the strongest claim that is not a verdict.
+    """
     if combo.state is ComboState.VALID:
         return STATUSES[Outcome.VERIFIED]
     if combo.basis in (VERIFIED, REPORTED) or combo.cause in (Outcome.UNSOLVABLE, Outcome.NO_MATCH):
@@ -285,7 +292,7 @@ class MatrixColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageMatrixRow:
-    """`day` is the day of the newest valid verdict, in days since 1970; 0 for none."""
+    """A row of the matrix. `day` is the day of the newest valid verdict in days since 1970, 0 for none."""
 
     image: ReportImage
     file: str
@@ -329,7 +336,7 @@ def matrix_rows(report: ReportContents) -> tuple[ImageMatrixRow, ...]:
 
 
 def statuses_of(image: ReportImage, capabilities: Sequence[Capability]) -> tuple[StatusWord, ...]:
-    """Return the status of each capability; none for an image for CPUs only."""
+    """Return the status of each capability, empty for an image for CPUs."""
     if not image.gpu:
         return ()
     combos = {combo.capability: combo for combo in image.combos}

@@ -1,11 +1,11 @@
-"""A report as a static site: file names and their texts. Pure.
+"""A report as a static site: file names and their texts. Pure functions.
 
     index.html            the matrix
     images/TARGET.html    a page for each image, and TARGET.svg, its badge
     gpus/8.0.html         a page for each compute capability
     matrix.svg            the matrix as a picture
-    night.html            what the last nightly run changed, if there was one
-    log.html, log.jsonl   who signed, revoked, promoted and published from this store, if anyone did
+    night.html            the changes of the last nightly run, if there was one
+    log.html, log.jsonl   the signatures, revocations and other events in this store, if there are any
     style.css
 
 The templates escape every value. File names consist of letters, digits and `._+-`.
@@ -64,7 +64,7 @@ _CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average
 
 
 def format_badge(image: ReportImage) -> str:
-    """Return a badge: `verified on sm_80, sm_90`, or that the image failed, is not tested or is for CPUs."""
+    """Return a badge: `verified on sm_80, sm_90`, or that the image failed, is untested or is for CPUs."""
     right, colour = _status_text(image)
     target = image.target
     at = round(len(target) * _CHARACTER + 14)
@@ -125,7 +125,7 @@ class PictureHeading:
 
 
 def format_picture(rows: Sequence[ImageMatrixRow], gpus: Sequence[MatrixColumn]) -> str:
-    """Return the picture without images for CPUs only; about 100 bytes a cell."""
+    """Return the picture without images for CPUs, about 100 bytes for each cell."""
     rows = [row for row in rows if row.image.gpu]
     width = max(NAME + COLUMN * len(gpus) + 12, 520)
     lines, y = _lines(rows)
@@ -168,9 +168,9 @@ def _lines(rows: Sequence[ImageMatrixRow]) -> tuple[list[PictureLine], int]:
 
 LOG, LOG_LINES = "log.html", "log.jsonl"
 MAX_ACTS = 200
-"""The most entries on the log page; log.jsonl has more."""
+"""The limit of entries on the log page. log.jsonl has more."""
 AGES = (7, 30, 90)
-"""Choices of the filter for the age of the newest verdict, in days."""
+"""The choices in the filter for the age of the newest verdict, in days."""
 _STATUS_GROUPS = (
     (GOOD, "Verified", "The suite passed in that very image on a GPU of this capability."),
     (HOPE, "Predicted to run", "Not tested. The image's GPU code, or a project's page, says that it runs."),

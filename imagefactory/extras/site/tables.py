@@ -63,9 +63,11 @@ MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableData:
-    """The contents of the files. `trusted`: a key is trusted here; without one nothing can be valid.
+    """The contents of the files.
 
-    `notes` say what was skipped, a line each.
+    `trusted` means that a key is trusted here; without one, no verdict is valid.
+
+    `notes` are lines about skipped parts.
     """
 
     made: datetime
@@ -78,10 +80,10 @@ class TableData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRequest:
-    """Where to search verdicts (an empty `registry`: the store), and the current time.
+    """Where to search verdicts (empty `registry`: only the store), and the current time.
 
-    `capabilities` are columns added to those that recipes require, verdicts name or sweeps tested. `sweeps`
-    are directories that the user passed. `stored` are those next to the store; unreadable ones are skipped.
+    `capabilities` are columns in addition to those in recipes, verdicts and sweeps. `sweeps` are directories
+    that the user passed. `stored` are the sweeps of the store; unreadable ones are skipped.
     """
 
     now: datetime
@@ -113,9 +115,9 @@ def read_tables(
 def survey(
     project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> tuple[TableData, tuple[TargetSurvey, ...]]:
-    """Return the tables, and a survey of each target. Targets for CPUs only have no combination.
+    """Return the tables, and a survey of each target. Targets for CPUs have no combination.
 
-    Raises as `read_tables`.
+    Raises like `read_tables`.
     """
     policy = read_verification_policy(project, request.now)
     also = "" if request.registry else project.settings.registry.value
@@ -156,7 +158,7 @@ def _solved(project: Project, stage: TargetStatus) -> TargetStatus:
 
 
 def _places(access: Access, family: str, registry: str) -> tuple[StoreRepository, ...]:
-    """Return only the requested registry, else the store and the registry of the settings."""
+    """Return only the requested registry, or else the store and the registry in the settings."""
     if registry:
         return (registry_of(access, family, registry),)
     local = local_place(access, family)
@@ -164,7 +166,7 @@ def _places(access: Access, family: str, registry: str) -> tuple[StoreRepository
 
 
 def _survey(access: Access, stage: TargetStatus, request: TableRequest, progress: Progress) -> TargetSurvey:
-    """Return every image of the target in its places, the newest first, and the .sif files."""
+    """Return every image of the target in these repositories, the newest first, and the .sif files."""
     target, policy = stage.target, read_verification_policy(access, request.now)
     artifacts: list[tuple[StoreRepository, VerdictSet]] = []
     files: list[tuple[StoreRepository, VerdictSet]] = []
@@ -215,7 +217,7 @@ def _with_rulings(
 
 
 def _read_sweeps(request: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
-    """Return the results of all sweeps, and notes on skipped ones. Raises UsageError for a named one."""
+    """Return the results of all sweeps, and notes on skipped sweeps. Raises UsageError for a passed one."""
     states = [state for folder in request.sweeps for state in read_sweep_results(folder)]
     notes = []
     for folder in request.stored:
@@ -273,9 +275,9 @@ def _capability(text: str, folder: Path) -> Capability:
 def read_cataloged(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> TableData:
-    """Return the tables of a signed catalog, with its own predictions, for users without a project.
+    """Return the tables of a signed catalog, with its predictions, for users without a project.
 
-    Raises as `read_catalog`, and NothingSelectedError for a name that it does not have.
+    Raises like `read_catalog`, and NothingSelectedError for an unknown name.
     """
     center, names = only_center(settings, names)
     return survey_catalog(center, environ, names, request)[0]
@@ -284,7 +286,7 @@ def read_cataloged(
 def survey_catalog(
     center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> tuple[TableData, tuple[ImageOffer, ...]]:
-    """Return the tables of a center's catalog, and its offers. Raises as `read_cataloged`."""
+    """Return the tables of a center's catalog, and its offers. Raises like `read_cataloged`."""
     catalog, trust = read_catalog(center.settings, environ, request.now), center.trust
     offers = tuple(
         verify_offer(catalog, image, trust, request.now) for image in select_images(catalog, names)
@@ -423,7 +425,7 @@ def tables_json(tables: TableData) -> dict[str, object]:
 
 
 def counts(combos: Iterable[ComboCell]) -> dict[str, int]:
-    """Return the number of combinations in each state. Targets of one combination count once."""
+    """Return the number of combinations in each state. Several targets with one combination count once."""
     by_state = Counter(combo.state for combo in unite(combos))
     return {state.value: by_state[state] for state in ComboState}
 

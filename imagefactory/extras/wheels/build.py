@@ -1,4 +1,4 @@
-"""Build a wheel of a package in the image of its target, without network.
+"""Build a wheel of a package in the image of its target, without network access.
 
 source, tools -> the image's Python compiles -> a wheel, and a record of all its inputs
 """
@@ -51,24 +51,27 @@ from imagefactory.trees import list_names, open_file, printable, read_chunks, re
 
 BUILDER = Path(__file__).with_name("wheel_builder.py")
 OF_PROJECTS = ("recipes", "lockfiles", "definitions", "wheels", "imagefactory.toml")
-"""Files of imagefactory in a project's root, which do not belong to a package there."""
+"""Names in the root of a project that imagefactory uses and that do not belong to a package there."""
 BUILD_DIRECTORIES = ("/build/out", "/build/tools", "/build/cuda")
 LEGACY = ("setuptools<81",)
-"""The last setuptools with pkg_resources, as its own warning says."""
+"""The last setuptools with pkg_resources, according to its warning."""
 OWN_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
 NVCC = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
-"""From CUDA 13 on, NVIDIA's wheels contain the whole compiler. Earlier ones contain only its last step."""
+"""NVIDIA wheels that contain the complete compiler from CUDA 13 on.
+
+Earlier ones contain only its last step.
+"""
 _GIT = re.compile(
     r"git\+(?P<url>(https|ssh|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})"
     r"(#subdirectory=(?P<folder>[A-Za-z0-9_+-][A-Za-z0-9._+/-]*))?"
 )
 FIRST_TIME = "315532800"
-"""1980, the earliest file time in a wheel."""
+"""The earliest file time in a wheel, in 1980."""
 TIMEOUT = 86400
-"""The most seconds of a build. The largest packages take half of it on a few cores."""
+"""The time limit of a build in seconds. The largest packages take half of it on a few cores."""
 UNBOUNDED = 1 << 62
 MAX_JOBS = str((1 << 31) - 1)
-"""The depth with which git fetches all commits, also those that an earlier fetch skipped."""
+"""The depth with which git fetches all commits, including those that an earlier fetch skipped."""
 MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
 POLL_SECONDS = 0.2
 """Seconds between checks of the disk while git writes to it."""
@@ -76,7 +79,7 @@ _MISSING = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z0-9_.]+)'"
 _BACKEND_HINT = "check the build backend in pyproject.toml: it must follow PEP 517"
 _TAIL, _LAST = 30, 10
 _ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc fatal|ld: (?!warning)")
-"""Errors of gcc, nvcc and ld."""
+"""Patterns of errors of gcc, nvcc and ld."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +87,9 @@ class CompileRequest:
     """What to compile for which target. The wheel is written to `folder`.
 
     `source` is a requirement, a directory, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) default to
-    those of the target. `limits` are as for a run, `timeout` is in seconds, None for no limit. `beside` are
-    earlier wheels that the build requires. `label` is the name in messages. `reserved` are names of wheels in
-    `folder` that other targets use, and that must not change.
+    those of the target. `limits` are the limits of a run, `timeout` is in seconds, None for no limit.
+    `beside` are earlier wheels that the build requires. `label` is the name in messages. `reserved` are names
+    of wheels in `folder` that other targets use, and that must not change.
     """
 
     source: str
@@ -112,7 +115,7 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """The wheel. `compiled` is false if it existed, from the same source, image and tools."""
+    """The result: a wheel. `compiled` is false if it existed, built from the same source, image and tools."""
 
     wheel: Path
     compiled: bool
@@ -120,7 +123,7 @@ class CompileResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WheelSource:
-    """A source. `path` is a copied archive or directory; `identity` names it and its content.
+    """A source. `path` is a copied archive or directory; `identity` identifies it and its content.
 
     `name` and `version` are those that its wheel must have, empty if unknown. `tagged` is the version from
     git, if the build would query git; `untagged` is why there is none.
@@ -151,7 +154,7 @@ def compile_wheel(factory: Project, request: CompileRequest, progress: Progress)
 
 
 def check_not_amd(target: Target) -> None:
-    """Check that there is a compiler for the target's GPUs. Raises UsageError otherwise."""
+    """Raise UsageError if there is no compiler for the target's GPUs."""
     if rocm_of(target.cuda):
         raise UsageError(
             "amd-not-supported",
@@ -171,10 +174,10 @@ class BuildImage:
 def compile_in(
     factory: Project, request: CompileRequest, within: BuildImage, progress: Progress
 ) -> CompileResult:
-    """Compile a package in an image of the store. Raises as `compile_wheel`.
+    """Compile a package in an image of the store. Raises like `compile_wheel`.
 
-    The image's packages are hidden if the build neither requires nor imports one of them. They become visible
-    if the build then lacks a module.
+    The packages of the image are hidden if the build neither requires nor imports any of them. If the build
+    then lacks a module, it is repeated with visible packages.
     """
     runner = make_runner(factory, "unshare", request.target.name, progress)
     runner.require()
@@ -209,7 +212,7 @@ def compile_in(
 
 
 class _MissingModuleError(BuildError):
-    """A build that did not find a module."""
+    """The build did not find a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +230,7 @@ class _WheelBuild:
 
 
 def needs_packages(project: SourceProject, lock: Lock) -> bool:
-    """Whether the build requires or imports a package of the target, as extensions of torch do."""
+    """Return whether the build requires or imports a package of the target, as extensions of torch do."""
     there = {package.name: package.version for package in lock.packages if package.name not in OWN_TOOLS}
     named = any(_satisfied(Requirement(text), there) for text in project.requires)
     return named or any(canonicalize_name(module) in there for module in project.imports)
@@ -275,7 +278,10 @@ def _build(job: _WheelBuild, progress: Progress, *, isolated: bool) -> CompileRe
 
 
 def _is_wheel_name_used(request: CompileRequest, wheel: LockedWheel) -> bool:
-    """Whether another target uses another wheel of this name. Raises BuildError if a link leaves `folder`."""
+    """Return whether another target uses another wheel with this name.
+
+    Raises BuildError if a link leaves `folder`.
+    """
     try:
         used = wheel.filename in request.reserved and _sha256(request.folder, wheel.filename) != wheel.sha256
     except OSError:
@@ -291,7 +297,7 @@ def _is_wheel_name_used(request: CompileRequest, wheel: LockedWheel) -> bool:
 
 @dataclass(slots=True)
 class _BuildSteps:
-    """The steps of a build in the image, with the tools that were unpacked last."""
+    """The steps of a build in the image, with the last unpacked tools."""
 
     job: _WheelBuild
     lock: Lock
@@ -358,7 +364,7 @@ def _take_wheel(
 ) -> LockedWheel:
     """Copy the wheel of a build to a directory that no build can write to.
 
-    Raises BuildError unless there is exactly one valid wheel of that package, for that Python and platform.
+    Raises BuildError unless there is exactly one valid wheel, for the expected package, Python and platform.
     """
     out, destination = scratch / "out", scratch / "wheel"
     destination.mkdir()
@@ -558,7 +564,10 @@ def _with_git_version(source: _WheelSource, folder: Path) -> _WheelSource:
 
 
 def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
-    """Copy an archive into its own directory, so that the build sees nothing else. Return path and sha256."""
+    """Copy an archive into a separate directory, so that the build cannot read other files.
+
+    Return path and sha256.
+    """
     folder.mkdir()
     copy, whole = folder / archive.name, hashlib.sha256()
     try:
@@ -686,7 +695,7 @@ def _own_wheel(path: Path) -> LockedWheel:
 
 
 def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> None:
-    """Unpack wheels, each checked against its locked hash: packages to `site`, programs to `bin`."""
+    """Unpack wheels after checking their hashes: packages to `site`, programs to `bin`."""
     (folder / "bin").mkdir(parents=True)
     remaining = most
     try:

@@ -47,7 +47,7 @@ from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectWheel:
-    """A wheel of the project: its `path` (`./wheels/NAME.whl`), and `source`, what it was built from.
+    """A wheel of the project: its `path` (`./wheels/NAME.whl`) and the `source` that it was built from.
 
     `source` is a file of the index, or an entry of the recipe.
     """
@@ -59,7 +59,7 @@ class ProjectWheel:
 
     @property
     def pure(self) -> bool:
-        """Whether it fits every target."""
+        """Return whether the wheel works for every target."""
         return self.path.endswith("-py3-none-any.whl") or self.path.endswith("-py2.py3-none-any.whl")
 
 
@@ -73,8 +73,8 @@ class _TextEdit:
 def write_wheels(text: str, target: Target, wheels: Sequence[ProjectWheel], family: Sequence[Target]) -> str:
     """Return `text` with the wheels in place of their sources. Wheels without an entry are added.
 
-    `family` are all targets of the recipe. Raises UsageError for an entry that other targets share if its
-    wheel fits only `target`, and for an entry that is escaped or has several lines.
+    `family` are all targets of the recipe. Raises UsageError for an entry of several targets if its wheel
+    works only for `target`, and for an entry that has escapes or several lines.
     """
     root = parse_tree(text, target.where.file)
     row = _row_at(root, target.where)
@@ -125,7 +125,7 @@ def _row_at(root: YamlNode, where: SourceLocation) -> YamlNode:
 
 
 class _RecipeText:
-    """The text of a recipe, and the places of its values."""
+    """The text of a recipe, and the locations of its values."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -142,7 +142,7 @@ class _RecipeText:
         return self._lines[where.line - 1]
 
     def is_flow(self, node: YamlNode) -> bool:
-        """Whether a list has brackets."""
+        """Return whether a list is written in brackets."""
         return self._text[self.offset(node.where)] == "["
 
     def span(self, item: YamlNode) -> int:
@@ -237,7 +237,7 @@ class _RecipeText:
 
 
 ROUNDS = 20
-"""The most solutions: a wheel may have requirements that its source does not declare."""
+"""The limit of solutions: a wheel may have requirements that its source does not declare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +255,11 @@ def build_and_lock(
     progress: Progress,
     tell: Callable[[str], object] = lambda _: None,
 ) -> LockWithWheels:
-    """Build all packages of a target that have no wheel, and lock it.
+    """Build all packages of a target that have no wheel, and lock the target.
 
     Each wheel is stored in wheels/ immediately, so that a later call does not build it again. The recipe is
-    written after all of them. Raises UnbuiltError, before any build, for a package that cannot be built here,
-    BuildError for one that does not build, and the errors of `lock_target`.
+    written after all builds. Raises UnbuiltError, before any build, for a package that cannot be built here,
+    BuildError for a failed build, and the errors of `lock_target`.
     """
     check_not_amd(target)
     folder = factory.settings.root_path / "wheels"
@@ -308,13 +308,13 @@ def build_and_lock(
 
 
 def _solve(factory: Project, target: Target, options: LockOptions, progress: Progress) -> Solution | None:
-    """Return the solution of a target, None if its lock is current. Raises as `solve_request`."""
+    """Return the solution of a target, None if its lock is current. Raises like `solve_request`."""
     request, current = lock_request(factory, target, options, progress)
     return None if current else solve_request(factory, request, progress, build=True)
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Return the packages to build, each after its requirements. Unknown ones come last."""
+    """Return the packages to build, each after its requirements. Unknown packages come last."""
     pending, ordered = sorted(rows, key=lambda row: not row["name"]), list[Mapping[str, Any]]()
     while pending:
         names = {row["name"] for row in pending}
@@ -339,7 +339,7 @@ def with_wheel(target: Target, wheel: ProjectWheel) -> Target:
 
 
 def _build_target(target: Target, pins: Iterable[str], absent: Collection[str]) -> Target:
-    """Return the target without the packages to build, with the rest of its solution unchanged."""
+    """Return the target without the packages to build. The rest of its solution is pinned."""
     texts = (text for text in _from_pypi(target) if not _is_of(text, absent))
     pins_by_name = {canonicalize_name(pin.partition("==")[0]): pin for pin in pins}
     origins = tuple(pair for pair in target.origins if pair[0] not in absent)
@@ -371,7 +371,7 @@ def _build_image(
     built: Mapping[str, tuple[ProjectWheel, bool]],
     progress: Progress,
 ) -> BuildImage:
-    """Return the image of the target without the packages to build and those built now."""
+    """Return an image of the target without the packages to build, but with those already built."""
     absent = {str(row["name"]): str(row["version"]) for row in missing.packages if row["version"]}
     absent |= {name: wheel.version for name, (wheel, _) in built.items()}
     own = _build_target(target, missing.pins, absent)
@@ -441,7 +441,8 @@ def _build_wheel(
 def _draft(
     factory: Project, target: Target, expected: Target, wheels: Sequence[ProjectWheel]
 ) -> tuple[str, Target]:
-    """Return the recipe's text with the wheels, and its target, because the order of packages matters.
+    """Return the text of the recipe with the wheels, and the target in it, since the order of packages
+    matters.
 
     Raises UsageError if the text does not define the expected target.
     """
@@ -470,7 +471,7 @@ def _draft(
 
 
 def _write_recipe(factory: Project, target: Target, text: str) -> tuple[Project, Target]:
-    """Write the recipe of a target and read it again. Raises UsageError for a file that cannot be written."""
+    """Write the recipe of a target and read it again. Raises UsageError if the file cannot be written."""
     path = recipes_directory(factory.settings) / f"{target.family}.yaml"
     try:
         replace_text(path, text)

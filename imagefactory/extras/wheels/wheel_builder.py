@@ -1,12 +1,12 @@
-"""Build a wheel of a package, inside an image, with the mounted tools.
+"""Build a wheel of a package, inside an image, with mounted tools.
 
     python wheel_builder.py STEP SOURCE OUT TOOLS CUDA
 
 STEP is `requires` (write OUT/requires.json: requirements of the build backend beyond pyproject.toml, PEP 517)
 or `wheel`. The suffix `-isolated` hides the packages of the image, as pip does, so that only the tools are
-visible. TOOLS/site has pip, setuptools and the build requirements, and nvcc if there are wheels for the
-image's CUDA. Links to those wheels, and to the image's own with the headers, form the directory CUDA with a
-toolkit's usual layout. Nothing is fetched. Standard library only.
+visible. TOOLS/site has pip, setuptools and the build requirements, and nvcc if there are wheels for the CUDA
+version of the image. Links to these wheels, and to the headers in the image, form the directory CUDA with the
+usual layout of a toolkit. No file is downloaded. Uses only the standard library.
 """
 
 import importlib

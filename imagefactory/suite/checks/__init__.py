@@ -1,4 +1,4 @@
-"""The table of checks: functions that take a Context, and return a Finding or raise a CheckFailure."""
+"""The table of checks: functions that get a Context, and return a Finding or raise a CheckFailure."""
 
 from __future__ import annotations
 

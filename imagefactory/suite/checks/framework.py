@@ -1,10 +1,10 @@
-"""The framework itself: `cuda-version`, `compute` and `compiler`.
+"""The checks of the framework: `cuda-version`, `compute` and `compiler`.
 
-It was built for the recipe's CUDA or ROCm and has its GPU part. Small computations agree with float64 in
-plain Python. The compiler that it uses at run time works, as far as it can without a GPU.
+It must be built for the CUDA or ROCm version of the recipe and have its GPU code. Small computations must
+agree with float64 in plain Python. Its run-time compiler must work, as far as possible without a GPU.
 
-Inputs are k/64 with |k| < 128, so each is exact in every floating type from bfloat16 up. Only the arithmetic
-afterwards differs. Matrices are lists of rows.
+Inputs are k/64 with |k| < 128. So each is exact in every floating-point type from bfloat16 up, and only the
+arithmetic differs. Matrices are lists of rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHANNELS, SIDE, FILTERS, KERNEL = 3, 12, 4, 3
 
 @dataclass(frozen=True)
 class ComputeCase:
-    """Inputs. `image` is [channel][y][x], `filters` [filter][channel][y][x]."""
+    """Inputs of a computation. `image` is [channel][y][x], `filters` [filter][channel][y][x]."""
 
     matrix: Matrix
     right: Matrix
@@ -42,7 +42,9 @@ class ComputeCase:
 
 
 def make_case() -> ComputeCase:
-    """Return inputs from a fixed sequence: a linear congruential generator, constants of Knuth's MMIX."""
+    """Return inputs from a fixed sequence: a linear congruential generator with the constants of Knuth's
+    MMIX.
+    """
     state = 20240601
 
     def draw(*shape: int) -> list:  # type: ignore[type-arg]
@@ -75,7 +77,7 @@ def matmul(matrix: Matrix, right: Matrix) -> Matrix:
 
 
 def convolution(image: list[Matrix], filters: list[list[Matrix]]) -> list[Matrix]:
-    """Cross-correlate without padding, stride 1: what frameworks call a convolution."""
+    """Cross-correlate with stride 1, without padding. Frameworks call this a convolution."""
     size = len(image[0]) - len(filters[0][0]) + 1
     reach = range(len(filters[0][0]))
     places = [(channel, dy, dx) for channel in range(len(image)) for dy in reach for dx in reach]
@@ -110,7 +112,9 @@ def solve(square: Matrix, side: list[float]) -> list[float]:
 
 
 def gradient(matrix: Matrix, right: Matrix) -> Matrix:
-    """Differentiate sum(tanh(matrix @ right / 64) ** 2) after `right`: matrix.T @ (2 t (1 - t^2)) / 64."""
+    """Return the gradient of sum(tanh(matrix @ right / 64) ** 2) by `right`: matrix.T @ (2 t (1 - t^2)) /
+    64.
+    """
     outer = [
         [2 * math.tanh(value / 64) * (1 - math.tanh(value / 64) ** 2) / 64 for value in row]
         for row in matmul(matrix, right)
@@ -126,7 +130,7 @@ def flatten(value: object) -> list[float]:
 
 
 def relative_error(result: object, expected: object) -> float:
-    """Return the largest error relative to the largest value; infinite for another shape or a NaN."""
+    """Return the largest error relative to the largest value, infinite for another shape or a NaN."""
     values, right = flatten(result), flatten(expected)
     if len(values) != len(right) or not all(math.isfinite(value) for value in values):
         return math.inf
@@ -178,7 +182,7 @@ def check_cuda(context: Context) -> Finding:
 
 
 def find_rocm(context: Context) -> tuple[str, str]:
-    """Return version and detail of a build for ROCm. Raises CheckFailure if the suite has no rule for it."""
+    """Return version and detail of a ROCm build. Raises CheckFailure if the suite has no rule for it."""
     if not hasattr(context.framework, "rocm_version"):
         raise CheckFailure(f"the suite knows no build of {context.expected.distribution} for ROCm")
     version, detail = context.framework.rocm_version(context)
@@ -186,7 +190,9 @@ def find_rocm(context: Context) -> tuple[str, str]:
 
 
 def same_cuda(version: str, expected: str) -> bool:
-    """Return whether every number of `expected` is met: `12` by every 12.x, `12.1` by 12.1.105, not by 12."""
+    """Return whether all numbers of `expected` are equal: 12.1.105 matches `12` and `12.1`, 12 does not match
+    `12.1`.
+    """
     numbers = expected.split(".")
     return version.split(".")[: len(numbers)] == numbers
 

@@ -1,8 +1,9 @@
-"""`import`: the framework, its companions and the modules of named packages load, in the locked versions.
+"""The check `import`: the framework, its companions and the modules of named packages load in the locked
+versions.
 
-A process of its own imports each top-level module of the packages that the recipe names. So a module that
-crashes, ends the process or hangs costs one result. Its stderr is read: NumPy 2 reports only there that a
-module was compiled for NumPy 1.
+Each top-level module of the packages in the recipe is imported in a separate process. So a module that
+crashes, exits or hangs affects only its result. The stderr is read too, because NumPy 2 reports only there
+that a module was compiled for NumPy 1.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ GPU_MISSING = re.compile(
 
 @dataclass(frozen=True)
 class ImportResult:
-    """The import of `module` of `package`. A `main` module has the name of its package."""
+    """The import of `module` from `package`. `main` means that the module has the name of its package."""
 
     package: str
     module: str
@@ -65,9 +66,9 @@ class ImportResult:
 
 
 def import_named(context: Context) -> list[ImportResult]:
-    """Import the modules of all packages that the recipe names. Return the results, in order.
+    """Import the modules of all packages in the recipe. Return the results in order.
 
-    The second run, as an ordinary user, imports only each package's main modules.
+    The second run, as an ordinary user, imports only the main modules of each package.
     """
     expected = context.expected
 
@@ -86,7 +87,7 @@ def import_named(context: Context) -> list[ImportResult]:
 
 
 def run_import(module: str, *, gpu: bool) -> tuple[str, str]:
-    """Import a module in a process of its own. Return its state, and why."""
+    """Import a module in a separate process. Return its state and the reason."""
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "import_module.py")
     null = subprocess.DEVNULL
     with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as answer:
@@ -104,7 +105,10 @@ def run_import(module: str, *, gpu: bool) -> tuple[str, str]:
 
 
 def judge(answer: bytes, log: str, code: int, *, gpu: bool) -> tuple[str, str]:
-    """Return the state, and why, from the output and exit code of a process. `gpu`: the image is for GPUs."""
+    """Return the state and the reason, from the output and exit code of a process.
+
+    `gpu`: the image is for GPUs.
+    """
     try:
         errors = [str(error) for error in json.loads(answer)["errors"]]
     except (ValueError, KeyError, TypeError):
@@ -123,7 +127,8 @@ def judge(answer: bytes, log: str, code: int, *, gpu: bool) -> tuple[str, str]:
 
 
 def incompatible(after: str) -> str:
-    """Return a line for NumPy's warning that a module was compiled for NumPy 1, from the text after it.
+    """Return a line for NumPy's warning that a module was compiled for NumPy 1, from the text after the
+    warning.
 
     The traceback there ends in the package that loads the module.
     """
@@ -136,8 +141,8 @@ def incompatible(after: str) -> str:
 def faults_of(answers: Iterable[ImportResult]) -> list[str]:
     """Return a line for each module whose failure is a fault of the image.
 
-    Some packages install modules of their tools next to the main one. Those need not load if the main one
-    does.
+    Some packages install modules of their tools next to the main module. These need not load if the main
+    module does.
     """
     answers = list(answers)
     main = {answer.package for answer in answers if answer.main and answer.state != FAILS}
@@ -149,7 +154,7 @@ def faults_of(answers: Iterable[ImportResult]) -> list[str]:
 
 
 def files_of(context: Context, name: str) -> list[str]:
-    """Return the package's files, relative to the directory of the image's packages."""
+    """Return the files of a package, relative to the directory of packages in the image."""
     if name in context.expected.conda:
         records, _ = conda.read_records(context.prefix)
         site = os.path.relpath(context.site, context.prefix)
@@ -161,7 +166,9 @@ def files_of(context: Context, name: str) -> list[str]:
 
 
 def modules_of(package: str, files: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return the modules to import, and for each whether it, or none, has the name of its package."""
+    """Return the modules to import, each with whether it is a main module: it has the package's name, or none
+    has.
+    """
     modules = public_modules(files)
     own = table.module_of(package).lower()
     named = any(name.lower() == own for name in modules)
@@ -169,7 +176,7 @@ def modules_of(package: str, files: Iterable[str]) -> list[tuple[str, bool]]:
 
 
 def public_modules(files: Iterable[str]) -> list[str]:
-    """Return the names of top-level modules; of a namespace package those of the packages in it."""
+    """Return the names of top-level modules. For a namespace package, return the packages in it."""
     folders: dict[str, set[str]] = {}
     modules = set()
     for file in files:
@@ -189,7 +196,7 @@ def public_modules(files: Iterable[str]) -> list[str]:
 
 
 def packages_in(top: str, folders: Mapping[str, set[str]]) -> list[str]:
-    """Return `top` if it is a package, else the nearest packages in that namespace, else `top` again."""
+    """Return `top` if it is a package, else the nearest packages in that namespace, else `top`."""
     if "__init__" in folders.get(top, ()):
         return [top]
     inside = sorted(
@@ -205,7 +212,7 @@ def packages_in(top: str, folders: Mapping[str, set[str]]) -> list[str]:
 
 
 def module_name(file: str) -> str:
-    """Return the name of a module's file, empty for other files: `libx.so` is a library."""
+    """Return the module name of a file, "" for other files: `libx.so` is a library."""
     for suffix in (".py", *importlib.machinery.EXTENSION_SUFFIXES):
         if file.endswith(suffix):
             name = posixpath.basename(file)[: -len(suffix)]
@@ -251,14 +258,17 @@ def check(context: Context) -> Finding:
 
 
 def agrees(version: str, locked: str, *, built: bool) -> bool:
-    """Return whether a module's version is the locked one. `built`: conda built the package from sources."""
+    """Return whether the version of a module is the locked one.
+
+    `built`: conda built the package from sources.
+    """
     if built:
         return same_release(version, locked)
     return same_version(version if "+" in locked else version.partition("+")[0], locked)
 
 
 def find_modules(context: Context) -> tuple[str, ...]:
-    """Return the module with the name of the framework's package, else all of its modules."""
+    """Return the module with the name of the framework's package, else all its modules."""
     name = context.expected.distribution
     modules = public_modules(files_of(context, name))
     if table.module_of(name) in modules:
@@ -269,7 +279,7 @@ def find_modules(context: Context) -> tuple[str, ...]:
 
 
 def describe_named(answers: Sequence[ImportResult]) -> str:
-    """Return a line about the packages that the recipe names, none of whose failures is a fault."""
+    """Return a line about the packages in the recipe, if none of their failures is a fault."""
     loaded = sum(answer.state == LOADS for answer in answers)
     parts = [f"{loaded} modules of {len({answer.package for answer in answers})} named packages load"]
     for state, words in ((NEEDS_GPU, NEEDS_GPU), (FAILS, "does not load, beside the main module")):

@@ -1,9 +1,9 @@
-"""`libraries`: every shared library of the packages finds the libraries that it needs.
+"""The check `libraries`: every shared library of the packages finds the libraries that it needs.
 
-The search is that of ld.so(8): the library's RUNPATH or RPATH, without a RUNPATH the RPATH of the program,
-LD_LIBRARY_PATH, the loader's cache, its standard directories. Libraries that the framework loads first
-(torch, tensorflow, jax and onnxruntime all load NVIDIA's by full path before they need them) are counted
-separately. Two tables list what may be absent, with the reason.
+The search is that of ld.so(8): RUNPATH or RPATH of the library, without a RUNPATH the RPATH of the program,
+LD_LIBRARY_PATH, the loader cache, its standard directories. Libraries that the framework loads first (torch,
+tensorflow, jax and onnxruntime load NVIDIA's by full path) are counted separately. Two tables list libraries
+that may be absent, with the reason.
 
 The search covers the directory of packages for wheels, and the whole environment for conda packages.
 """
@@ -91,7 +91,7 @@ CONDA_OPENS = {"jax": ("jaxlib/xla_extension.so", "jaxlib/libjax_common.so")}
 
 @dataclass
 class Scan:
-    """The libraries below `root`, by path. `names` are all sonames and file names."""
+    """The libraries below `root` by path. `names` are all sonames and file names."""
 
     root: str
     libraries: dict[str, elf.Dynamic] = field(default_factory=dict)
@@ -102,9 +102,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class System:
-    """The loader's search paths besides those of a library. `program` is the RPATH of Python.
+    """The search paths of the loader that do not depend on the library. `program` is the RPATH of Python.
 
-    `absent` are patterns of libraries of the machine that has the GPU.
+    `absent` are patterns of libraries that only machines with a GPU have.
     """
 
     folders: tuple[str, ...]
@@ -157,7 +157,7 @@ def check(context: Context) -> Finding:
 
 
 def scan_libraries(root: str, machine: str) -> Scan:
-    """Read every shared library under `root` for `machine` (`x86_64`) and count the others."""
+    """Read every shared library under `root` for `machine` (`x86_64`). Count libraries for other machines."""
     scan = Scan(root)
     for folder, _, files in os.walk(root):
         for file in files:
@@ -200,22 +200,25 @@ def resolve(name: str, path: str, site: str, scan: Scan, system: System) -> str:
 
 
 def relative_to(path: str, site: str, root: str) -> str:
-    """Return `path` as in the tables: relative to the directory of packages, else to the environment."""
+    """Return `path` in the format of the tables: relative to the directory of packages, else to the
+    environment.
+    """
     inside = os.path.relpath(path, site)
     return os.path.relpath(path, root) if inside.startswith("..") else inside
 
 
 def own_folders(path: str, library: elf.Dynamic) -> list[str]:
-    """Return the library's own search path; RUNPATH hides RPATH."""
+    """Return the search path of the library. RUNPATH hides RPATH."""
     origin = os.path.dirname(os.path.realpath(path))
     written = dict.fromkeys(library.runpath or library.rpath)
     return [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in written]
 
 
 def find_opened_by_name(context: Context, scan: Scan, system: System) -> tuple[int, list[str]]:
-    """Return how many of the framework's OPENED_BY_NAME it reaches, and a fault for each other.
+    """Return how many of the framework's OPENED_BY_NAME libraries are found, and a fault for each missing
+    one.
 
-    They are NVIDIA's: an image for CPUs or AMD GPUs has none of them.
+    They are NVIDIA libraries, so an image for CPUs or AMD GPUs has none of them.
     """
     if context.expected.cuda == table.NO_CUDA or context.expected.rocm:
         return 0, []
@@ -255,7 +258,9 @@ def read_system(environ: Mapping[str, str], cache: str) -> System:
 
 
 def parse_cache(data: bytes) -> frozenset[str]:
-    """Return the sonames of a loader cache (glibc's dl-cache.h, the format since 2.2), empty for another."""
+    """Return the sonames in a loader cache (glibc's dl-cache.h, format since 2.2), empty for another
+    format.
+    """
     start = data.find(CACHE_MAGIC)
     if start < 0:
         return frozenset()

@@ -1,7 +1,7 @@
-"""`packages`: the image has the locked packages for its Python, each complete, and nothing else.
+"""The check `packages`: the image has the locked packages for its Python, all complete, and no others.
 
-Every file in a RECORD or a record of conda-meta must exist with its size. Files up to HASHED_BYTES are hashed
-too. The others are gigabytes, and the image's digest covers them.
+Every file in a RECORD or in a record of conda-meta must exist with its size. Files up to HASHED_BYTES are
+also hashed. Hashing the others, which have gigabytes, is not needed: the digest of the image covers them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN = 8
 
 @dataclass
 class Tally:
-    """The records compared with the disk. `overwritten` counts paths with another file in another wheel."""
+    """The records compared with the disk. `overwritten` counts paths that another wheel has overwritten."""
 
     files: int = 0
     overwritten: int = 0
@@ -87,9 +87,9 @@ def check(context: Context) -> Finding:
 
 
 def find_packages(site: str, owned: Collection[str] = ()) -> tuple[dict[str, str], list[str]]:
-    """Return the version of each installed name (PEP 503), and faults of the metadata itself.
+    """Return the version of each installed name (PEP 503), and faults of the metadata.
 
-    `owned` are the directories of metadata of conda packages, which are not wheels.
+    `owned` are the metadata directories of conda packages, which are not wheels.
     """
     installed: dict[str, str] = {}
     faults = []
@@ -122,13 +122,13 @@ def compare(
 
 
 def find_owned(records: Iterable[conda.Record], site: str) -> set[str]:
-    """Return the names of metadata (*.dist-info, *.egg-info) in `site` that conda packages brought."""
+    """Return the names of metadata (*.dist-info, *.egg-info) in `site` that conda packages installed."""
     names = {path.partition("/")[0] for record in records for path in conda.within(record.files, site)}
     return {name for name in names if name.endswith((".dist-info", ".egg-info"))}
 
 
 def read_paths(prefix: str, records: Iterable[conda.Record], tally: Tally) -> None:
-    """Compare the records of conda with the disk. A path that several packages claim must fit one of them."""
+    """Compare the records of conda with the disk. If several packages have a path, one of them must match."""
     claims: dict[str, list[tuple[conda.Record, dict[str, Any]]]] = {}
     for record in records:
         tally.known.add(os.path.join(prefix, record.file))
@@ -149,7 +149,7 @@ def read_paths(prefix: str, records: Iterable[conda.Record], tally: Tally) -> No
 
 
 def path_fault(path: str, row: Mapping[str, Any], tally: Tally) -> str:
-    """Return the fault of a path, as words after its name; empty if it has none."""
+    """Return the fault of a path, as words that follow its name; empty if there is none."""
     if row.get("path_type") == "softlink":
         return "" if os.path.lexists(path) else "is missing"
     if row.get("path_type") == "directory":
@@ -194,7 +194,7 @@ def read_record(site: str, info: str, claims: dict[str, list[Claim]], tally: Tal
 def compare_claims(claims: Mapping[str, list[Claim]], tally: Tally) -> None:
     """Compare the files in RECORDs with the disk.
 
-    A path that several wheels claim must fit one of them: the last one to be installed overwrites the others.
+    If several wheels have a path, one of them must match: the last installed wheel overwrites the others.
     """
     for path, claimed in claims.items():
         info, name, _, _ = claimed[0]
@@ -215,7 +215,7 @@ def compare_claims(claims: Mapping[str, list[Claim]], tally: Tally) -> None:
 
 
 def claim_fault(path: str, length: int, claim: Claim, tally: Tally) -> str:
-    """Return the fault of a file of `length` bytes, empty if it has none."""
+    """Return the fault of a file with `length` bytes, empty if there is none."""
     info, name, digest, size = claim
     if size and int(size) != length:
         return f"{info}: {name} has {length} bytes, its RECORD says {size}"
@@ -235,9 +235,9 @@ def is_byte_code(name: str) -> bool:
 
 
 def find_strays(root: str, known: set[str]) -> list[str]:
-    """Return the files under `root` that no record names, and links to directories, but no __pycache__.
+    """Return the files under `root` that no record lists, and links to directories. __pycache__ is skipped.
 
-    Byte code elsewhere can be imported, so it is a stray like others.
+    Byte code elsewhere can be imported, so it counts like other files.
     """
     strays = []
     for folder, folders, names in os.walk(root):

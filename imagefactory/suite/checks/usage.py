@@ -1,7 +1,8 @@
-"""Check how an image is used: `jupyter` for notebooks, `unprivileged` for batch jobs.
+"""Checks of common uses: `jupyter` for notebooks, `unprivileged` for batch jobs.
 
-A kernel computes, and JupyterLab's page is served on the loopback. Batch systems run an ordinary user, a
-read-only root and no home. The host starts a second run for that, with `import` and `compute` too.
+A kernel computes, and JupyterLab serves its page on the loopback interface. Batch systems run images as an
+ordinary user with a read-only root and without a home. The host starts a second run for that, with `import`
+and `compute` too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def _run_in_kernel(code: str) -> str:
 
 
 def _read_page(scratch: str) -> str:
-    """Return the page's name. The server writes its address and token to a file of the runtime directory."""
+    """Return the name in the page.
+
+    The server writes its address and token to a file in the runtime directory.
+    """
     argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root"]
     argv.append(f"--ServerApp.root_dir={scratch}")
     with (Path(scratch) / "log").open("w+b") as log:

@@ -25,7 +25,10 @@ def _nvrtc() -> Any:
 
 
 def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
-    """Return the toolkit that CuPy was built with. NVRTC must have its major version, all libraries load."""
+    """Return the CUDA toolkit that CuPy was built with.
+
+    NVRTC must have its major version, and all libraries must load.
+    """
     number = importlib.import_module("cupy_backends.cuda.api.driver").get_build_version()  # 12090 is 12.9
     if not number:
         raise CheckFailure("cupy was built without CUDA: lock cupy-cuda12x")
@@ -39,7 +42,7 @@ def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  # noqa: ARG001
-    """Compile a kernel to machine code by NVRTC, as CuPy does at run time."""
+    """Compile a kernel to machine code with NVRTC, as CuPy does at run time."""
     nvrtc = _nvrtc()
     program = nvrtc.createProgram(SOURCE, "twice.cu", (), ())
     try:

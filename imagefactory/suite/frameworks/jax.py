@@ -15,19 +15,22 @@ from .ptxas import compilers as compilers
 
 MODULES = (("jax", "jax"), ("jaxlib", "jaxlib"))
 RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu[0-9]+)?|cuda-cudart|cudatoolkit")
-"""The packages of CUDA's runtime library, PyPI's and conda's."""
+"""Names of packages with the CUDA runtime library, on PyPI and conda."""
 
 jax: Any = LazyModule("jax")
 
 
 def prepare() -> None:
-    """Choose the CPU by name. With the CUDA plugin and no driver, jax would warn and use it anyway."""
+    """Select the CPU by name.
+
+    With the CUDA plugin and no driver, jax would print a warning and use the CPU anyway.
+    """
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_X64"] = "1"
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """Return the CUDA runtime that jax's GPU code was compiled with. It must be there and load."""
+    """Return the CUDA runtime that jax's GPU code was compiled with. It must exist and load."""
     how = find_gpu_code(context)
     versions = importlib.import_module("jax._src.lib").cuda_versions
     if versions is None:
@@ -44,7 +47,7 @@ def cuda_version(context: Context) -> tuple[str, str]:
 
 
 def rocm_version(context: Context) -> tuple[str, str]:
-    """Return the ROCm of jax's plugin, whose name has its major version. It must load."""
+    """Return the ROCm version of jax's plugin, whose name has the major version. The plugin must load."""
     plugins = _plugins("rocm")
     if len(plugins) != 1:
         names = ", ".join(sorted(plugins.values())) or "none"
@@ -65,7 +68,7 @@ def _plugins(maker: str) -> dict[str, str]:
 
 
 def find_gpu_code(context: Context) -> str:
-    """Load the libraries of jax's only plugin and return its name."""
+    """Load the libraries of jax's plugin, of which there must be one. Return its name."""
     plugins = _plugins("cuda")
     if not plugins and "jaxlib" in context.expected.conda:
         return "CUDA code of jaxlib"  # some builds of conda have no plugin
@@ -79,7 +82,7 @@ def find_gpu_code(context: Context) -> str:
 
 
 def load_all(module_name: str, name: str) -> None:
-    """Load a plugin's libraries. Raises CheckFailure if it has none, OSError if one does not load."""
+    """Load the libraries of a plugin. Raises CheckFailure if it has none, OSError if one does not load."""
     folder = os.path.dirname(str(importlib.import_module(module_name).__file__))
     libraries = glob.glob(os.path.join(folder, "*.so"))
     if not libraries:
@@ -125,7 +128,7 @@ def solve(square: list[list[float]], side: list[float], kind: str) -> Any:
 
 
 def gradient(inputs: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    """Return the gradient through jit as well, to try XLA's own compiler."""
+    """Return the gradient, also computed through jit to test the XLA compiler."""
     rows = _array(inputs, kind)
 
     def loss(weights: Any) -> Any:

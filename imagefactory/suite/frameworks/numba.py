@@ -1,4 +1,4 @@
-"""Numba with numba-cuda, its CUDA target. The CPU computes what Numba's own compiler makes of plain loops."""
+"""Numba with numba-cuda, its CUDA target. On the CPU, Numba's compiler compiles plain loops."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ numpy: Any = LazyModule("numpy")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """Return the version of NVRTC, with whose headers and NVVM numba compiles; nvJitLink must agree.
+    """Return the version of NVRTC, whose headers and NVVM numba uses to compile. nvJitLink must have the same
+    version.
 
-    Numba's own CUDA target, without numba-cuda, needs a toolkit of the machine.
+    The CUDA target of numba without numba-cuda requires a CUDA toolkit on the machine.
     """
     major = context.expected.cuda.partition(".")[0]
     if "numba-cuda" not in context.expected.locked:
@@ -118,7 +119,7 @@ def solve(square: list[list[float]], side: list[float], kind: str) -> Any:
 
 
 def gradient(inputs: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    """Return the gradient of a formula: Numba derives nothing."""
+    """Return the gradient by a formula, since Numba cannot differentiate."""
     rows, weights = numpy.array(inputs, dtype=kind), numpy.array(right, dtype=kind)
     product = _compiled(_product)
     outer = numpy.zeros((rows.shape[0], weights.shape[1]), dtype=kind)
@@ -130,7 +131,7 @@ def gradient(inputs: list[list[float]], right: list[list[float]], kind: str) -> 
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  # noqa: ARG001
-    """Compile a kernel to PTX by NVVM and to machine code by nvJitLink, as Numba does for each kernel."""
+    """Compile a kernel to PTX with NVVM and to machine code with nvJitLink, as Numba does for each kernel."""
     cuda: Any = importlib.import_module("numba.cuda")
     linker: Any = importlib.import_module("cuda.bindings.nvjitlink")
 

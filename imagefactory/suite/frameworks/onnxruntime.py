@@ -1,4 +1,4 @@
-"""ONNX Runtime. Models are written manually, because the lock does not have the package `onnx`."""
+"""ONNX Runtime. Models are written byte by byte, because the lock does not have the package `onnx`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ runtime: Any = LazyModule("onnxruntime")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """Return the CUDA of the build. All libraries of its CUDA provider must load.
+    """Return the CUDA version of the build. All libraries of its CUDA provider must load.
 
-    Newer wheels name their CUDA (1.23 does, 1.18 does not). For the others, the provider's libcudart has the
-    major version, and the locked runtime of that major version has the rest.
+    Newer wheels contain their CUDA version (1.23 does, 1.18 does not). For the others, libcudart of the
+    provider has the major version, and the locked runtime with that major version has the rest.
     """
     if PROVIDER not in runtime.get_available_providers():
         raise CheckFailure(
@@ -54,7 +54,7 @@ def cuda_version(context: Context) -> tuple[str, str]:
 
 
 def load_needed(provider: elf.Dynamic) -> str:
-    """Load what the provider needs besides the driver, and return how it was found."""
+    """Load the libraries that the provider needs, except the driver. Return how they were found."""
     needed = [name for name in provider.needed if not _of_driver(name)]
     try:
         for name in needed:
@@ -79,7 +79,10 @@ def load_needed(provider: elf.Dynamic) -> str:
 
 
 def load_provider(library: str) -> None:
-    """Let ONNX Runtime load its provider, which other programs cannot; without a GPU it stops after that."""
+    """Let ONNX Runtime load its provider, which other programs cannot load.
+
+    Without a GPU, it stops after that.
+    """
     model = _model("MatMul", 2, kind="float32", a=2, b=2)
     reason = "ONNX Runtime does not say why"
     try:

@@ -1,4 +1,4 @@
-"""Packages without a file of their own. Their modules are found from their files."""
+"""Packages without a file here. Their modules are found from their files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """NVIDIA's assembler, which jax, tensorflow and Triton start as a program.
 
-ptxas needs no driver, so it makes real GPU code here. CUDA 11 to 13 all know sm_80.
+ptxas needs no driver, so it generates real GPU code here. CUDA 11 to 13 support sm_80.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PTX = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() 
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
-    """Try the assembler and linker of the locked nvidia-cuda-nvcc, or conda's cuda-nvcc."""
+    """Test the assembler and linker in the locked nvidia-cuda-nvcc, or in conda's cuda-nvcc."""
     programs = find_programs(context, "ptxas")
     if not programs:
         raise CheckFailure("nvidia-cuda-nvcc is locked but there is no nvidia/*/bin/ptxas, and no bin/ptxas")
@@ -29,7 +29,7 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
 
 
 def find_programs(context: Context, name: str) -> list[str]:
-    """Return the paths of NVIDIA's program `name` in wheels and conda packages."""
+    """Return the paths of the NVIDIA program `name` in wheels and conda packages."""
     own = os.path.join(context.prefix, "bin", name)
     wheels = glob.glob(os.path.join(context.site, "nvidia", "*", "bin", name))
     return [*sorted(wheels), *([own] if os.path.exists(own) else [])]

@@ -60,7 +60,9 @@ def total(values: list[float], kind: str) -> Any:
 
 
 def convolution(image: object, filters: object, kind: str) -> Any:
-    """Channels last, as TensorFlow's CPU kernel needs: [y][x][channel] and [y][x][channel][filter]."""
+    """Convolve with channels last, as required by TensorFlow's CPU kernel: [y][x][channel] and
+    [y][x][channel][filter].
+    """
     pixels = tf.transpose(_tensor(image, kind), (1, 2, 0))[None]
     kernel = tf.transpose(_tensor(filters, kind), (2, 3, 1, 0))
     return _list(tf.transpose(tf.nn.conv2d(pixels, kernel, 1, "VALID")[0], (2, 0, 1)))

@@ -78,10 +78,10 @@ def gradient(inputs: list[list[float]], right: list[list[float]], kind: str) -> 
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
-    """Try Triton, which torch.compile uses: its C compiler, its assembler, and a kernel for sm_80.
+    """Test Triton, which torch.compile uses: its C compiler, its assembler, and a kernel for sm_80.
 
-    It runs in a process of its own: linking Triton's launcher without a driver takes an empty libcuda, which
-    nothing else must see.
+    It runs in a separate process: linking Triton's launcher without a driver requires an empty libcuda, which
+    no other check may load.
     """
     if not context.expected.locked.keys() & set(table.TRITON):
         raise CheckFailure("the lock holds no triton, which torch.compile needs")

@@ -1,7 +1,7 @@
-"""The GPU suite: it runs inside the image, on a GPU, each part in its own process.
+"""The GPU suite: it runs inside the image on a GPU, each part in a separate process.
 
 `table.py` lists the checks by part and level. `suite.py` starts the parts one after the other and writes the
-report; `part.py` is one of them. `driver.py` and `kernels.py` use the driver without a framework. `checks/`
-has a file for each tier, `frameworks/` a file for each framework with the same names in each. Nothing falls
-back to the CPU: a check that does not compute on the GPU fails.
+report; `part.py` runs one part. `driver.py` and `kernels.py` use the driver without a framework. `checks/`
+has a file for each tier (T0 to T3 and others). `frameworks/` has a file for each framework, with the same
+names in each. There is no fallback to the CPU: a check that does not compute on the GPU fails.
 """

@@ -27,14 +27,14 @@ class Refusal(CheckFailure):
 
 @dataclass(frozen=True)
 class Discovery(Finding):
-    """A Finding with `facts` for the report: `cuda` (`12.4`), `device` as GpuContext has it."""
+    """A Finding with `facts` for the report: `cuda` (`12.4`) and `device`, as in GpuContext."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The prediction of the host's scan for one capability: machine code, PTX, either of them."""
+    """The prediction of the host's scan for one capability: machine code, PTX, and either of them."""
 
     native: bool
     ptx: bool
@@ -44,10 +44,10 @@ class Predicted:
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """The request. The GPU must have `capability` (`8.0`), empty for any; `predicted` is by capability.
+    """The request. The GPU must have `capability` (`8.0`), empty for any. `predicted` is by capability.
 
-    `driver` is the oldest driver for the image's CUDA, as libcuda reports it (`12.0`), empty if unknown.
-    A `rehearsal` computes on the CPU, only for tests of this suite, and its report says so.
+    `driver` is the oldest driver for the CUDA version of the image, in the format of libcuda (`12.0`), empty
+    if unknown. A `rehearsal` computes on the CPU, only for tests of this suite, and its report says so.
     """
 
     expected: Expected
@@ -60,10 +60,10 @@ class SuiteRequest:
 
 @dataclass(frozen=True)
 class GpuContext:
-    """`framework` is a module of gpu/frameworks, None for an image without a known one.
+    """The image under test. `framework` is a module of gpu/frameworks, None for an unknown framework.
 
-    `site` is the image's directory of packages, `prefix` the environment. `device` is the GPU of T0 (`name`,
-    `capability`, `uuid`, `memory`), empty until then and in a rehearsal.
+    `site` is the directory of packages in the image, `prefix` the environment. `device` is the GPU found by
+    T0 (`name`, `capability`, `uuid`, `memory`), empty before T0 and in a rehearsal.
     """
 
     request: SuiteRequest
@@ -78,7 +78,7 @@ class GpuContext:
 
     @property
     def thorough(self) -> bool:
-        """Whether this is the full level: larger sizes and more of them."""
+        """Return whether this is the full level, with larger and more sizes."""
         return self.request.level == table.FULL
 
 

@@ -1,7 +1,7 @@
-"""The CUDA driver library by ctypes: the calls of T0, without the CUDA toolkit.
+"""The CUDA driver library through ctypes: the calls of T0, without the CUDA toolkit.
 
-Names and numbers are those of the CUDA Driver API. Calls have the names that the library exports: `_v2` where
-cuda.h replaces the plain one, which new drivers keep for old programs.
+Names and numbers are from the CUDA Driver API. Calls have the names that the library exports: `_v2` if cuda.h
+replaces the plain name, which new drivers export only for old programs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 
 
 class DriverError(Exception):
-    """A failed call. `code` is its CUresult, -1 for a call that the library does not have."""
+    """A failed call. `code` is its CUresult, -1 for a function that the library does not have."""
 
     def __init__(self, call: str, code: int, text: str) -> None:
         super().__init__(f"{call}: {text}")
@@ -75,7 +75,10 @@ class DriverError(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """`uuid` is `GPU-...`, or `MIG-...` for a slice of a GPU; `parent` is then the GPU's own, else empty."""
+    """A GPU.
+
+    `uuid` is `GPU-...`, or `MIG-...` for a slice; `parent` is then the UUID of the whole GPU, else empty.
+    """
 
     ordinal: int
     handle: int
@@ -89,7 +92,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Calls:
-    """The names of the calls that both libcuda and HIP have."""
+    """The names of the calls in both libcuda and HIP."""
 
     start: str = "cuInit"
     count: str = "cuDeviceGetCount"
@@ -105,9 +108,9 @@ class Calls:
 
 
 class Driver:
-    """An opened libcuda. Raises OSError if the loader finds none.
+    """A loaded libcuda. Raises OSError if the loader finds none.
 
-    `sources` are kernels in its `language`, which `compiled_by` compiles by the call `compiles`.
+    `sources` are kernels in its `language`. `compiled_by` compiles them with the call `compiles`.
     """
 
     language, compiled_by, compiles = "PTX", "the driver", "cuModuleLoadDataEx"
@@ -123,7 +126,7 @@ class Driver:
         return self.library
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises DriverError for any result but success."""
+        """Call a function. Raises DriverError for any result except success."""
         try:
             function = getattr(self.library_of(name), name)
         except AttributeError:
@@ -134,11 +137,13 @@ class Driver:
             raise DriverError(name, code, self.explain(code))
 
     def begin(self) -> None:
-        """Start the library, before any other call."""
+        """Initialize the library. Call this before all other functions."""
         self.call(self.calls.start, 0)
 
     def explain(self, code: int) -> str:
-        """Return the driver's text: `CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected`."""
+        """Return the driver's text for an error: `CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is
+        detected`.
+        """
         words = []
         for name in ("cuGetErrorName", "cuGetErrorString"):
             text = ctypes.c_char_p()
@@ -148,7 +153,7 @@ class Driver:
         return f"{words[0]} ({code}): {words[1]}" if len(words) == 2 else f"CUDA error {code}"
 
     def version(self) -> str:
-        """Return the newest CUDA that this driver supports: `12.4`."""
+        """Return the newest CUDA version that this driver supports: `12.4`."""
         number = self.read_int("cuDriverGetVersion")
         return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -182,7 +187,10 @@ class Driver:
         )
 
     def _uuids(self, handle: int) -> tuple[str, str]:
-        """For a slice (MIG), the first call returns the GPU, the second, of CUDA 11.4, the slice."""
+        """Return the UUID of a device, and for a MIG slice also that of its whole GPU, else "".
+
+        For a slice, cuDeviceGetUuid returns the UUID of the GPU, and cuDeviceGetUuid_v2 (CUDA 11.4) its own.
+        """
         whole = self._uuid("cuDeviceGetUuid", handle)
         try:
             own = self._uuid("cuDeviceGetUuid_v2", handle)
@@ -200,9 +208,9 @@ class Driver:
 
     @contextlib.contextmanager
     def context(self, device: Device) -> Iterator[None]:
-        """Make the device's primary context current, the one that frameworks use.
+        """Make the primary context of the device current, which frameworks use too.
 
-        Afterwards the context from before is current again: a framework's own, in its process.
+        Afterwards the previous context is current again: that of a framework in its process.
         """
         context = POINTER()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.handle)
@@ -217,7 +225,7 @@ class Driver:
 
     @contextlib.contextmanager
     def memory(self, count: int) -> Iterator[int]:
-        """Return the address of `count` bytes on the device, which are freed at the end."""
+        """Yield the address of `count` bytes on the device. They are freed at the end."""
         address = POINTER()
         self.call(self.calls.allocate, ctypes.byref(address), count)
         try:
@@ -262,7 +270,7 @@ class Driver:
         return module
 
     def launch(self, module: ctypes.c_void_p, name: str, blocks: int, arguments: tuple[Any, ...]) -> None:
-        """Start a kernel, `blocks` of 128 threads, and wait for its end. `arguments` are ctypes values."""
+        """Run a kernel with `blocks` of 128 threads and wait for its end. `arguments` are ctypes values."""
         function = POINTER()
         self.call(self.calls.function, ctypes.byref(function), module, name.encode())
         pointers = (POINTER * len(arguments))(*(ctypes.addressof(value) for value in arguments))

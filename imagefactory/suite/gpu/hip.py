@@ -1,8 +1,8 @@
-"""The HIP library by ctypes: the calls of driver.py for AMD GPUs.
+"""The HIP library through ctypes: the calls of driver.py for AMD GPUs.
 
-Names, numbers and error codes are those of the HIP runtime API and of HIPRTC. The library is the image's own,
-as all of ROCm is; only the kernel's driver belongs to the machine. The processor of a device is in a
-structure whose layout differs between HIP 5 and 6, so all of it is searched.
+Names, numbers and error codes are from the HIP runtime API and HIPRTC. The library is part of the image, like
+all of ROCm; only the kernel driver belongs to the machine. The processor of a device is in a structure whose
+layout differs between HIP 5 and 6, so the whole structure is searched.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 
 
 class Hip(Driver):
-    """An opened libamdhip64 and libhiprtc. Raises OSError if the loader finds none."""
+    """A loaded libamdhip64 and libhiprtc. Raises OSError if the loader finds none."""
 
     language, compiled_by, compiles = "HIP", "HIPRTC", "hiprtcCompileProgram"
     file = "libamdhip64.so"
@@ -96,7 +96,7 @@ class Hip(Driver):
         return self.compiler if name.startswith("hiprtc") else self.library
 
     def explain(self, code: int) -> str:
-        """Return HIP's text: `hipErrorNoDevice (100): no ROCm-capable device is detected`."""
+        """Return HIP's text for an error: `hipErrorNoDevice (100): no ROCm-capable device is detected`."""
         words = []
         for name in ("hipGetErrorName", "hipGetErrorString"):
             function = getattr(self.library, name)
@@ -105,7 +105,7 @@ class Hip(Driver):
         return f"{words[0]} ({code}): {words[1]}" if all(words) else f"HIP error {code}"
 
     def version(self) -> str:
-        """Return HIP's own version: `7.0` for 70051831."""
+        """Return the version of HIP: `7.0` for 70051831."""
         number = self.read_int("hipRuntimeGetVersion")
         return f"{number // 10_000_000}.{number // 100_000 % 100}"
 
@@ -136,7 +136,7 @@ class Hip(Driver):
 
     @contextlib.contextmanager
     def context(self, device: Device) -> Iterator[None]:
-        """Choose the device for the thread: HIP has one context of its own for each."""
+        """Select the device for this thread: HIP has one context for each device."""
         self.call("hipSetDevice", device.ordinal)
         self.processor = device.capability
         yield
@@ -173,7 +173,7 @@ class Hip(Driver):
 
 
 def _first(names: tuple[str, ...]) -> str:
-    """Return the first library that opens. Raises the first one's OSError if none does."""
+    """Return the first library that loads. Raises the OSError of the first one if none does."""
     fault = None
     for name in names:
         try:

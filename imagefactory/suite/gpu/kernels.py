@@ -1,8 +1,9 @@
-"""The kernels of T0: PTX and HIP as text, for the driver or HIPRTC to compile, and their expected results.
+"""The kernels of T0 as text: PTX for the driver and HIP for HIPRTC, and their expected results.
 
 PTX 6.0 for sm_50 is older than every driver and GPU that a recipe can request (CUDA 9), and still works: PTX
-for an older GPU compiles for every newer one (CUDA C++ Programming Guide, "PTX Compatibility"). CUDA 13 makes
-no machine code for GPUs before sm_75, but its ptxas compiles this PTX for all others (tests/engines).
+for an older GPU compiles for every newer one (CUDA C++ Programming Guide, "PTX Compatibility"). CUDA 13
+generates no machine code for GPUs before sm_75, but its ptxas compiles this PTX for all others
+(tests/engines).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ HIP = Sources(*(_COMBINE_HIP.replace("OPERATION", word) for word in ("+", "-", "
 
 @dataclass(frozen=True)
 class Vectors:
-    """Two vectors of whole numbers below 2**22 in float32, so that sum and difference are exact."""
+    """Two vectors of integers below 2**22 in float32, so that sum and difference are exact."""
 
     left: array.array[float]
     right: array.array[float]
@@ -101,14 +102,14 @@ class Vectors:
 
 
 def make_vectors(nonce: str, count: int) -> Vectors:
-    """Return other numbers in each run: the same nonce gives the same ones."""
+    """Return vectors that depend on the nonce. Equal nonces give equal vectors."""
     source = random.Random(nonce)
     draw = source.choices(range(1, 1 << 22), k=2 * count)
     return Vectors(left=array.array("f", draw[:count]), right=array.array("f", draw[count:]))
 
 
 def poison(count: int) -> bytes:
-    """Return the result before the kernel runs: `count` elements and the guard after them."""
+    """Return the content of the result before the kernel runs: `count` elements and a guard after them."""
     return POISON * (count + GUARD)
 
 

@@ -1,4 +1,4 @@
-"""cuDNN and NCCL: the files that this process has loaded, their versions, and those of the lock."""
+"""cuDNN and NCCL: the files loaded by this process, their versions, and the locked versions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PACKAGES = {
 
 
 def find_loaded() -> dict[str, dict[str, str]]:
-    """Return the version of each file in this process, by library."""
+    """Return the version of each loaded file, by library."""
     return versions_of(mapped_files())
 
 
 def mapped_files() -> list[str]:
-    """Return every file that this process has in its memory."""
+    """Return every file that this process has mapped into memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         return sorted({parts[5].rstrip("\n") for line in file if len(parts := line.split(None, 5)) == 6})
 
 
 def versions_of(paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the versions of those `paths` that are a library, which are opened."""
+    """Return the versions of those `paths` that are one of the libraries. The files are loaded."""
     return {
         name: {path: read_version(name, path) for path in paths if pattern.fullmatch(os.path.basename(path))}
         for name, pattern in FILES.items()
@@ -40,7 +40,7 @@ def versions_of(paths: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def read_version(name: str, path: str) -> str:
-    """Return `9.1.0`, from the library itself: cudnnGetVersion(), ncclGetVersion(int *)."""
+    """Return `9.1.0`, reported by the library: cudnnGetVersion(), ncclGetVersion(int *)."""
     library = ctypes.CDLL(path)
     if name == "cudnn":
         library.cudnnGetVersion.restype = ctypes.c_size_t
@@ -67,8 +67,8 @@ def judge_libraries(
 ) -> Finding:
     """Compare every copy, and the version that the framework reports, with the lock. Raises CheckFailure.
 
-    A locked library must be loaded. One that the framework has linked into itself is reported and not locked.
-    A rehearsal without a GPU loads few of them, which must still agree.
+    A locked library must be loaded. A library that is linked into the framework is reported but not locked. A
+    rehearsal without a GPU loads only some of them, which must agree too.
     """
     locked = locked_versions(context.request.expected.locked)
     faults, lines = [], []
@@ -98,7 +98,7 @@ def judge_libraries(
 
 
 def find_nccl(context: GpuContext) -> str:
-    """Return the image's only libnccl, from a wheel or conda. Raises CheckFailure."""
+    """Return the path of libnccl, from a wheel or conda. Raises CheckFailure unless there is exactly one."""
     places = (
         os.path.join(context.site, "nvidia", "*", "lib", "libnccl.so.2"),
         os.path.join(context.prefix, "lib", "libnccl.so.2"),

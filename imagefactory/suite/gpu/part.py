@@ -1,7 +1,7 @@
-"""One part of the GPU suite, in a process of its own: runs its checks and writes their results.
+"""One part of the GPU suite, in a separate process: runs its checks and writes their results.
 
-It writes the part's report before and after every check. So a check that ends the process leaves a report
-that names it.
+It writes the report of the part before and after every check. So if a check ends the process, the report
+names that check.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(part: str, expectations: str, report: str) -> int:
 
 
 def load_framework(part: str, context: GpuContext) -> tuple[Exception | None, GpuContext]:
-    """Return the context with its framework, ready for its first import, or why that failed."""
+    """Return the context with its framework, ready for the first import, or why that failed."""
     name = context.request.expected.framework
     if part == "driver" or name == frameworks.OTHER:
         return None, context
@@ -79,7 +79,7 @@ def load_framework(part: str, context: GpuContext) -> tuple[Exception | None, Gp
 def run_check(
     name: str, context: GpuContext, fault: Exception | None
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the check's row and facts. Any exception of a check is its failure; so is `fault`."""
+    """Return the row and facts of a check. An exception in a check is its failure, and so is `fault`."""
     expected = context.request.expected
     began = time.monotonic()
     reason = table.not_applicable(expected.framework, name, expected.locked)
@@ -111,7 +111,7 @@ def failed_row(name: str, detail: str, *, outcome: str = table.LOAD_FAILED) -> d
 def make_row(
     name: str, state: str, detail: str, *, outcome: str = "", numbers: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Return a row of the report, without NaN and infinity. A check that measured one has failed."""
+    """Return a row of the report without NaN and infinity. A check that measured one of these has failed."""
     values = {key: float(value) for key, value in (numbers or {}).items()}
     odd = sorted(key for key, value in values.items() if not abs(value) <= LARGEST_NUMBER)
     if odd and state == table.PASSED:

@@ -1,8 +1,8 @@
-"""Processes that work together, a GPU each: starts them, waits for all, and ends the others if one fails.
+"""Start processes that work together, one for each GPU, wait for all, and end the others if one fails.
 
 Each is `verify.py --rank FOLDER RANK`: it reads FOLDER/job.json and writes FOLDER/RANK.json. They belong to
-the part's process group, so they end with it. The part itself opens no GPU: some allow only one program at a
-time.
+the process group of the part, so they end with it. The part itself opens no GPU, since some GPUs allow only
+one program at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Answer = dict[str, Any]
 def run_ranks(job: Mapping[str, Any], count: int) -> list[Answer]:
     """Return the answers of `count` processes to `job`, by rank.
 
-    Raises CheckFailure for the first that fails. The others would wait for it, and are ended.
+    Raises CheckFailure for the first process that fails. The others would wait for it, so they are ended.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-"))
@@ -64,7 +64,7 @@ def run_ranks(job: Mapping[str, Any], count: int) -> list[Answer]:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Return the first that failed, or None once all have succeeded."""
+    """Return the first process that failed, or None after all have succeeded."""
     while True:
         codes = [process.poll() for process in processes]
         bad = [rank for rank, code in enumerate(codes) if code]
@@ -86,7 +86,10 @@ def read_answer(path: str) -> Answer:
 
 
 def main(folder: str, rank: str) -> int:
-    """Run one of the processes. After a failure it exits at once: a library may wait for the others."""
+    """Run one of the processes.
+
+    After a failure it exits immediately, since a library may wait for the others.
+    """
     faulthandler.enable()
     place = os.path.join(folder, f"{rank}.json")
     try:

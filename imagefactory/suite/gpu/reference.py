@@ -1,8 +1,8 @@
-"""Inputs of T2 and T3 and the expected results, in float64 by numpy on the CPU.
+"""Inputs of T2 and T3, and the expected results in float64 by numpy on the CPU.
 
-Inputs are numbers k / 2^bits from a fixed sequence, each exact in its kind, so only the arithmetic afterwards
-differs. float32 gets all of its 24 bits, so that multiplying with fewer is detected. Arrays are numpy's,
-images [n, channel, y, x], filters [filter, channel, y, x].
+Inputs are numbers k / 2^bits from a fixed sequence, exact in their number type, so only the arithmetic
+differs. float32 inputs use all 24 bits, so that a multiplication with fewer bits is detected. Arrays are
+numpy arrays: images [n, channel, y, x], filters [filter, channel, y, x].
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def numbers(seed: int, shape: tuple[int, ...], kind: str) -> Any:
 
 
 def integers(seed: int, count: int) -> Any:
-    """Return -1, 0 and 1 as float64: up to 2^24 of them have an exact sum in float32, in any order."""
+    """Return -1, 0 and 1 as float64. Up to 2^24 of them have an exact sum in float32, in any order."""
     return numpy.rint(numbers(seed, (count,), "float32") * 1.49)
 
 
 @dataclass(frozen=True)
 class ExpectedArray:
-    """`value` is the expected result, `scale` the unit of an error: an array or a number."""
+    """An expected result. `value` is the result, `scale` the unit of an error: an array or a number."""
 
     value: Any
     scale: Any
@@ -56,7 +56,7 @@ def error(result: Any, expected: ExpectedArray) -> float:
 
 
 def cut(values: Any) -> Any:
-    """Return float32 as tensor cores read it in tf32: ten bits after the point, the rest cut off."""
+    """Return float32 as tensor cores read it in tf32: ten bits after the point, the rest truncated."""
     bits = values.astype("float32").view("uint32") & numpy.uint32(0xFFFFE000)
     return bits.view("float32").astype("float64")
 
@@ -67,7 +67,10 @@ def matmul(matrix: Any, right: Any) -> ExpectedArray:
 
 @dataclass(frozen=True)
 class ConvolutionCase:
-    """`outer` is the gradient from above. Padding keeps the middle of a filter on the image."""
+    """Inputs of a convolution.
+
+    `outer` is the gradient from above. Padding keeps the middle of a filter on the image.
+    """
 
     image: Any
     filters: Any
@@ -77,7 +80,7 @@ class ConvolutionCase:
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        """Return how many products each kind of result sums."""
+        """Return the number of products that each type of result sums."""
         filters, channels, height, width = self.filters.shape
         images, _, rows, columns = self.outer.shape
         return {
@@ -88,7 +91,10 @@ class ConvolutionCase:
 
 
 def make_convolution(sizes: tuple[int, int, int, int], kind: str, *, stride: int) -> ConvolutionCase:
-    """`sizes`: images, channels, side, filters. For a stride of 2 the side is odd, so no row remains."""
+    """Return inputs of the given sizes: images, channels, side, filters.
+
+    For a stride of 2, the side is odd.
+    """
     images, channels, side, filters = sizes
     out = (side + 2 - 3) // stride + 1
     return ConvolutionCase(
@@ -101,14 +107,16 @@ def make_convolution(sizes: tuple[int, int, int, int], kind: str, *, stride: int
 
 
 def convolution(case: ConvolutionCase) -> dict[str, ExpectedArray]:
-    """Return a cross-correlation and its two gradients, each with one scale: cuDNN works in tiles."""
+    """Return a cross-correlation and its two gradients, each with one scale, since cuDNN computes in
+    tiles.
+    """
     values = _convolve(case.image, case.filters, case.outer, case)
     squares = _convolve(case.image**2, case.filters**2, case.outer**2, case)
     return {name: ExpectedArray(value, math.sqrt(squares[name].max())) for name, value in values.items()}
 
 
 def _convolve(image: Any, filters: Any, outer: Any, case: ConvolutionCase) -> dict[str, Any]:
-    """Convolve by rows of windows, as three products of matrices."""
+    """Convolve through rows of windows, as three matrix products."""
     count, edge = filters.shape[0], case.padding
     padded = numpy.pad(image, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
     rows, columns = outer.shape[2:]
@@ -137,10 +145,10 @@ def _convolve(image: Any, filters: Any, outer: Any, case: ConvolutionCase) -> di
 
 @dataclass(frozen=True)
 class Factors:
-    """A framework's factors of square matrices and solutions for right sides, as numpy's float64.
+    """A framework's factors of square matrices, and solutions, as numpy arrays in float64.
 
-    `order` is the rows' order ([n, size], whole numbers), `packed` is U, and L below the diagonal without its
-    ones, `solution` is [n, size, 1]. The matrix is `left @ diag(values) @ right`.
+    `order` is the order of the rows ([n, size], integers). `packed` is U, with L below the diagonal, without
+    its ones. `solution` is [n, size, 1]. The matrix is `left @ diag(values) @ right`.
     """
 
     order: Any
@@ -152,10 +160,10 @@ class Factors:
 
 
 def residuals(square: Any, side: Any, factors: Factors) -> dict[str, float]:
-    """Return errors by operation, relative to the norms in `tolerances`; infinite for a NaN.
+    """Return errors by operation, relative to the norms in `tolerances`, infinite for a NaN.
 
-    `lu`: P A - L U; `solve`: A x - b; `svd`: the worst error of the singular values against numpy's, of the
-    product of the factors, and of their orthogonality.
+    `lu` is P A - L U, `solve` is A x - b. `svd` is the worst error of the singular values compared with
+    numpy, of the product of the factors, and of their orthogonality.
     """
     size = square.shape[-1]
     lower = numpy.tril(factors.packed, -1) + numpy.eye(size)
@@ -194,7 +202,7 @@ def order_of(pivots: Any) -> Any:
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A network of two layers, tanh between, and the mean square of its error: `STEPS` steps of `RATE`."""
+    """A network of two layers with tanh between them, and a mean square error: `STEPS` steps of `RATE`."""
 
     inputs: Any
     targets: Any
@@ -203,7 +211,7 @@ class TrainingCase:
 
 
 def make_training(rows: int) -> TrainingCase:
-    """Return a case whose targets are another network's, so there is something to learn."""
+    """Return a case whose targets are the results of another network, so that it can learn."""
     inputs = numbers(21, (rows, 32), "float32")
     hidden = numpy.tanh(inputs @ numbers(22, (32, 16), "float32"))
     targets = (hidden @ numbers(23, (16, 4), "float32")).astype("float32").astype("float64")
@@ -228,7 +236,9 @@ def training(case: TrainingCase) -> tuple[list[float], Any, Any]:
 
 
 def fused(inputs: Any, weights: Any) -> dict[str, ExpectedArray]:
-    """Compute T3's function: log(sum(exp(tanh(inputs @ weights / 8)))) by row, and its sum's gradient."""
+    """Compute T3's function, log(sum(exp(tanh(inputs @ weights / 8)))) by row, and the gradient of its
+    sum.
+    """
     hidden = numpy.tanh(inputs @ weights / 8)
     powers = numpy.exp(hidden)
     total = powers.sum(axis=1)
@@ -242,10 +252,11 @@ Correlate = Callable[[Any, Any, int], Any]
 
 
 def convolve(case: ConvolutionCase, correlate: Correlate) -> dict[str, Any]:
-    """Return `forward` and the gradients for `image` and `filters`, by `correlate` without padding.
+    """Return `forward` and the gradients for `image` and `filters`, with `correlate`, which has no padding.
 
-    For frameworks that derive nothing. The image's gradient correlates the gradient from above, spread by the
-    stride, with the turned filters; the filters' correlates the image with it, images and channels exchanged.
+    This is for frameworks that cannot differentiate. The gradient of the image correlates the gradient from
+    above, spread by the stride, with the turned filters. The gradient of the filters correlates the image
+    with it, with images and channels exchanged.
     """
     pad, swap = case.padding, (1, 0, 2, 3)
     image = numpy.pad(case.image, ((0, 0), (0, 0), (pad, pad), (pad, pad)))

@@ -1,8 +1,8 @@
-"""Runs the parts of the GPU suite one after the other and writes the report.
+"""Run the parts of the GPU suite one after the other and write the report.
 
-Each part is a process in a group of its own. A crash is a failure of the check that ran, a hang ends with the
-part's time, and its children end with it. It writes the report again after every check. The next part runs
-after any result, unless T0 found no usable GPU or no code of the image runs on it.
+Each part is a process in a separate process group. A crash is a failure of the check that ran. A hang ends at
+the time limit of the part, and its children end with it. A part writes its report again after every check.
+The next part runs after any result, unless T0 found no usable GPU or no code of the image runs on it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a part's process: `code` is 128 + N for signal N, `log` the end of its stderr."""
+    """The end of a part's process. `code` is 128 + N for signal N, `log` the end of its stderr."""
 
     code: int
     log: str
@@ -90,7 +90,7 @@ def main(expectations: str, report: str) -> int:
     facts: dict[str, Any] = {}
 
     def show(answer: Mapping[str, Any]) -> None:
-        """Write the report while a part runs, with its answer until now."""
+        """Write the report while a part runs, with its results so far."""
         facts.update(answer["facts"])
         document.update({key: facts[key] for key in REPORTED if key in facts})
         checks = [*rows, *answer["checks"]]
@@ -129,7 +129,7 @@ def main(expectations: str, report: str) -> int:
 
 
 def why_blocked(part: str, request: SuiteRequest, rows: Sequence[Row]) -> str:
-    """Return why the part is not started, else an empty text. `rows` are those of the parts before it."""
+    """Return why the part is not started, else "". `rows` are the results of the previous parts."""
     if request.rehearsal and part == "driver":
         return REHEARSED
     for row in rows:
@@ -141,10 +141,10 @@ def why_blocked(part: str, request: SuiteRequest, rows: Sequence[Row]) -> str:
 def environment_of(
     part: str, request: SuiteRequest, facts: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a part. With several GPUs, later parts see only T0's.
+    """Return the environment of a part. With several GPUs, later parts see only the GPU of T0.
 
-    The part `several` sees all of its capability. `facts` are T0's, `environ` is the suite's own environment.
-    A rehearsal sees no GPU.
+    The part `several` sees all GPUs of that capability. `facts` are those of T0, `environ` is the environment
+    of the suite. A rehearsal sees no GPU.
     """
     environment = {name: value for name, value in environ.items() if name not in table.JIT_VARIABLES}
     environment.update(table.PART_ENVIRONMENT.get(part, {}))
@@ -159,7 +159,7 @@ def environment_of(
 
 
 def run_job(job: Job, show: Callable[[Mapping[str, Any]], None]) -> tuple[dict[str, Any], Ended]:
-    """Start a part, show its answers as they come, end it and all its children."""
+    """Start a part, pass its reports to `show` as they come, and end the part with all its children."""
     began = time.monotonic()
     answer: dict[str, Any] = {"running": "", "facts": {}, "checks": []}
     stamp = 0
@@ -223,7 +223,10 @@ def read_end(log: Any) -> str:
 
 
 def settle(names: Sequence[str], answer: Mapping[str, Any], ended: Ended) -> list[Row]:
-    """Return a row for each check of the part, in order: the one that ran when the process ended failed."""
+    """Return a row for each check of the part, in order.
+
+    The check that ran when the process ended has failed.
+    """
     finished = {row["name"]: row for row in answer["checks"]}
     outcome, reason = why_ended(ended)
     rows: list[Row] = []
@@ -248,7 +251,7 @@ def settle(names: Sequence[str], answer: Mapping[str, Any], ended: Ended) -> lis
 
 
 def why_ended(ended: Ended) -> tuple[str, str]:
-    """Return outcome and reason for a check in which the process ended."""
+    """Return the outcome and the reason for a check in which the process ended."""
     if ended.timed_out:
         return table.TIMEOUT, f"stopped: its part had {ended.seconds:.0f} s"
     how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
@@ -258,7 +261,10 @@ def why_ended(ended: Ended) -> tuple[str, str]:
 
 
 def last_words(log: str) -> str:
-    """Return the last line, or after a crash the interpreter's and the one before, often of a library."""
+    """Return the last line.
+
+    After a crash, return the interpreter's line and the line before, often of a library.
+    """
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
     fatal = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     chosen = lines[-1:] if fatal is None else lines[max(0, fatal - 1) : fatal + 1]

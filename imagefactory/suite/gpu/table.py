@@ -1,7 +1,7 @@
 """The checks of the GPU suite by part and level, and the checks that cannot apply: data for suite and host.
 
-A part is a process, so a crash, a hang or an environment that must be set before CUDA starts stays in it. The
-host rejects a state `not-applicable` that is not from these tables.
+A part is a process. So a crash, a hang, or an environment that must be set before CUDA starts affects only
+that part. The host rejects a state `not-applicable` that does not follow from these tables.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def part_of(check: str) -> str:
 
 
 def is_rocm(packages: Mapping[str, str]) -> bool:
-    """Whether a lock has builds for AMD GPUs, by a name (`jax-rocm7-plugin`) or a local version."""
+    """Return whether a lock has builds for AMD GPUs, by a name (`jax-rocm7-plugin`) or a local version."""
     return any(
         "-rocm" in name or name.endswith("-migraphx") or "+rocm" in version
         for name, version in packages.items()

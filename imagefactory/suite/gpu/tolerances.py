@@ -1,14 +1,15 @@
-"""Tolerances: how far a result may be from float64, by type and size, and why.
+"""Tolerances: how far a result may be from float64, by number type and size, and why.
 
-A kind is a type of numbers, or `tf32`: float32 multiplied by tensor cores that keep ten bits of each factor.
+A kind is a number type, or `tf32`: float32 multiplied by tensor cores that use ten bits of each factor.
 
-A sum of n products a_k b_k is measured in units of s = sqrt(sum (a_k b_k)^2), which is how large it is when
-the signs fall at random, as they do in `reference.py`. Three roundings then add up, none depending on the
-sign of another (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019):
-- the factors', where the kind cuts them: 2 u of s;
-- the running sum's, at most s each, n of them: sqrt(n) u of s, with the u of the accumulator (float32 for all
-  kinds but float64; cuBLAS and XLA's defaults);
-- the result's: u of a value that is itself a few s.
+A sum of n products a_k b_k is measured in units of s = sqrt(sum (a_k b_k)^2). That is its size if the signs
+are random, as in `reference.py`. Three roundings add up, none depending on the sign of another (Higham and
+Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019):
+- that of the factors, if the kind truncates them: 2 u of s;
+- that of the running sum, at most s each, n of them: sqrt(n) u of s, with the u of the accumulator (float32
+for
+  all kinds except float64; defaults of cuBLAS and XLA);
+- that of the result: u of a value that is itself a few s.
 SPREAD times that covers the largest of many millions of results. A kernel that loses a product, reads a wrong
 place or multiplies in a coarser kind exceeds it. For example, tf32 in place of float32 has an error of about
 2^-11 s, which is 30 times the limit for float32 at n = 1024.
@@ -43,12 +44,12 @@ STABLE, JACOBI = 8.0, 32.0
 
 
 def unit_of(kind: str) -> float:
-    """Return the rounding of a result of this kind."""
+    """Return the rounding unit of results of this number type."""
     return UNITS["float32" if kind == "tf32" else kind]
 
 
 def applies(kind: str, capability: str) -> bool:
-    """Whether a GPU of `capability` (`7.5`; empty in a rehearsal) multiplies numbers of this kind."""
+    """Return whether GPUs of `capability` (`7.5`; empty in a rehearsal) can multiply numbers of this type."""
     if not capability or capability.startswith("gfx"):  # all AMD GPUs that ROCm supports have them
         return True
     major, _, minor = capability.partition(".")
@@ -56,12 +57,12 @@ def applies(kind: str, capability: str) -> bool:
 
 
 def oldest(kind: str) -> str:
-    """Return the oldest capability with units for this kind, such as `8.0`."""
+    """Return the oldest capability that supports this number type, such as `8.0`."""
     return ".".join(map(str, OLDEST[kind]))
 
 
 def products(kind: str, length: int) -> float:
-    """Return the bound for a sum of `length` products, in units of the root of the sum of their squares."""
+    """Return the limit for a sum of `length` products, in units of the root of the sum of their squares."""
     unit = unit_of(kind)
     running = math.sqrt(length) * (unit if kind == "float64" else UNITS["float32"])
     ending = unit if kind in ("float64", "float32", "tf32") else SPLIT * unit
@@ -69,14 +70,14 @@ def products(kind: str, length: int) -> float:
 
 
 def convolution(kind: str, length: int) -> float:
-    """Return the bound for a convolution: Winograd's transforms enlarge the rounding of the running sums."""
+    """Return the limit for a convolution: Winograd's transforms increase the rounding of the running sums."""
     return products(kind, length) + SPREAD * (WINOGRAD - 1) * math.sqrt(length) * UNITS["float32"]
 
 
 def sums(kind: str, length: int) -> float:
-    """Return the bound for a sum of `length` numbers of one sign, relative to the sum.
+    """Return the limit for a sum of `length` numbers of one sign, relative to the sum.
 
-    In sequence, the running sum grows like k, so the roundings are u k at random signs: in total
+    In sequence, the running sum grows like k, so the roundings are u k with random signs: in total
     sqrt(length / 3) u of the whole. Kernels that add in a tree have smaller errors.
     """
     running = math.sqrt(length / 3) * (UNITS["float64"] if kind == "float64" else UNITS["float32"])
@@ -84,17 +85,17 @@ def sums(kind: str, length: int) -> float:
 
 
 def solution(kind: str, size: int) -> float:
-    """Return the bound for residuals of LU and of `size` equations, relative to the norms of the factors."""
+    """Return the limit for residuals of LU and of `size` equations, relative to the norms of the factors."""
     return STABLE * size * unit_of(kind)
 
 
 def singular(kind: str, size: int) -> float:
-    """Return the bound for singular values and the product of the factors, relative to the largest value."""
+    """Return the limit for singular values and the product of the factors, relative to the largest value."""
     return JACOBI * size * unit_of(kind)
 
 
 def training(steps: int, length: int) -> float:
-    """Return the bound for losses and weights after `steps` of gradient descent in float32, relative.
+    """Return the relative limit for losses and weights after `steps` of gradient descent in float32.
 
     Each step has the error of its longest sum. The loss falls, so earlier errors grow at most by a factor of
     two.
@@ -103,17 +104,17 @@ def training(steps: int, length: int) -> float:
 
 
 def data_parallel(steps: int, length: int) -> float:
-    """Return the bound between the same steps on several GPUs and on one, relative to the largest.
+    """Return the limit between the same steps on several GPUs and on one, relative to the largest value.
 
-    Each is within `training` of the true value, so they are within twice that of each other. The sum over the
-    GPUs is part of the longest sum.
+    Each is within `training` of the true value, so they differ at most by twice that. The sum over the GPUs
+    is part of the longest sum.
     """
     return 2.0 * training(steps, length)
 
 
 def compiled(length: int) -> float:
-    """Return the bound for float32 results with exp, log and tanh, relative to the largest.
+    """Return the limit for float32 results with exp, log and tanh, relative to the largest value.
 
-    Compilers reorder sums and use their own approximations of functions, accurate to a few units.
+    Compilers reorder sums and use approximations of functions, which are accurate to a few units.
     """
     return products("float32", length) + 16.0 * UNITS["float32"]

@@ -1,9 +1,9 @@
-"""A model to export and compare, and the suite's own models.
+"""A model to export and compare, and the models of the suite.
 
-`MODELS` are layers, sizes and sample inputs. With weights from NumPy's generator, every framework and version
-builds the same model from them, without a download. AlexNet is Krizhevsky's of 2014 (arXiv:1404.5997),
-SqueezeNet its version 1.1 (arXiv:1602.07360), BERT the published `small` (arXiv:1908.08962), and Variational
-an autoencoder that draws its code (arXiv:1312.6114).
+`MODELS` are layers, sizes and sample inputs. The weights come from NumPy's generator, so every framework and
+version builds the same model from them, without a download. AlexNet is Krizhevsky's of 2014
+(arXiv:1404.5997), SqueezeNet its version 1.1 (arXiv:1602.07360), BERT the published `small`
+(arXiv:1908.08962), and Variational an autoencoder that draws its code (arXiv:1312.6114).
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ numpy: Any = LazyModule("numpy")
 
 @dataclass(frozen=True)
 class Case:
-    """A network of the framework with the file `exporter`, exported with `sample`, compared on `held_out`.
+    """A network of the framework in file `exporter`, exported with `sample`, compared on `held_out`.
 
-    Both are NumPy arrays by the inputs' names, in the order in which the network takes them. If `batched`,
-    the first size of each input is that of the batch, and may be any. `tolerance` is relative to the largest
-    output.
+    Both are NumPy arrays by input name, in the order of the network's arguments. With `batched`, the first
+    size of each input is the batch size, and may vary. `tolerance` is relative to the largest output.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Case:
 
 
 def off(outputs: list[Any] | None, expected: list[Any]) -> float:
-    """Return the largest error of an output, relative to the largest value of the expected one.
+    """Return the largest error of an output, relative to the largest expected value.
 
     Infinite for another number or shape of outputs, and for a NaN or an infinity.
     """
@@ -59,7 +58,7 @@ def off(outputs: list[Any] | None, expected: list[Any]) -> float:
 
 
 def agree(who: str, device: str, outputs: list[Any] | None, expected: list[Any], tolerance: float) -> float:
-    """Return the error. Raises CheckFailure beyond the tolerance or if it was computed elsewhere."""
+    """Return the error. Raises CheckFailure if it exceeds the tolerance or was computed on another device."""
     if outputs is None:
         raise CheckFailure(f"{who} did not compute on the {device}")
     error = off(outputs, expected)
@@ -70,7 +69,7 @@ def agree(who: str, device: str, outputs: list[Any] | None, expected: list[Any],
 
 
 class Differs(CheckFailure):
-    """Other numbers than expected, off by `error`."""
+    """A result differs from the expected one by `error`."""
 
     def __init__(self, detail: str, error: float) -> None:
         super().__init__(detail, outcome=WRONG_NUMBERS)
@@ -80,7 +79,7 @@ class Differs(CheckFailure):
 def check_repeats(case: Case) -> tuple[list[Any], float]:
     """Return the framework's outputs for `held_out` on the CPU, and the error of a second run.
 
-    Raises CheckFailure if that is beyond the tolerance.
+    Raises CheckFailure if the error exceeds the tolerance.
     """
     once, again = (case.exporter.compute(case.network, case.held_out, "cpu") for _ in range(2))
     if once is None or again is None:
@@ -94,7 +93,7 @@ def check_repeats(case: Case) -> tuple[list[Any], float]:
 
 
 def of_batch(inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """Return the inputs with `batch` rows, repeated or cut."""
+    """Return the inputs with `batch` rows, repeated or truncated."""
     return {
         name: numpy.ascontiguousarray(numpy.resize(array, (batch, *array.shape[1:])))
         for name, array in inputs.items()
@@ -151,7 +150,9 @@ SQUEEZENET: Layers = (
 
 @dataclass(frozen=True)
 class Sample:
-    """An input of a model: whole numbers below `below` if that is set, else normal ones in float32."""
+    """An input of a model: integers below `below` if that is set, else normally distributed float32
+    numbers.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -160,10 +161,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Model:
-    """A model and its sample. `kind` is the builder: `layers` of `layers`, or `bert` and `variational` of
-    `sizes`.
+    """A model and its sample.
 
-    A stochastic model exports and compares its method `override` in place of the one that draws.
+    `kind` is the builder: `layers` (of `layers`), `bert` or `variational` (of `sizes`).
+
+    A stochastic model is exported and compared with its method `override` in place of the one that draws.
     """
 
     name: str
@@ -201,7 +203,7 @@ MODELS = (
 
 
 def make_sample(model: Model) -> dict[str, Any]:
-    """Return NumPy arrays by the inputs' names, the same each time."""
+    """Return NumPy arrays by input name, equal in each call."""
     random = numpy.random.default_rng(model.seed)
     return {
         row.name: (
@@ -214,9 +216,9 @@ def make_sample(model: Model) -> dict[str, Any]:
 
 
 def make_weights(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
-    """Return (name, array) for each parameter, in order; names end in `weight` or `bias`.
+    """Return the name and array of each parameter, in order. Names end in `weight` or `bias`.
 
-    Matrices and filters are normal with a variance of 2 over their inputs (arXiv:1502.01852). That keeps the
+    Matrices and filters are normally distributed with variance 2 / inputs (arXiv:1502.01852). That keeps the
     size of activations through the layers, so any wrong weight changes the output. Weights of a normalization
     are near 1, biases near 0.
     """

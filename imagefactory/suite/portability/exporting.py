@@ -1,10 +1,10 @@
-"""The first program: a person's models by their own framework, and each as ONNX with its expected outputs.
+"""The first program: runs the user's models in their framework, and writes each as ONNX with its expected
+outputs.
 
-The models come from `models()` of a Python file, one mapping a model.
+The models come from `models()` in a Python file, which returns one mapping for each model.
 
-FOLDER/export.json       a row for each model and device
-FOLDER/NAME.onnx         the model
-FOLDER/NAME.npz          `in.INPUT`: the held-out inputs; `out.NUMBER`: the framework's outputs
+FOLDER/export.json       a row for each model and device FOLDER/NAME.onnx         the model FOLDER/NAME.npz
+`in.INPUT`: the held-out inputs; `out.NUMBER`: the framework's outputs
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .case import TOLERANCE, Case, agree, check_repeats, of_batch
 from .onnxruntime import read_model
 
 EXPORTERS = ("torch", "tensorflow", "jax")
-"""In this order, because JAX models are functions, and those of other frameworks may be too."""
+"""The frameworks in test order: JAX is last, because its models are functions, as others may be."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 KEYS = ("name", "model", "sample", "held_out", "tolerance", "override", "batched")
 LARGEST_BATCH = 65536
@@ -36,10 +36,9 @@ numpy: Any = LazyModule("numpy")
 
 
 def read_models(path: str) -> list[Case]:
-    """Return the models of a file, each with the file of its framework.
+    """Return the models in a file, each with the file of its framework.
 
-    Raises CheckFailure, which names the file, the line where the file itself raised, and what to write
-    instead.
+    Raises CheckFailure that names the file, the line in it that raised, and a fix.
     """
     file = os.path.basename(path)
     models = _call_models(path, file)
@@ -54,7 +53,7 @@ def read_models(path: str) -> list[Case]:
 
 
 def _call_models(path: str, file: str) -> Any:
-    """Return the result of `models()`, a generator as a list. The file can import its neighbors."""
+    """Return the result of `models()`, with a generator as a list. The file can import neighbor files."""
     sys.path.insert(0, os.path.dirname(path))
     spec = importlib.util.spec_from_file_location("models", path)
     if spec is None or spec.loader is None:
@@ -75,7 +74,7 @@ def _call_models(path: str, file: str) -> Any:
 
 
 def _line_of(error: BaseException, path: str, file: str) -> str:
-    """Return `models.py:12`, the last line of that file that was running."""
+    """Return `models.py:12`, the last line in that file that was running."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{file}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -129,7 +128,7 @@ def _case(row: object, where: str) -> Case:
 
 
 def _exporter(network: object, where: str) -> Any:
-    """Return the file of the model's framework, one of those that the model has loaded."""
+    """Return the file of the model's framework, one of the frameworks that are loaded."""
     for name in EXPORTERS:
         if name in sys.modules:
             exporter: Any = importlib.import_module(f".{name}", __package__)
@@ -162,7 +161,7 @@ REPORT = "export.json"
 
 
 def main(request_path: str, folder: str) -> int:
-    """Return 0 when every model was exported, 1 when one was not, or none could be read."""
+    """Return 0 if every model was exported, 1 if one was not, or none could be read."""
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
     report, threads = os.path.join(folder, REPORT), rows.threads()
@@ -191,7 +190,10 @@ def main(request_path: str, folder: str) -> int:
 def export_case(
     case: Case, folder: str, devices: Sequence[str], batches: Sequence[int]
 ) -> tuple[Mapping[str, Any], list[rows.Row]]:
-    """Return the model, and a row for each device of its framework; the first row has its faults."""
+    """Return the model, and a row for each device of its framework.
+
+    The first row has the faults of the model.
+    """
     exporter, held_out = case.exporter, case.held_out
     model: dict[str, Any] = {
         "name": case.name,
@@ -237,7 +239,7 @@ def export_case(
 
 
 def _export(case: Case, expected: Sequence[Any], folder: str) -> tuple[int, int]:
-    """Write the model and its data. Return operator set and number of nodes."""
+    """Write the model and its data. Return the operator set and the number of nodes."""
     path = os.path.join(folder, f"{case.name}.onnx")
     case.exporter.export(case.network, case.sample, path, outputs=len(expected), batched=case.batched)
     data = {f"in.{name}": array for name, array in case.held_out.items()}

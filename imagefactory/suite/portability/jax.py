@@ -1,4 +1,4 @@
-"""JAX: functions of arrays that hold their weights, which jax2onnx exports."""
+"""JAX: functions of arrays that contain their weights. jax2onnx exports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def version() -> str:
 
 
 def prepare(threads: int) -> None:  # noqa: ARG001
-    """XLA takes the threads of the process's own processors."""
+    """Use full float32 precision. `threads` has no effect: XLA uses the processors of the process."""
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
@@ -36,7 +36,7 @@ def override(network: Any, method: str) -> Any:
 
 
 def canonical(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """JAX has no 64 bits by default."""
+    """Return the inputs without 64-bit types, which JAX does not use by default."""
     jnp: Any = importlib.import_module("jax.numpy")
     return {name: numpy.asarray(jnp.asarray(array)) for name, array in inputs.items()}
 
@@ -75,7 +75,7 @@ def export(network: Any, inputs: Mapping[str, Any], path: str, *, outputs: int, 
 
 
 class _Input:
-    """An input for jax2onnx: a type, and a shape in which a text is a size that may be any."""
+    """An input for jax2onnx: a type, and a shape in which a string is a size that may vary."""
 
     def __init__(self, shape: tuple[Any, ...], dtype: Any) -> None:
         self.shape, self.dtype = shape, dtype

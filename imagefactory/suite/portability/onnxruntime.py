@@ -1,4 +1,4 @@
-"""ONNX Runtime: sessions that run on one provider and nowhere else, as their profiles show."""
+"""ONNX Runtime: sessions that run only on one provider, as their profiles show."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ onnxruntime: Any = LazyModule("onnxruntime")
 
 @dataclass(frozen=True)
 class OnnxRuntimeSession:
-    """A session with its inputs and outputs bound where its runtime has them.
+    """A session with its inputs and outputs bound on the device of its runtime.
 
-    On the CPU an array's own memory is bound, and the binding does not keep the array, so `inputs` do.
+    On the CPU, the memory of an array is bound. The binding does not reference the array, so `inputs` do.
     """
 
     handle: Any
@@ -35,7 +35,7 @@ def version() -> str:
 
 
 def read_model(path: str) -> tuple[int, int]:
-    """Return operator set and number of nodes of a model's file, which must be valid for onnx's checker."""
+    """Return the operator set and number of nodes of a model file, which must pass onnx's checker."""
     onnx: Any = importlib.import_module("onnx")
     onnx.checker.check_model(path)
     model = onnx.load(path, load_external_data=False)
@@ -46,10 +46,11 @@ def read_model(path: str) -> tuple[int, int]:
 def open_session(
     path: str, inputs: Mapping[str, Any], runtime: Runtime, threads: int, profile: str
 ) -> OnnxRuntimeSession:
-    """Open a session whose nodes all run by the runtime's providers, and profile it to files like `profile`.
+    """Open a session whose nodes all run on the runtime's providers, with a profile in files named like
+    `profile`.
 
-    Raises CheckFailure if this build lacks the provider or it cannot start: ONNX Runtime would continue on
-    the CPU. With `disable_cpu_ep_fallback` it rejects a model with a node for the CPU.
+    Raises CheckFailure if this build lacks the provider or it cannot start, since ONNX Runtime would continue
+    on the CPU. With `disable_cpu_ep_fallback`, ONNX Runtime rejects a model with a node for the CPU.
     """
     provider = runtime.providers[0]
     if provider not in onnxruntime.get_available_providers():
@@ -96,7 +97,7 @@ def call(session: OnnxRuntimeSession) -> None:
 
 
 def count_kernels(session: OnnxRuntimeSession) -> int:
-    """Count by ONNX Runtime's own profile, which ends. One must have run on the session's first provider."""
+    """Count the kernels in ONNX Runtime's profile, which ends. One must have run on the first provider."""
     path = session.handle.end_profiling()
     with open(path, encoding="utf-8") as file:
         events = json.load(file)

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, in float32: by default it takes bfloat16 where the processor has units for it."""
+"""OpenVINO on the CPU in float32: by default it uses bfloat16 if the processor supports it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def caller(session: OpenVinoSession) -> Callable[[], None]:
 
 
 def count_kernels(session: OpenVinoSession) -> int:
-    """Count by OpenVINO's own counters of the last pass."""
+    """Count the kernels with OpenVINO's counters of the last pass."""
     count = sum(str(row.status).endswith("EXECUTED") for row in session.request.profiling_info)
     if not count:
         raise CheckFailure("OpenVINO's counters name nothing that ran")

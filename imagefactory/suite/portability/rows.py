@@ -1,4 +1,4 @@
-"""The report of both programs: a row for each model and runtime, written after each, so a crash leaves the
+"""The report of both programs: a row for each model and runtime, written after each, so a crash keeps the
 others.
 
 Latencies are the median and the 95th percentile of many passes.
@@ -20,7 +20,9 @@ SECONDS = 0.5
 
 
 def latencies(call: Callable[[], None]) -> tuple[float, float]:
-    """Return p50 and p95 of `call` in milliseconds: of 20 to 300 passes in half a second, after 5 more."""
+    """Return the median and 95th percentile of `call` in milliseconds: 20 to 300 passes in half a second,
+    after 5 others.
+    """
     for _ in range(WARM):
         call()
     passes: list[float] = []
@@ -33,7 +35,9 @@ def latencies(call: Callable[[], None]) -> tuple[float, float]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the percentile by nearest rank: the smallest value that `percent` of all are not above."""
+    """Return the percentile by nearest rank: the smallest value that is at least as large as `percent` of
+    all.
+    """
     ranked = sorted(values)
     return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 
@@ -50,7 +54,7 @@ def threads() -> int:
 
 
 def processor() -> str:
-    """Return the CPU's name as the kernel reports it, else its architecture."""
+    """Return the name of the CPU from the kernel, or else its architecture."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         named = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
         return next(named, "") or os.uname().machine
@@ -73,7 +77,7 @@ def make_row(model: str, by: str, version: str = "") -> Row:
 
 
 def failed(row: Row, error: BaseException, outcome: str) -> Row:
-    """Return the row with an exception on one line; a CheckFailure without its type."""
+    """Return the row with an exception in one line. For a CheckFailure, the type is omitted."""
     words = getattr(error, "detail", "") or f"{type(error).__name__}: {error}"
     off = getattr(error, "error", None)
     far = off if isinstance(off, float) and math.isfinite(off) else row["error"]
@@ -82,7 +86,7 @@ def failed(row: Row, error: BaseException, outcome: str) -> Row:
 
 
 def clock(calls: Iterable[tuple[int, Callable[[], None]]]) -> list[dict[str, float]]:
-    """Return the milliseconds of a pass by the size of its batch."""
+    """Return the milliseconds of a pass by batch size."""
     milliseconds = []
     for batch, call in calls:
         p50, p95 = latencies(call)

@@ -1,4 +1,4 @@
-"""The runtimes that a model can be moved to, and which locks the portability check needs."""
+"""The runtimes that can run a model, and which locks the portability check requires."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Runtime:
-    """A file of this directory and its options. Any of the distributions `brings` has it.
+    """A file in this directory and its options. Each of the distributions in `brings` contains the runtime.
 
-    `providers` are ONNX Runtime's: nodes may run on each of them, and some must run on the first. `place` is
-    where inputs and outputs are: `cuda`, or `cpu`.
+    `providers` are those of ONNX Runtime: nodes may run on each of them, and some must run on the first.
+    `place` is where inputs and outputs are: `cuda` or `cpu`.
     """
 
     name: str
@@ -64,7 +64,7 @@ _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu([0-9]+))?|cuda-cudart|cudatool
 def not_portable(framework: str, packages: Mapping[str, str]) -> str:
     """Return why the check cannot apply to a file of frameworks/ and locked packages, empty if it can.
 
-    It applies to a lock without CUDA's runtime, which comes from elsewhere.
+    It applies to a lock without the CUDA runtime, which comes from elsewhere.
     """
     if framework not in MAKERS:
         return f"the suite has models of its own for {' and '.join(MAKERS)}, not for {framework}"
@@ -87,6 +87,6 @@ def not_portable(framework: str, packages: Mapping[str, str]) -> str:
 
 
 def cuda_of_runtime(version: str) -> str:
-    """Return the major version of CUDA for which PyPI's onnxruntime-gpu of that version is built."""
+    """Return the CUDA major version for which onnxruntime-gpu of that version on PyPI is built."""
     numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
     return next(cuda for since, cuda in BUILT_FOR if numbers >= since)

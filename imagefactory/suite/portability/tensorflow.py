@@ -1,4 +1,4 @@
-"""TensorFlow: models of Keras, modules and functions, which tf2onnx exports."""
+"""TensorFlow: Keras models, modules and functions. tf2onnx exports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def version() -> str:
 
 
 def prepare(threads: int) -> None:  # noqa: ARG001
-    """TensorFlow reads the threads of the CPU when it starts (exporting.py)."""
+    """Disable TF32. TensorFlow reads the number of CPU threads when it starts (exporting.py)."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
@@ -28,7 +28,7 @@ def owns(network: Any) -> bool:
 
 
 def settle(network: Any) -> Any:
-    """`_call` tells Keras that this is not training."""
+    """Return the network unchanged: `_call` passes to Keras that this is not training."""
     return network
 
 
@@ -75,7 +75,7 @@ def _place(inputs: Mapping[str, Any], device: str) -> list[Any]:
 
 
 def _call(network: Any, values: Any) -> Any:
-    """Keras takes several inputs as one list."""
+    """Call the network. Keras accepts several inputs only as one list."""
     if not isinstance(network, tf.keras.Model):
         return network(*values)
     return network(values[0] if len(values) == 1 else list(values), training=False)

@@ -1,4 +1,4 @@
-"""PyTorch: its modules, and its exporter to ONNX as each version uses it by default.
+"""PyTorch modules, and the exporter to ONNX that each version uses by default.
 
 That is TorchScript up to 2.8 and torch.export from 2.9 on.
 """
@@ -28,7 +28,7 @@ def version() -> str:
 
 
 def prepare(threads: int) -> None:
-    """Convolutions take TF32 by default."""
+    """Disable TF32, which convolutions use by default."""
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -43,7 +43,7 @@ def settle(network: Any) -> Any:
 
 
 def override(network: Any, method: str) -> Any:
-    """The copy shares the network's weights."""
+    """Return a copy with the method `method` in place of `forward`. The copy shares the weights."""
     copied = copy.copy(network)
     copied.forward = types.MethodType(getattr(type(network), method), copied)
     return copied.eval()
@@ -75,7 +75,7 @@ def caller(network: Any, inputs: Mapping[str, Any], device: str) -> Callable[[],
 
 
 def _tensors(output: Any) -> Iterator[Any]:
-    """Return the tensors of an output, in the order in which the exporter names them."""
+    """Yield the tensors in an output, in the order in which the exporter names them."""
     if isinstance(output, torch.Tensor):
         yield output
     elif isinstance(output, (list, tuple, Mapping)):

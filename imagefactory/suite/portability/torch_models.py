@@ -1,4 +1,4 @@
-"""The suite's own models as PyTorch's modules."""
+"""The models of the suite as PyTorch modules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from . import torch as exporter
 
 
 def _torch() -> Any:
-    """Return the module itself: exporters follow no import inside of a model."""
+    """Return the module torch: exporters follow no import inside of a model."""
     return importlib.import_module("torch")
 
 
 def build(model: case.Model) -> Any:
-    """Return the model on the CPU in float32, with its weights, for inference; overridden if it draws."""
+    """Return the model on the CPU in float32, with its weights, for inference.
+
+    If it draws, it is overridden.
+    """
     torch = _torch()
     network = {"layers": _layers, "bert": _bert, "variational": _variational}[model.kind](model)
     parameters = dict(network.named_parameters())
@@ -135,7 +138,7 @@ def _variational(model: case.Model) -> Any:
             return self.draw(mean + torch.randn_like(mean) * (0.5 * self.spread(inner)).exp())
 
         def reconstruct(self, image: Any) -> Any:
-            """Use the code's mean in place of a random one."""
+            """Decode the mean of the code in place of a random code."""
             return self.draw(self.mean(self.encode(image).relu()))
 
         def draw(self, code: Any) -> Any:

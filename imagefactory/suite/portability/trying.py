@@ -1,6 +1,6 @@
-"""The second program: exported models by the runtimes of an image, each compared with the expected outputs.
+"""The second program: runs exported models in the runtimes of an image, and compares the outputs.
 
-Each runtime has a process of its own. If a model ends it, the later models and the other runtimes still run.
+Each runtime has a separate process. If a model ends it, the later models and the other runtimes still run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .runtimes import RUNTIMES, Runtime
 
 REPORT = "try.json"
 SECONDS = 1200.0
-"""For a runtime and all models, several times the time of a slow compiler."""
+"""The time limit in seconds of a runtime for all models, several times that of a slow compiler."""
 LAST_WORDS = 600
 ENTRY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "portable.py")
 
@@ -31,7 +31,7 @@ numpy: Any = LazyModule("numpy")
 
 
 def main(request_path: str, folder: str) -> int:
-    """Return 0 when every runtime gives the same for every model, 1 otherwise."""
+    """Return 0 if every runtime computes the same results for every model, 1 otherwise."""
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
     results: list[rows.Row] = []
@@ -44,7 +44,10 @@ def main(request_path: str, folder: str) -> int:
 def _run_runtime(
     request_path: str, request: Mapping[str, Any], folder: str, name: str, before: Sequence[rows.Row]
 ) -> list[rows.Row]:
-    """Return the rows of a runtime. If a model ends its process, another starts with the next model."""
+    """Return the rows of a runtime.
+
+    If a model ends its process, another process starts with the next model.
+    """
     names = [model["name"] for model in request["models"]]
     part = os.path.join(folder, "part.json")
     results: list[rows.Row] = []
@@ -65,7 +68,7 @@ def _run_runtime(
 
 
 def _run(request_path: str, part: str, name: str, first: str) -> str:
-    """Run the models from `first` on by a runtime. Return how the process failed, if it did."""
+    """Run the models from `first` on in a runtime. Return how the process failed, if it did."""
     command = [sys.executable, "-I", "-B", "-X", "faulthandler", ENTRY]
     command += ["one", request_path, part, name, first]
     with tempfile.TemporaryFile() as log:
@@ -88,7 +91,7 @@ def _write(folder: str, request: Mapping[str, Any], running: str, results: Seque
 
 
 def run_models(request_path: str, part: str, name: str, first: str) -> int:
-    """Run the models from `first` on, in the process of a runtime. The parent reports a crash."""
+    """Run the models from `first` on, inside the process of a runtime. The parent reports a crash."""
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
     results: list[rows.Row] = []
@@ -101,7 +104,9 @@ def run_models(request_path: str, part: str, name: str, first: str) -> int:
 
 
 def try_model(model: Mapping[str, Any], runtime: Runtime, request: Mapping[str, Any]) -> rows.Row:
-    """Run a model by a runtime, compare it on the held-out inputs, check where it ran, and time it."""
+    """Run a model in a runtime, compare the results on the held-out inputs, check the device, and measure the
+    time.
+    """
     row, began = rows.make_row(model["name"], runtime.name), time.monotonic()
     try:
         engine = _engine(runtime)
@@ -129,7 +134,7 @@ def try_model(model: Mapping[str, Any], runtime: Runtime, request: Mapping[str, 
 
 
 def _engine(runtime: Runtime) -> Any:
-    """Return the file of the runtime. Raises CheckFailure if this image does not have it."""
+    """Return the file of the runtime. Raises CheckFailure if this image does not have the runtime."""
     engine: Any = importlib.import_module(f".{runtime.module}", __package__)
     try:
         engine.version()

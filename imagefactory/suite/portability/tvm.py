@@ -1,4 +1,4 @@
-"""Apache TVM on the CPU: the model compiled by LLVM for this processor, without tuning."""
+"""Apache TVM on the CPU: the model is compiled with LLVM for this processor, without tuning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_session(
     threads: int,
     profile: str,  # noqa: ARG001
 ) -> TvmSession:
-    """Compile for the sizes of `inputs`."""
+    """Compile the model for the sizes of `inputs`."""
     os.environ["TVM_NUM_THREADS"] = str(threads)  # read when its pool of threads starts
     onnx, frontend = importlib.import_module("onnx"), importlib.import_module("tvm.relax.frontend.onnx")
     shapes = {name: list(array.shape) for name, array in inputs.items()}

@@ -1,10 +1,10 @@
-"""The NVIDIA GPUs of a host, from three sources that must agree: NVML, the driver's /proc, device nodes.
+"""The NVIDIA GPUs of a host, from three sources that must agree: NVML, /proc of the driver, and device nodes.
 
-Only the standard library of Python 3.9: every kit contains this file, and imagefactory reads its own machine
-with it. Nothing is cached, and the environment decides only where libnvidia-ml.so.1 is.
+It uses only the standard library of Python 3.9, because every kit contains this file. imagefactory uses it
+for its own machine too. No result is cached. The environment affects only where libnvidia-ml.so.1 is found.
 
-Sources: NVML's API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
-file system interface"; proc_devices(5); the CUDA C++ Programming Guide, "CUDA Environment Variables".
+Sources: NVML API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
+file system interface"; proc_devices(5); CUDA C++ Programming Guide, "CUDA Environment Variables".
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LARGEST_FILE = 1 << 16
 
 MEMORY = re.compile(r"^MemTotal:\s+([0-9]+) kB$", re.MULTILINE)
 LOST = "lost-gpu-"
-"""The prefix of a note's name, before NVML's index of an unusable GPU; the text says why."""
+"""The prefix in the name of a note about an unusable GPU. NVML's index follows; the text is the reason."""
 PCI_ORDER = "PCI_BUS_ID"
-"""The value of CUDA_DEVICE_ORDER for NVML's own order."""
+"""The value of CUDA_DEVICE_ORDER for the order of NVML."""
 
 BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the queried texts
 MIG_ENABLED = 1
@@ -43,15 +43,15 @@ VERSION_MISMATCH = 18  # NVML is from another driver than the kernel module
 
 
 class NoGpu(Exception):
-    """No usable NVIDIA GPU; the message is one line that says why."""
+    """There is no usable NVIDIA GPU. The message is one line with the reason."""
 
 
 class LostGpu(NoGpu):
-    """The machine has GPUs, but cannot use any: a machine fault."""
+    """The machine has GPUs, but none is usable: a fault of the machine."""
 
 
 class Places(NamedTuple):
-    """The sources of a machine's GPU data: two directories and the name of NVML's library."""
+    """The places with GPU data of a machine: two directories and the name of the NVML library."""
 
     dev: str = "/dev"
     proc: str = "/proc"
@@ -62,13 +62,14 @@ MACHINE = Places()
 
 
 def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
-    """Return the host's GPUs as plain JSON values.
+    """Return the GPUs of the host as plain JSON values.
 
-    `driver`: the kernel module's version. `gpus`: from NVML, each `name`, `capability` (`8.0`), `uuid`
-    (`GPU-...`) and `memory` in bytes. `known`: the UUIDs below /proc/driver/nvidia/gpus. `nodes`: the paths
-    of the driver's character devices. `notes`: further facts, name -> text: for each MIG instance
-    `MIG-...` -> the UUID of its whole GPU, `nvml-driver`, and for each unusable GPU `lost-gpu-INDEX` -> why.
-    A GPU without memory of its own has that of the machine.
+    `driver` is the version of the kernel module. `gpus` are from NVML, each with `name`, `capability`
+    (`8.0`), `uuid` (`GPU-...`) and `memory` in bytes. `known` are the UUIDs below /proc/driver/nvidia/gpus.
+    `nodes` are the paths of the driver's character devices. `notes` are other facts, name -> text: for each
+    MIG instance `MIG-...` -> the UUID of its whole GPU, `nvml-driver`, and for each unusable GPU
+    `lost-gpu-INDEX` -> the reason. For a GPU that shares the memory of the machine, `memory` is that of the
+    machine.
 
     Raises NoGpu if one of the three sources shows none, or if NVML belongs to another driver.
     """
@@ -94,25 +95,29 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
 
 
 def parse_version(text: str) -> str:
-    """Return the version in /proc/driver/nvidia/version, of the closed and the open module; "" if none."""
+    """Return the version in /proc/driver/nvidia/version, of the closed or the open module; "" if there is
+    none.
+    """
     match = VERSION.search(text)
     return match[1] if match else ""
 
 
 def parse_information(text: str) -> dict[str, str]:
-    """Return the texts of /proc/driver/nvidia/gpus/*/information by name: `GPU UUID`, `Model`, ..."""
+    """Return the fields of /proc/driver/nvidia/gpus/*/information by name: `GPU UUID`, `Model`, ..."""
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def parse_major(text: str) -> int:
-    """Return the major number of the driver's GPUs in /proc/devices (`195 nvidia-frontend`); -1 if none."""
+    """Return the major number of NVIDIA GPUs in /proc/devices (`195 nvidia-frontend`), -1 if there is
+    none.
+    """
     match = MAJOR.search(text.partition("Block devices:")[0])
     return int(match[1]) if match else -1
 
 
 def find_known(places: Places) -> list[str]:
-    """Return the UUIDs that the kernel module knows, sorted. An unknown one is `GPU-????...` there."""
+    """Return the sorted UUIDs that the kernel module lists. An unknown UUID is `GPU-????...`."""
     uuids = set()
     for path in Path(places.proc, "driver/nvidia/gpus").glob("*/information"):
         try:
@@ -125,7 +130,7 @@ def find_known(places: Places) -> list[str]:
 
 
 def find_nodes(places: Places) -> list[str]:
-    """Return the nodes of GPUs (`/dev/nvidia0`): character devices with the driver's major number."""
+    """Return the device nodes of GPUs (`/dev/nvidia0`): character devices with the driver's major number."""
     try:
         major = parse_major(_read(Path(places.proc, "devices")))
     except OSError:
@@ -146,7 +151,7 @@ def find_nodes(places: Places) -> list[str]:
 
 
 def read_memory(proc: str) -> int:
-    """Return the machine's memory in bytes; 0 if /proc/meminfo does not have it."""
+    """Return the memory of the machine in bytes, 0 if /proc/meminfo lacks it."""
     try:
         match = MEMORY.search(_read(Path(proc, "meminfo")))
     except OSError:
@@ -160,15 +165,17 @@ def _read(path: Path, limit: int = LARGEST_FILE) -> str:
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t, bytes."""
+    """nvmlMemory_t, in bytes."""
 
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
 def ask_nvml(library: str, shared: int = 0) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return NVML's GPUs, and notes. `shared` is the memory of a GPU without its own, 0 if unknown.
+    """Return the GPUs of NVML, and notes.
 
-    Raises NoGpu if the library is missing, returns an error or counts no usable GPU.
+    `shared` is the memory for a GPU without separate memory, 0 if unknown.
+
+    Raises NoGpu if the library is missing, returns an error or lists no usable GPU.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -226,7 +233,7 @@ def _describe(nvml: Any, device: ctypes.c_void_p, shared: int) -> dict[str, Any]
 
 
 def _mig(nvml: Any, device: ctypes.c_void_p) -> list[str]:
-    """Return the UUIDs of a GPU's MIG instances; none if its driver or the GPU does not support MIG."""
+    """Return the UUIDs of a GPU's MIG instances, none if its driver or the GPU does not support MIG."""
     now, pending, count = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     try:
         code = nvml.nvmlDeviceGetMigMode(device, ctypes.byref(now), ctypes.byref(pending))
@@ -250,7 +257,7 @@ def _text(nvml: Any, function: str, *arguments: Any) -> str:
 
 
 def _call(nvml: Any, function: str, *arguments: Any) -> None:
-    """Call NVML. Raises NoGpu with NVML's message for any code but NVML_SUCCESS (0)."""
+    """Call NVML. Raises NoGpu with the message of NVML for any code except NVML_SUCCESS (0)."""
     code = getattr(nvml, function)(*arguments)
     if code:
         raise _refusal(nvml, function, code)
@@ -265,7 +272,9 @@ def _refusal(nvml: Any, function: str, code: int) -> NoGpu:
 
 
 def _loaded() -> str:
-    """Return which NVML was loaded, if its name has a version, and a hint: an image may contain one."""
+    """Return the loaded NVML file and a hint, if its name has a version: an image may contain another
+    NVML.
+    """
     try:
         libraries = sorted(set(NVML.findall(_read(Path("/proc/self/maps"), 1 << 22))))
     except OSError:
@@ -278,20 +287,20 @@ def _loaded() -> str:
 
 
 def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
-    """Return the reasons why GPUs cannot be used, by NVML's index."""
+    """Return the reasons why GPUs are unusable, by NVML index."""
     lost = {name[len(LOST) :]: text for name, text in notes.items() if name.startswith(LOST)}
     return {int(index): text for index, text in lost.items() if index.isdecimal() and len(index) < 4}
 
 
 def lost_note(notes: Mapping[str, str]) -> str:
-    """Return a note about unusable GPUs, to add to a message."""
+    """Return a note about unusable GPUs, as a suffix of a message."""
     return "".join(f"; GPU {index} cannot be used: {why}" for index, why in lost_gpus(notes).items())
 
 
 def choose(capabilities: Sequence[str], capability: str, *, several: bool) -> list[int]:
-    """Return the position of the first GPU of this capability, or of any for "".
+    """Return the position of the first GPU with this capability, or of the first GPU for "".
 
-    With `several` return all of the first capability that two GPUs have.
+    With `several`, return all positions of the first capability that at least two GPUs have.
     """
     for first in capabilities:
         alike = [index for index, other in enumerate(capabilities) if other == first]
@@ -301,7 +310,7 @@ def choose(capabilities: Sequence[str], capability: str, *, several: bool) -> li
 
 
 def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Mapping[str, str]) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES begins with an unusable GPU. `known` are the UUIDs in /proc."""
+    """Return whether CUDA_VISIBLE_DEVICES starts with an unusable GPU. `known` are the UUIDs in /proc."""
     first, lost = text.split(",")[0].strip(), lost_gpus(notes)
     if number := re.match(r"\+?([0-9]{1,4})(?![0-9])", first):
         return int(number[1]) in lost
@@ -310,9 +319,9 @@ def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Map
 
 
 class SeenGpu(NamedTuple):
-    """An entry of CUDA_VISIBLE_DEVICES, and the UUID of the whole GPU that it names.
+    """An entry of CUDA_VISIBLE_DEVICES, and the UUID of its whole GPU.
 
-    That is empty for an index in an order that only CUDA knows.
+    The UUID is empty for an index in an order that only CUDA knows.
     """
 
     entry: str
@@ -322,12 +331,12 @@ class SeenGpu(NamedTuple):
 def read_visible(
     text: str, uuids: Sequence[str], notes: Mapping[str, str], *, ordered: bool
 ) -> list[SeenGpu]:
-    """Return the GPUs that CUDA shows a program for a value of CUDA_VISIBLE_DEVICES, in its order.
+    """Return the GPUs that CUDA shows to a program for a value of CUDA_VISIBLE_DEVICES, in that order.
 
-    `uuids` are NVML's GPUs. `ordered`: CUDA counts them like NVML, as it does for GPUs of one model and with
-    CUDA_DEVICE_ORDER=PCI_BUS_ID. As in CUDA, the first invalid entry ends the list, a duplicate or the
-    beginning of two UUIDs empties it, all entries have the form of the first, and of several slices (MIG) a
-    program sees the first.
+    `uuids` are the GPUs of NVML. `ordered` means that CUDA has the same order as NVML: for GPUs of one model,
+    or with CUDA_DEVICE_ORDER=PCI_BUS_ID. As in CUDA, the first invalid entry ends the list. A duplicate
+    entry, or a prefix of two UUIDs, makes the list empty. All entries have the format of the first one. Of
+    several MIG slices, a program sees only the first.
     """
     lost, rest = lost_gpus(notes), iter(uuids)
     by_index = ["" if index in lost else next(rest, "") for index in range(len(uuids) + len(lost))]
@@ -357,9 +366,9 @@ def read_visible(
 
 
 def visible_value(gpus: Sequence[SeenGpu], notes: Mapping[str, str], *, pci: bool) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES for a container, where CUDA may count in another order.
+    """Return the value of CUDA_VISIBLE_DEVICES for a container, where CUDA may use another order.
 
-    `pci`: outside, CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    `pci` means that CUDA_DEVICE_ORDER is PCI_BUS_ID outside.
     """
     sliced = {uuid for name, uuid in notes.items() if name.startswith("MIG-")}
     by_uuid = [pci and gpu.entry.isdigit() and gpu.uuid not in sliced for gpu in gpus]

@@ -1,7 +1,7 @@
-"""The program of a kit: reads the host's GPUs, gets the image, runs the suite in it, writes `result/`.
+"""The program of a kit: it reads the GPUs of the host, gets the image, runs the suite, and writes `result/`.
 
-Only the standard library; run.py starts it. The result is run.json (how it went) and, after a run,
-evidence.json (the host's GPUs) and report.json (written by the suite in the image).
+It uses only the standard library; run.py starts it. The result has run.json (how the run ended) and, after a
+run, evidence.json (the GPUs of the host) and report.json (written by the suite in the image).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EPILOG = (
 
 
 def read_kit(folder: Path) -> Kit:
-    """Read the kit in a directory. Raises Stop if it is not one of this format, or its suite was changed."""
+    """Read the kit in a directory. Raises Stop if it has another format, or its suite was changed."""
     try:
         row = json.loads(read_file(folder, KIT, LARGEST_REPORT))
         if row["format"] != FORMAT:
@@ -58,7 +58,7 @@ def read_kit(folder: Path) -> Kit:
 
 
 def suite_digest(folder: Path) -> str:
-    """Return the sha256 over sorted names and contents of the suite's files, each after its length."""
+    """Return the sha256 over the sorted names and contents of the suite's files, each after its length."""
     total = hashlib.sha256()
     names = [name for name, _ in walk_tree(folder, limits=SUITE_LIMITS) if name.endswith(".py")]
     for name in sorted(names):
@@ -70,7 +70,7 @@ def suite_digest(folder: Path) -> str:
 def seen_gpus(
     hardware: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """Return the batch system's GPUs for the job, and CUDA_VISIBLE_DEVICES inside, empty if it is not set.
+    """Return the GPUs that the batch system assigned, and CUDA_VISIBLE_DEVICES for the image ("" if not set).
 
     Raises Stop if the batch system assigned none.
     """
@@ -91,7 +91,10 @@ def seen_gpus(
 def choose_gpus(
     hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], capability: str, level: str
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the first of `gpus` with this capability, or all of one on the level `several`. Raises Stop."""
+    """Return the first of `gpus` with this capability, or on level `several` all with one capability.
+
+    Raises Stop.
+    """
     positions = choose([gpu["capability"] for gpu in gpus], capability, several=level == SEVERAL)
     if positions:
         return [gpus[index] for index in positions]
@@ -103,10 +106,10 @@ def choose_gpus(
 
 
 class KitJob(NamedTuple):
-    """One run of a kit: the caller's options and environment, and this machine's sources of GPU data.
+    """One run of a kit: the options and environment of the caller, and the places with GPU data.
 
-    With `keep` the pulled image stays. `work` is the run's own directory; the kit's `result` is collected in
-    `work/result`.
+    With `keep`, the pulled image is not removed. `work` is the directory of the run; the `result` is
+    collected in `work/result`.
     """
 
     kit: Kit
@@ -167,7 +170,7 @@ def main(
 
 
 def format_run(kit: Kit, environ: Mapping[str, str], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run.json. `outcome` is empty if the suite was started; else it says why not."""
+    """Return run.json. `outcome` is empty if the suite was started; otherwise it is the reason."""
     return {
         "format": FORMAT,
         "nonce": kit.nonce,
@@ -185,7 +188,7 @@ def format_run(kit: Kit, environ: Mapping[str, str], facts: Mapping[str, Any]) -
 
 
 def _run(job: KitJob, facts: dict[str, Any]) -> int:
-    """Run the suite. Without a GPU nothing is pulled and nothing started. Raises Stop."""
+    """Run the suite. Without a GPU, no image is pulled and no process started. Raises Stop."""
     kit, work = job.kit, job.work
     try:
         seen = hardware.read_hardware(job.places)
@@ -222,7 +225,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
 
 
 def _lay_out(kit: Kit, work: Path) -> None:
-    """Copy suite and expectations, readable by every user, and create a writable report directory."""
+    """Copy suite and expectations, readable for every user, and create a writable report directory."""
     for name, _ in walk_tree(kit.folder / "suite", limits=SUITE_LIMITS):
         if name.endswith(".py"):
             (work / "suite" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +242,7 @@ def _lay_out(kit: Kit, work: Path) -> None:
 
 
 def read_report(folder: Path, path: str) -> bytes | None:
-    """Return the bytes written to `path` below `folder`; None if it is not a regular file of that size."""
+    """Return the bytes of `path` below `folder`, None if it is not a regular file of allowed size."""
     try:
         return read_file(folder, path, LARGEST_REPORT)
     except OSError:
@@ -247,7 +250,7 @@ def read_report(folder: Path, path: str) -> bytes | None:
 
 
 def actions(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the names of this GitHub Actions job, None outside of one."""
+    """Return the identifiers of this GitHub Actions job, None outside of GitHub Actions."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return None
     names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
@@ -260,7 +263,7 @@ def now() -> str:
 
 @contextlib.contextmanager
 def _work(folder: Path) -> Iterator[Path]:
-    """Yield a directory in the kit, readable for docker and apptainer. It is removed, also on a signal."""
+    """Yield a directory in the kit that docker and apptainer can read. It is removed, also after a signal."""
 
     def stop(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -289,7 +292,10 @@ def _work(folder: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a directory. Files that an image wrote as another user may stay, and do not disturb a run."""
+    """Remove a directory.
+
+    Files that an image wrote as another user may stay, and do not affect later runs.
+    """
     try:
         remove_tree(folder)
     except OSError as error:

@@ -1,7 +1,8 @@
 """Run the GPU suite of this kit inside its image: python3 run.py [--runner docker|apptainer] [--image IMAGE]
 
-Needs Python 3.9, docker or apptainer, and a GPU; no imagefactory and, if the image is here already, no
-network. Bring the directory back to its origin: `imagefactory sweep collect DIR` signs the result.
+It needs Python 3.9, docker or apptainer, and a GPU. It does not need imagefactory or, if the image is on this
+machine, the network. Copy the directory back to the machine that created it: `imagefactory sweep collect DIR`
+signs the result.
 
 The directory `kit` becomes a package without a change of Python's module path.
 """

@@ -1,8 +1,8 @@
-"""Docker and Apptainer as a kit starts them, by their command lines.
+"""Start Docker and Apptainer through their command lines, with the options of a kit.
 
-Only the standard library. Inside, the rules are those of imagefactory's own runners: no network, no
-capability, no new privileges, suite and expectations read-only, and of the host's environment only the job's
-GPUs.
+It uses only the standard library. The rules are the same as for imagefactory's runners: no network, no
+capabilities, no new privileges, suite and expectations read-only, and from the environment of the host only
+the GPUs of the job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_LINES = 4000
 
 
 class Stop(Exception):
-    """The run cannot continue. `code` is the exit code, `outcome` a label of the tables or empty."""
+    """The run cannot continue. `code` is the exit code, `outcome` an outcome of the suite or empty."""
 
     def __init__(self, message: str, code: int, outcome: str = "") -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class Stop(Exception):
 
 
 class EndedProcess(NamedTuple):
-    """The end of the run inside. `lines` are its last output."""
+    """The end of the process in the image. `lines` are the end of its output."""
 
     returncode: int
     timed_out: bool
@@ -87,7 +87,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> E
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its child processes. apptainer's own processes stay in its session."""
+    """End a command and its child processes. Processes that apptainer itself started stay in its session."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -111,7 +111,7 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Compl
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return what a command prints. Raises Stop if it fails."""
+    """Return the output of a command. Raises Stop if it fails."""
     process = capture(argv, environ)
     if process.returncode:
         raise Stop(f"`{' '.join(argv)}` says: {clean(process.stderr or process.stdout)}", EXIT_TOOL)
@@ -119,7 +119,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Pull an image. Raises Stop with the last line of a command that fails."""
+    """Run a command that pulls an image. Raises Stop with its last line if it fails."""
     process = capture(argv, environ)
     if process.returncode:
         lines = [text for line in (process.stderr or process.stdout).splitlines() if (text := clean(line))]
@@ -138,7 +138,7 @@ def _login(message: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return one printable line: no untrusted text controls a terminal."""
+    """Return one printable line, so that untrusted text cannot control a terminal."""
     line = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(line.split())[:LARGEST_LINE]
 
@@ -169,13 +169,13 @@ PASSED = re.compile(
 
 
 class Kit(NamedTuple):
-    """The contents of kit.json, and its directory.
+    """The contents of kit.json, and the directory of the kit.
 
-    `subject` has `index`, `manifest`, `config`; `diff_ids` are the digests of the uncompressed layers, and
-    `machine` is the image's processor, empty if unknown. `size` is the download in bytes. `reference` is
-    where to pull it (HOST/NAME@sha256:...), empty if it is in no registry. `sif` says that the subject is a
-    .sif file, and `config` the sha256 of that file; else `sifs` are the sha256 of the .sif files that the
-    kit's author built from the image.
+    `subject` has `index`, `manifest`, `config`. `diff_ids` are the digests of the uncompressed layers.
+    `machine` is the processor of the image, empty if unknown. `size` is the download size in bytes.
+    `reference` is the address for a pull (HOST/NAME@sha256:...), empty if the image is in no registry. `sif`
+    means that the subject is a .sif file, and `config` its sha256. Otherwise `sifs` are the sha256 of .sif
+    files that the author of the kit built from the image.
     """
 
     folder: Path
@@ -197,7 +197,10 @@ class Kit(NamedTuple):
 
 
 def docker_argv(kit: Kit, image: str, work: Path, name: str, visible: str) -> list[str]:
-    """Return docker's command line; `image` is a digest or id, `work` has suite, expect and report."""
+    """Return the command line of docker.
+
+    `image` is a digest or id; `work` contains suite, expect and report.
+    """
     return [
         *("docker", "run", "--rm", "--pull", "never", "--name", name, "--gpus", "all", "--network", "none"),
         *("--init", "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true"),
@@ -210,7 +213,10 @@ def docker_argv(kit: Kit, image: str, work: Path, name: str, visible: str) -> li
 
 
 def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
-    """Return apptainer's command line; `image` is a file. /tmp inside is on the disk, in `work`."""
+    """Return the command line of apptainer.
+
+    `image` is a file. /tmp in the image is on the disk, in `work`.
+    """
     return [
         *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
         *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
@@ -222,7 +228,9 @@ def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> 
 
 
 def _mounts(work: Path, source: str, target: str, readonly: str) -> Iterator[str]:
-    """Yield the options; source, target and readonly are the program's keywords. Values are lines of CSV."""
+    """Yield the mount options. source, target and readonly are the keywords of the program, the values CSV
+    lines.
+    """
     for name, mount in (("suite", SUITE_MOUNT), ("expect", EXPECT_MOUNT), ("report", REPORT_MOUNT)):
         line = io.StringIO()
         fields = ["type=bind", f"{source}={work / name}", f"{target}={mount}"]
@@ -231,7 +239,7 @@ def _mounts(work: Path, source: str, target: str, readonly: str) -> Iterator[str
 
 
 def _check_started(ended: EndedProcess, program: str, codes: Sequence[int], work: Path) -> EndedProcess:
-    """Return `ended`. Raises Stop if it has one of the program's own exit codes and wrote no report."""
+    """Return `ended`. Raises Stop if the exit code is one of the program itself and there is no report."""
     if ended.returncode in codes and not (work / "report" / REPORT).exists():
         message = ended.lines[-1] if ended.lines else "no output"
         raise Stop(f"{program} did not start it: {message}", EXIT_TOOL, "infrastructure")
@@ -239,10 +247,11 @@ def _check_started(ended: EndedProcess, program: str, codes: Sequence[int], work
 
 
 def same_image(kit: Kit, inspected: Mapping[str, Any]) -> bool:
-    """Return whether docker's description is of the kit's subject: by a digest, or by all of its layers.
+    """Return whether docker's description matches the subject of the kit: by a digest, or by all of its
+    layers.
 
-    docker names an image by its config or, with containerd's store, by its manifest. An image loaded from a
-    file may get another manifest, but it keeps its layers.
+    docker identifies an image by its config or, with containerd's store, by its manifest. An image loaded
+    from a file may get another manifest, but its layers stay the same.
     """
     subject = {kit.subject[name] for name in ("index", "manifest", "config")}
     pulled = {str(name).rpartition("@")[2] for name in inspected.get("RepoDigests") or ()}
@@ -255,7 +264,10 @@ def same_image(kit: Kit, inspected: Mapping[str, Any]) -> bool:
 
 
 def reference_of(kit: Kit, named: str) -> str:
-    """Return what to pull: `named` or the kit's reference. Raises Stop unless it is by digest."""
+    """Return the address to pull: `named`, or the reference of the kit.
+
+    Raises Stop unless it has a digest.
+    """
     reference = named or kit.reference
     if not reference:
         raise Stop(
@@ -269,7 +281,7 @@ def reference_of(kit: Kit, named: str) -> str:
 
 
 def insist_on_room(folder: Path, needed: float, setting: str) -> None:
-    """Raise Stop if the disk of `folder` has fewer than `needed` bytes free. `setting` is a hint."""
+    """Raise Stop if the disk of `folder` has fewer than `needed` free bytes. `setting` is the hint."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise Stop(
@@ -281,7 +293,7 @@ def insist_on_room(folder: Path, needed: float, setting: str) -> None:
 
 
 class Docker:
-    """A runner that uses docker's command."""
+    """A runner that uses the docker command."""
 
     name = "docker"
 
@@ -300,7 +312,7 @@ class Docker:
         ask(["docker", "version", "--format", "{{.Server.Version}}"], self.environ)
 
     def fetch(self, named: str, _: Path) -> str:
-        """Return the image's id. Raises Stop if it is not available, or another image."""
+        """Return the id of the image. Raises Stop if it is not available, or is another image."""
         here = self._inspect(named) if named else None
         if here is None:
             reference = reference_of(self.kit, named)
@@ -326,7 +338,9 @@ class Docker:
         return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
-        """Remove the image that `fetch` pulled, unless `keep`. docker keeps an image with another name."""
+        """Remove the image that `fetch` pulled, unless `keep` is set. docker keeps an image that has another
+        name.
+        """
         if not self.pulled or self.keep or self._inspect(self.pulled) is None:
             return
         process = capture(["docker", "image", "rm", "--", self.pulled], self.environ)
@@ -335,7 +349,7 @@ class Docker:
             say(f"left: {self.pulled}: {message}")
 
     def _insist_on_room(self) -> None:
-        """Check the disk if docker's daemon is on this machine and reports its directory."""
+        """Check the free disk space if the docker daemon is on this machine and reports its directory."""
         process = capture(["docker", "info", "--format", "{{.DockerRootDir}}"], self.environ)
         root = Path(process.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
@@ -371,7 +385,7 @@ class Apptainer:
         self.program, self.version = program, output.split()[-1]
 
     def fetch(self, named: str, work: Path) -> str:
-        """Return the .sif file to run. Raises Stop if it is not available, or another image."""
+        """Return the .sif file to run. Raises Stop if it is not available, or is another image."""
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
         reference, path = reference_of(self.kit, named), work / "image.sif"
@@ -388,10 +402,10 @@ class Apptainer:
         return str(path)
 
     def clear(self) -> None:
-        """Do nothing: the .sif is in the run's directory, and `keep` decides on apptainer's cache."""
+        """Do nothing: the .sif is in the directory of the run, and `keep` applies to apptainer's cache."""
 
     def _insist_on_room(self, work: Path) -> None:
-        """Check the disk for the .sif, and for the layers and their unpacked files."""
+        """Check the free disk space for the .sif, and for the layers and their unpacked files."""
         insist_on_room(work, self.kit.size * (1 if self.kit.sif else PACKED), "move the kit to another disk")
         if not self.kit.sif:
             folder = self.environ.get("APPTAINER_TMPDIR") or self.environ.get("TMPDIR") or "/tmp"  # noqa: S108
@@ -425,9 +439,9 @@ class Apptainer:
 
 
 def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
-    """Return the runner of this name, or the first that works here. Raises Stop if none does.
+    """Return the runner with this name, or the first one that works here. Raises Stop if none does.
 
-    With `keep` the pulled image stays on the machine.
+    With `keep`, the pulled image is not removed.
     """
     reasons = []
     for kind in (Docker, Apptainer):

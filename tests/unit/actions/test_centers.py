@@ -131,7 +131,7 @@ def test_a_key_of_one_center_vouches_for_no_image_of_another(joined: Call) -> No
     rows = json_of(joined("verdict", "list", f"second/{COMMON}", "--json"), "verdict-list")["images"][0][
         "verdicts"
     ]
-    assert {(row["key"], row["standing"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
+    assert {(row["key"], row["status"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
 
 
 def test_a_catalog_of_one_center_signed_by_the_other_is_left_out(joined: Call, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_second_key_moves_the_tags(team: Team) -> None:
     rows = team.promote("lab", code=EXIT_CHECK)
     for tag in (PLAIN, POINTER):
         assert (rows[tag]["moved"], rows[tag]["approved"], rows[tag]["missing"]) == (False, ["lab"], 1)
-        assert (rows[tag]["after"], rows[tag]["wanted"]) == ("", image)
+        assert (rows[tag]["after"], rows[tag]["requested"]) == ("", image)
     assert team.bench.tags == {}
     assert team.promote("lab", code=EXIT_CHECK)[PLAIN]["approved"] == ["lab"]  # again changes nothing
     assert team.approvals(image) == [(PLAIN, image), (POINTER, image)]
@@ -151,7 +151,7 @@ def test_no_approval_serves_again(team: Team) -> None:
     attach(team, image, who="lab", tag=PLAIN, now=long_ago)
     attach(team, image, who="mia", tag=PLAIN, now=long_ago - timedelta(days=14))  # before it was trusted, too
     row = team.promote("lab", code=EXIT_CHECK)[PLAIN]
-    assert (row["wanted"], row["approved"], row["missing"]) == (image, ["lab"], 1)
+    assert (row["requested"], row["approved"], row["missing"]) == (image, ["lab"], 1)
     assert team.bench.tags == {}
 
 

@@ -97,7 +97,7 @@ def here(bench: Bench) -> dict[str, str]:
     """The standing of each verdict in the registry for the site itself, by its capability."""
     said = bench.call("verdict", "list", TARGET, "--registry", bench.registry.host, "--json")
     rows = [row for image in json_of(said, "verdict-list")["images"] for row in image["verdicts"]]
-    return {row["report"]["device"]["capability"]: row["standing"] for row in rows}
+    return {row["report"]["device"]["capability"]: row["status"] for row in rows}
 
 
 def rotate(bench: Bench) -> Any:

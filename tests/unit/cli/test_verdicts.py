@@ -97,7 +97,7 @@ def test_verdicts_are_found_in_a_list_that_calls_them_something_else(bench: Benc
     (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{first}", "--json"), "verdict-list")[
         "images"
     ]
-    assert [one["standing"] for one in image["verdicts"]] == ["good"]
+    assert [one["status"] for one in image["verdicts"]] == ["good"]
     bench.call("verdict", "sync", "--registry", host)
     bench.verify(first, "9.0")
     after = spoil()
@@ -120,7 +120,7 @@ def test_revoked_and_verified_again(bench: Bench) -> None:
     (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{second}", "--json"), "verdict-list")[
         "images"
     ]
-    assert [(one["standing"], one["why"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
+    assert [(one["status"], one["reason"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
     bench.verify(second, now=datetime.now(UTC) + timedelta(seconds=2))
     bench.promote()
     assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
@@ -137,7 +137,7 @@ def test_a_verdict_of_a_clock_that_goes_before_is_taken_back_at_once(bench: Benc
     )
     assert json_of(said, "verdict-revoke")["revoked"] == [ahead]
     (row,) = json_of(bench.call("verdict", "list", f"{host}/one@{image}", "--json"), "verdict-list")["images"]
-    assert [one["standing"] for one in row["verdicts"]] == ["revoked"]
+    assert [one["status"] for one in row["verdicts"]] == ["revoked"]
 
 
 def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
@@ -262,7 +262,7 @@ def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
         client.put_manifest("one", artifact.manifest.data, MANIFEST_TYPE)
     said = bench.call("verdict", "list", f"{bench.registry.host}/one@{first}", "--json")
     (image,) = json_of(said, "verdict-list")["images"]
-    assert [one["standing"] for one in image["verdicts"]] == ["malformed", "malformed"]
+    assert [one["status"] for one in image["verdicts"]] == ["malformed", "malformed"]
     bench.promote(code=9)
 
 
@@ -321,7 +321,7 @@ def test_what_was_revoked_stays_so_when_its_candidate_was_pruned_and_pushed_agai
     bench.call("verdict", "sync", "--registry", host)
     said = bench.call("verdict", "list", f"{host}/one@{first}", "--json")
     ((row,),) = (image["verdicts"] for image in json_of(said, "verdict-list")["images"])
-    assert row["standing"] == "revoked"
+    assert row["status"] == "revoked"
     bench.promote(code=9)
 
 
@@ -347,7 +347,7 @@ def test_reconcile_mends_a_list_that_lost_rows(bench: Bench) -> None:
     assert made[0] not in {one.digest for one in client.referrers("one", manifest)}
     said = json_of(bench.call("verdict", "sync", "--registry", host, "--json"), "verdict-sync")
     (row,) = [row for row in said["repositories"] if row["place"].endswith("/one")]
-    assert row["mended"] == [made[0]]
+    assert row["repaired"] == [made[0]]
     assert row["listed"] == 3  # the other verdict, and a test-result statement of each
     assert {*made} <= {one.digest for one in client.referrers("one", manifest)}
     shutil.rmtree(bench.folder / "store" / "journal")  # the store itself knows them too
@@ -370,7 +370,7 @@ def test_one_verdict_of_several_is_taken_back_by_its_first_digits(bench: Bench) 
     said = bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", other[7:19], "--json")
     assert json_of(said, "verdict-revoke")["revoked"] == [other]
     (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdict-list")["images"]
-    assert {row["digest"]: row["standing"] for row in image["verdicts"]} == {one: "good", other: "revoked"}
+    assert {row["digest"]: row["status"] for row in image["verdicts"]} == {one: "good", other: "revoked"}
 
 
 def test_the_store_and_the_registry_are_told_apart(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +386,7 @@ def test_the_store_and_the_registry_are_told_apart(bench: Bench, monkeypatch: py
         f"{bench.folder / 'store'}/one",
         f"{bench.registry.host}/one",
     ]
-    assert [[row["proves"] for row in one["verdicts"]] for one in found] == [[True], [True]]
+    assert [[row["verifies"] for row in one["verdicts"]] for one in found] == [[True], [True]]
     named = bench.call("verdict", "list", f"one-12.1-cu121@{first}", "--json")
     assert len(json_of(named, "verdict-list")["images"]) == 1
     wrong = ("verdict", "list", f"{bench.registry.host}/one@{first}", "--registry", bench.registry.host)
@@ -487,7 +487,7 @@ def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench
     (image,) = json_of(
         bench.call("verdict", "list", f"{host}/one@{forged.digest}", "--json"), "verdict-list"
     )["images"]
-    assert [(one["standing"], one["proves"]) for one in image["verdicts"]] == [("other-subject", False)]
+    assert [(one["status"], one["verifies"]) for one in image["verdicts"]] == [("other-subject", False)]
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
 
@@ -505,7 +505,7 @@ def test_a_revoked_verdict_stays_so_in_another_artifact(bench: Bench) -> None:
     client.put_manifest("one", data, MANIFEST_TYPE)
     assert len(bench.artifacts(first)) == 2
     (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdict-list")["images"]
-    assert [(one["digest"], one["standing"]) for one in image["verdicts"]] == [(verdict, "revoked")]
+    assert [(one["digest"], one["status"]) for one in image["verdicts"]] == [(verdict, "revoked")]
     bench.promote(code=9)
 
 

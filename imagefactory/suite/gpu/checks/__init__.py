@@ -1,6 +1,6 @@
 """The GPU checks: a file for each tier. `check_<name>(context)` returns a Finding or raises CheckFailure.
 
-A part loads only its own file, so a fault in one leaves the others.
+A part loads only its file, so an error in one file does not affect the others.
 """
 
 from __future__ import annotations

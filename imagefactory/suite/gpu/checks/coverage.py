@@ -1,7 +1,7 @@
-"""T1: does the image's code run on this GPU, as machine code and as PTX, as predicted?
+"""T1: does the code of the image run on this GPU, as machine code and as PTX, as predicted?
 
-Each of the two has a process of its own, in which the driver skips the other kind. The process may crash, so
-`judge`, `spare` and `neither` decide outside of it.
+Each of the two types has a separate process, in which the driver skips the other type. The process may crash,
+so `judge`, `spare` and `neither` decide outside of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPARED = {
 
 
 def check_native_code(context: GpuContext) -> Finding:
-    """Run a few operations; the part's variables switch one kind of code off (table.PART_ENVIRONMENT)."""
+    """Run a few operations. The variables of the part disable one type of code (table.PART_ENVIRONMENT)."""
     probe: Any = importlib.import_module("..frameworks.probe", __package__)  # imports numpy
     finding: Finding = probe.run_probe(context)
     return finding
@@ -40,10 +40,10 @@ check_ptx_code = check_native_code
 
 
 def judge(part: str, rows: Sequence[dict[str, Any]], predicted: Predicted | None) -> list[dict[str, Any]]:
-    """Compare the part's only row with the prediction of the host's scan, None without one.
+    """Compare the only row of the part with the prediction from the host's scan, None without a prediction.
 
     `works` is 1 if the operations ran and agreed, else 0. `contradiction` is 1 if the prediction differs.
-    Absent code that was not claimed is not a failure. The prediction does not cover other failures.
+    Missing code that was not predicted is not a failure. The prediction does not cover other failures.
     """
     kind, field = CLAIMS[part]
     (row,) = rows
@@ -73,10 +73,10 @@ def _contradict(row: dict[str, Any], how: str) -> None:
 def spare(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Let `ptx-code` pass if `native-code` ran and the driver did not reject the PTX.
 
-    This GPU does not need the PTX then. Within a major version of CUDA an older driver runs newer machine
-    code and need not compile newer PTX (NVIDIA, "CUDA Compatibility", minor version compatibility). A library
-    that skips the code that it always runs may fail or hang in its own ways, which contradicts the
-    prediction. PTX that the driver finds and cannot use stays a failure.
+    This GPU does not need the PTX then. Within a CUDA major version, an older driver runs newer machine code
+    but may be unable to compile newer PTX (NVIDIA, "CUDA Compatibility", minor version compatibility). A
+    library without its usual code may fail or hang in other ways, which contradicts the prediction. PTX that
+    the driver finds but cannot use stays a failure.
     """
     (row,) = rows
     outcome = row["outcome"]
@@ -91,7 +91,7 @@ def spare(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> l
 
 
 def neither(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Let `ptx-code` fail if neither it nor `native-code` before it ran anything."""
+    """Let `ptx-code` fail if neither `ptx-code` nor `native-code` ran an operation."""
     (row,) = rows
     both = [*(each for each in before if each["name"] == "native-code"), row]
     if len(both) < 2 or any(each["numbers"].get("works") != 0.0 for each in both):

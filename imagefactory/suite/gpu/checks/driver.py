@@ -1,7 +1,7 @@
-"""T0: only the driver. Check that there is the right GPU, that it computes and frees memory.
+"""T0: only the driver. Check that the right GPU exists, computes, and frees memory.
 
-No framework and nothing of CUDA's toolkit takes part. If these fail, the machine is at fault, or the way in
-which the image got the GPU. The image is at fault only if it brings a libcuda of its own.
+No framework and no CUDA library is used. If these checks fail, the fault is in the machine, or in the way in
+which the image got the GPU. It is in the image only if the image contains libcuda.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ HINTS = {
 
 
 def check_driver(context: GpuContext) -> Finding:
-    """Start libcuda, which must support the image's CUDA, or the image's HIP."""
+    """Start libcuda, which must support the CUDA version of the image, or start the image's HIP."""
     with driver_outcomes():
         library = start(context)
         version = library.version()
@@ -113,7 +113,7 @@ def check_device(context: GpuContext) -> Finding:
 
 
 def check_vector_add(context: GpuContext) -> Finding:
-    """Let the driver compile PTX, or HIPRTC HIP, and the GPU add two vectors, exactly."""
+    """Add two vectors exactly on the GPU. The driver compiles PTX for it, or HIPRTC compiles HIP."""
     vectors = kernels.make_vectors(context.request.expected.nonce, COUNT)
     with driver_outcomes(), opened(context) as library:
         result = combine(library, vectors, library.sources.add)
@@ -124,7 +124,7 @@ def check_vector_add(context: GpuContext) -> Finding:
 
 
 def check_memory_returned(context: GpuContext) -> Finding:
-    """Allocate memory, which must not be free until it is freed."""
+    """Check that allocated memory is not free, and is free again after it is freed."""
     with driver_outcomes(), opened(context) as library:
         size = min(MEMORY, library.free_memory() // 4)
         allocated, missing = measure(library, size, leak=0)
@@ -143,7 +143,7 @@ def check_memory_returned(context: GpuContext) -> Finding:
 
 
 def check_driver_controls(context: GpuContext) -> Finding:
-    """Check that deliberate errors are detected, or the checks before verify nothing."""
+    """Check that deliberate errors are detected. Otherwise the previous checks would verify nothing."""
     vectors = kernels.make_vectors(f"{context.request.expected.nonce}-controls", COUNT)
     total = vectors.total()
     unseen = []
@@ -176,7 +176,7 @@ def check_driver_controls(context: GpuContext) -> Finding:
 
 @contextlib.contextmanager
 def driver_outcomes() -> Iterator[None]:
-    """Turn an error of the driver into a CheckFailure with its outcome."""
+    """Convert an error of the driver into a CheckFailure with its outcome."""
     try:
         yield
     except DriverError as error:
@@ -203,10 +203,10 @@ def start(context: GpuContext) -> Driver:
 
 
 def brought_libcuda(paths: Sequence[str], code: int) -> str:
-    """Return the fault of a libcuda of another driver that the image itself brings, empty without one.
+    """Return the fault of a libcuda of another driver that is part of the image, empty without one.
 
-    The container's own is on a mount. NVIDIA's for older drivers (cuda-compat) is a fault only if it does not
-    fit the module (803).
+    The libcuda of the machine is on a mount. NVIDIA's cuda-compat for older drivers is a fault only if it
+    does not match the kernel module (803).
     """
     for path in paths:
         match = _LIBCUDA.fullmatch(path)
@@ -232,7 +232,7 @@ def _read(path: str) -> str:
 
 @contextlib.contextmanager
 def opened(context: GpuContext) -> Iterator[Driver]:
-    """Make the context of T0's device current."""
+    """Make the context of the T0 device current."""
     library = start(context)
     devices = [device for device in library.devices() if device.uuid == context.device["uuid"]]
     if not devices:
@@ -242,7 +242,7 @@ def opened(context: GpuContext) -> Iterator[Driver]:
 
 
 def combine(library: Driver, vectors: kernels.Vectors, source: str | None) -> bytes:
-    """Return the result and the bytes after it, once the kernel of `source`, if any, has run."""
+    """Run the kernel in `source`, if any. Return the result and the bytes after it."""
     size, count = 4 * vectors.count, vectors.count
     poison = kernels.poison(count)
     with (
@@ -261,10 +261,10 @@ def combine(library: Driver, vectors: kernels.Vectors, source: str | None) -> by
 
 
 def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
-    """Return the bytes missing while `size` are allocated, and afterwards with a `leak` of some.
+    """Return the bytes missing while `size` bytes are allocated, and afterwards, with `leak` bytes not freed.
 
-    Other programs may allocate and free memory meanwhile, so the best of several rounds counts. A real leak
-    is missing in each. The deliberate one is freed in the end.
+    Other programs may allocate and free memory meanwhile, so the best of several rounds is used. A real leak
+    is missing in each round. A deliberate leak is freed at the end.
     """
     rounds = []
     for _ in range(ROUNDS):
@@ -282,6 +282,6 @@ def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
 
 
 def loaded_from(library: Driver) -> str:
-    """Return where the loader found it: the driver's own libcuda, or the image's (cuda-compat)."""
+    """Return where the loader found the library: the driver's libcuda, or the image's (cuda-compat)."""
     name = library.file.partition(".")[0]
     return f"{name} is {', '.join(path for path in mapped_files() if library.file in path)}"

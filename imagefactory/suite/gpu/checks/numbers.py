@@ -1,6 +1,6 @@
-"""T2 and T3: results of the framework and its compiler on the GPU, against float64 on the CPU.
+"""T2 and T3: compare results of the framework and its compiler on the GPU with float64 on the CPU.
 
-Every comparison records the error and its bound; `tolerances` has the reason for each bound. The driver
+Every comparison records the error and its limit; `tolerances` has the reason for each limit. The driver
 copies between page-locked memory and the GPU, as in every framework.
 """
 
@@ -25,7 +25,10 @@ from ..reference import ExpectedArray
 
 @dataclass(frozen=True)
 class PinnedCopy:
-    """`up` and `down` are seconds, the better of two; `back` is the data that returned."""
+    """A copy to the GPU and back.
+
+    `up` and `down` are the best times in seconds, `back` is the returned data.
+    """
 
     back: bytes
     up: float
@@ -33,7 +36,10 @@ class PinnedCopy:
 
 
 def copy_pinned(data: bytes, driver: Driver | None = None) -> PinnedCopy:
-    """Copy to the first device and back, twice: the first time touches pages. Raises DriverError."""
+    """Copy to the first device and back, twice, because the first copy touches the pages.
+
+    Raises DriverError.
+    """
     driver = driver or Driver()
     driver.call("cuInit", 0)
     with driver.context(driver.device(0)), driver.memory(len(data)) as there:
@@ -61,7 +67,7 @@ def _timed(driver: Driver, name: str, to: int, start: int, count: int) -> float:
 
 
 def _call(driver: Driver, name: str, *arguments: Any) -> None:
-    """Call a function of which the driver has no shape: arguments are ctypes values."""
+    """Call a function that the driver has no shape for. The arguments are ctypes values."""
     function = getattr(driver.library, name)
     function.argtypes, function.restype = None, ctypes.c_int
     code = function(*arguments)
@@ -88,14 +94,14 @@ class Ledger:
         self.note(name, reference.error(result, expected), bound)
 
     def note(self, name: str, off: float, bound: float) -> None:
-        """`off` and `bound` in the same units; a NaN or an infinity is wrong whatever the bound."""
+        """Record an error and its limit in the same unit. NaN and infinity are always wrong."""
         self.numbers[f"{name}-error"] = min(off, 1e300) if off == off else 1e300  # JSON has no infinity
         self.numbers[f"{name}-bound"] = bound
         if not off <= bound:
             self.wrong.append(f"{name} is off by {off:.2g} (at most {bound:.2g})")
 
     def kinds(self, kinds: tuple[str, ...]) -> list[str]:
-        """Return those for which this GPU, or in a rehearsal this CPU, has units; note the others."""
+        """Return the number types that this GPU (in a rehearsal, this CPU) supports. Note the others."""
         capability = str(self.context.device.get("capability", ""))
         lacking = self.context.framework.CPU_LACKS if self.context.rehearsal else ()
         for kind in kinds:
@@ -106,7 +112,7 @@ class Ledger:
         return [kind for kind in kinds if kind not in self.skipped]
 
     def finding(self, detail: str) -> Finding:
-        """Return the numbers. Raises Refusal with them if something was wrong."""
+        """Return the finding with the numbers. Raises Refusal with the numbers if a result was wrong."""
         if self.wrong:
             raise Refusal("; ".join(self.wrong), outcome=table.WRONG_NUMBERS, numbers=self.numbers)
         skipped = ", ".join(f"{kind} ({why})" for kind, why in self.skipped.items())
@@ -119,9 +125,10 @@ def _place(context: GpuContext) -> str:
 
 
 def check_matmul(context: GpuContext) -> Finding:
-    """Multiply matrices, odd sizes and a batch, in every kind; float32 without tf32 must really be float32.
+    """Multiply matrices of odd sizes and a batch, in every number type. float32 without tf32 must be real
+    float32.
 
-    A compiler such as XLA's takes seconds for each shape, so only float32 has all of them at the quick level.
+    A compiler such as XLA needs seconds for each shape, so at the quick level only float32 has all shapes.
     """
     ledger, framework = Ledger(context), context.framework
     shapes = [("odd", (127, 1021, 65)), ("square", (512, 512, 512)), ("row", (1, 2048, 33))]
@@ -143,7 +150,7 @@ def check_matmul(context: GpuContext) -> Finding:
 
 
 def check_reduction(context: GpuContext) -> Finding:
-    """Sum millions of numbers, exact in any order, and along both axes, and find the largest."""
+    """Sum millions of numbers whose sum is exact in any order, sum along both axes, and find the largest."""
     ledger, framework = Ledger(context), context.framework
     count = (1 << 24) if context.thorough else (1 << 22)
     whole = reference.integers(5, count)
@@ -162,7 +169,9 @@ def check_reduction(context: GpuContext) -> Finding:
 
 
 def check_convolution(context: GpuContext) -> Finding:
-    """Convolve, with both gradients, with and without a stride, without and with tf32, and in float16."""
+    """Convolve and compute both gradients: with and without a stride, with and without tf32, and in
+    float16.
+    """
     ledger, framework = Ledger(context), context.framework
     sizes = [("plain", (4, 16, 17, 24), 1), ("stride", (2, 3, 33, 16), 2)]
     if context.thorough:
@@ -179,7 +188,7 @@ def check_convolution(context: GpuContext) -> Finding:
 
 
 def check_linear_algebra(context: GpuContext) -> Finding:
-    """Compute LU with pivots, solutions and singular values of a batch, checked by their residuals."""
+    """Compute LU with pivots, solutions and singular values of a batch. Check them by their residuals."""
     ledger, size = Ledger(context), 128 if context.thorough else 48
     for kind in ("float32", "float64"):
         square = reference.numbers(7, (16, size, size), kind)
@@ -192,7 +201,7 @@ def check_linear_algebra(context: GpuContext) -> Finding:
 
 
 def check_transfers(context: GpuContext) -> Finding:
-    """Copy by the framework, and by the driver from pinned memory, to the GPU and back, bit for bit."""
+    """Copy to the GPU and back, through the framework and through the driver. All bits must be equal."""
     count = (256 if context.thorough else 64) * MEBI
     values = reference.numbers(9, (count // 4,), "float32").astype("float32")
     copied = context.framework.transfer(context, values)
@@ -217,14 +226,14 @@ def check_transfers(context: GpuContext) -> Finding:
 
 
 def _rates(name: str, count: int, up: float, down: float) -> dict[str, float]:
-    """Return 10^9 bytes a second."""
+    """Return the rates in 10^9 bytes per second."""
     return {
         f"{name}-{way}-gb-per-s": count / max(took, 1e-9) / 1e9 for way, took in (("up", up), ("down", down))
     }
 
 
 def check_collective(context: GpuContext) -> Finding:
-    """Sum over one rank, by the image's NCCL."""
+    """Sum over one rank with the image's NCCL."""
     ledger = Ledger(context)
     values = reference.numbers(10, (1 << 20,), "float32")
     sums, how = context.framework.all_reduce(context, values)
@@ -233,7 +242,7 @@ def check_collective(context: GpuContext) -> Finding:
 
 
 def check_library_versions(context: GpuContext) -> Finding:
-    """Compare cuDNN and NCCL, as this process has loaded them, with the lock."""
+    """Compare the loaded cuDNN and NCCL with the lock."""
     framework = context.framework
     return judge_libraries(
         context, find_loaded(), framework.loaded(context) if hasattr(framework, "loaded") else {}
@@ -241,7 +250,10 @@ def check_library_versions(context: GpuContext) -> Finding:
 
 
 def check_training(context: GpuContext) -> Finding:
-    """Take a few steps of gradient descent: the loss falls, and losses and weights are the CPU's."""
+    """Run a few steps of gradient descent.
+
+    The loss must fall, and losses and weights must agree with the CPU.
+    """
     ledger, rows = Ledger(context), 512
     case = reference.make_training(rows)
     losses, first, second = reference.training(case)
@@ -258,7 +270,7 @@ def check_training(context: GpuContext) -> Finding:
 
 
 def check_numbers_controls(context: GpuContext) -> Finding:
-    """Check that wrong results are rejected: each accepted one would be a hole in the checks above."""
+    """Check that wrong results are rejected. An accepted one would be a hole in the previous checks."""
     framework, holes = context.framework, []
     matrix, right = reference.numbers(31, (64, 64), "float32"), reference.numbers(32, (64, 64), "float32")
     expected, bound = reference.matmul(matrix, right), tolerances.products("float32", 64)
@@ -301,10 +313,10 @@ def _spoil(good: Any, matrix: Any, right: Any) -> Mapping[str, Any]:
 
 
 def check_memory(context: GpuContext) -> Finding:
-    """Check that three rounds of work do not grow the memory in use on the GPU.
+    """Check that the memory in use on the GPU does not grow over three rounds of work.
 
     Some frameworks count the whole GPU, which other programs use too, and some free an array a moment after
-    its result. So there are more rounds: a leak grows in all of them.
+    its result. So there can be more rounds: a leak grows in all of them.
     """
     framework = context.framework
     # A rehearsal measures the process, whose allocator keeps some: far less than a round's arrays.
@@ -330,7 +342,7 @@ def _grown(levels: Sequence[int]) -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the resident bytes of proc(5)'s statm."""
+    """Return the resident bytes in statm of proc(5)."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

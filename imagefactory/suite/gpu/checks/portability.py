@@ -1,12 +1,12 @@
-"""`portability`: the framework's models run in ONNX Runtime with the same results, on CPU and GPU.
+"""The check `portability`: models of the framework give the same results in ONNX Runtime, on CPU and GPU.
 
 Each model is built from code, computed by the framework in float64 on the CPU, and exported to ONNX.
-Framework and runtime run it on the CPU and on the GPU, and all four results must agree with float64. ONNX
-Runtime's own profile must show that every kernel ran on the requested device. Latencies are of batch 1 in
-float32 without TF32, with the inputs on the device.
+Framework and runtime run it on the CPU and on the GPU, and all four results must agree with float64. The
+profile of ONNX Runtime must show that every kernel ran on the requested device. Latencies are for batch size
+1 in float32 without TF32, with inputs on the device.
 
-Each model has two controls. A copy with a wrong weight must differ, and the framework must compute the same
-twice: a model that draws random numbers needs an override in the table.
+Each model has two controls. A copy with a wrong weight must give other results, and the framework must
+compute the same results twice: a model that draws random numbers needs an override in the table.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ ON = {"cpu": RUNTIMES["onnxruntime-cpu"], "gpu": RUNTIMES["onnxruntime-cuda"]}
 
 @dataclass(frozen=True)
 class Bench:
-    """`exporter` is the framework's file of portability/, `maker` that of its models, `runtime` ONNX
-    Runtime's.
+    """The modules for this check.
 
-    `devices` are of `cpu` and `gpu`, `threads` the CPU's for both.
+    `exporter` is the framework's file in portability/, `maker` builds its models.
+
+    `runtime` is the file of ONNX Runtime. `devices` are `cpu` or `gpu`, `threads` is the number of CPU
+    threads.
     """
 
     exporter: Any
@@ -44,7 +46,7 @@ class Bench:
 
 
 def check_portability(context: GpuContext) -> Finding:
-    """Try every model, after any result of the one before; in a rehearsal only on the CPU."""
+    """Test every model, also after a failure; in a rehearsal only on the CPU."""
     name = context.request.expected.framework
     exporter: Any = importlib.import_module(f"...portability.{name}", __package__)
     bench = Bench(
@@ -59,7 +61,10 @@ def check_portability(context: GpuContext) -> Finding:
 
 
 def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
-    """Return the numbers. Raises Refusal with all failures and numbers, and the outcome of the first."""
+    """Return the numbers.
+
+    Raises Refusal with all failures and numbers, and the outcome of the first failure.
+    """
     numbers: dict[str, float] = {"threads": bench.threads}
     names: list[str] = []
     faults: dict[str, list[str]] = {}
@@ -88,7 +93,7 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
 
 
 def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
-    """Return the numbers of a model as they come. Raises CheckFailure for a wrong result or device."""
+    """Yield the numbers of a model. Raises CheckFailure for a wrong result or device."""
     exporter, maker = bench.exporter, bench.maker
     sample = case.make_sample(model)
     network = maker.build(model)
@@ -115,7 +120,7 @@ def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
 
 
 def agree(engine: str, outputs: list[Any] | None, expected: list[Any]) -> Iterator[tuple[str, float]]:
-    """Return the error, then raise CheckFailure if it is beyond the tolerance."""
+    """Return the error. Raises CheckFailure if it exceeds the tolerance."""
     device, _, name = engine.partition("-")
     if outputs is not None:
         yield f"{engine}-error", case.off(outputs, expected)
@@ -128,7 +133,7 @@ def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
 
 
 def check_differs(wrong: list[Any] | None, expected: list[Any]) -> None:
-    """Raises CheckFailure if a wrong weight would pass."""
+    """Raise CheckFailure if a wrong weight would pass."""
     error = case.off(wrong, expected)
     if error <= case.TOLERANCE:
         raise CheckFailure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")

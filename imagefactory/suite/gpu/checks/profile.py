@@ -1,11 +1,11 @@
-"""`profile`: how long a GPU takes for the operations of a training, as torch uses it.
+"""The check `profile`: how long a GPU takes for the operations of a training in torch.
 
-It measures, and checks only that a GPU did it. Each time is the shortest of a few rounds, as other work of
-the machine only adds to it. The GPU's own clock times kernels, queued behind one that keeps it busy. So they
-do not include the program's time for launching them, which is `launch`.
+It measures, and checks only that a GPU did the work. Each time is the shortest of a few rounds, because other
+work on the machine only adds time. Kernels are timed by the clock of the GPU, queued after a kernel that
+occupies the GPU. So the times exclude the time of the program to launch them, which is `launch`.
 
-For training steps of three networks it times forward pass, backward pass and optimizer. They are compared
-with an emulated GPU that runs this same file.
+For training steps of three networks it measures forward pass, backward pass and optimizer. These times are
+compared with an emulated GPU that runs the same file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COPIES = (4 << 10, 64 << 10, MIB, 16 * MIB, 128 * MIB), (4 << 10, 64 << 10, MIB,
 
 
 class Rates:
-    """Measures on `device`, `cuda` or, in a rehearsal, `cpu`.
+    """Measurements on `device`: `cuda` or, in a rehearsal, `cpu`.
 
     Each method returns seconds by name. The name ends with the operations or the bytes of a call.
     """
@@ -54,7 +54,7 @@ class Rates:
         self._plug = None if self.cpu else self.torch.ones(PLUG, PLUG, device=device)
 
     def timed(self, call: Callable[[], Any]) -> float:
-        """Return the device's seconds for a call."""
+        """Return the seconds that the device needs for a call."""
         once = self._round(call, 1)  # and loads what is loaded once
         times = max(1, min(MOST, int(LONGEST / max(once, 1e-9))))
         return min(self._round(call, times) for _ in range(ROUNDS))
@@ -70,7 +70,7 @@ class Rates:
         return self._between(began, ended) / times
 
     def waited(self, call: Callable[[], Any]) -> float:
-        """Return the program's seconds for a call, until the device has finished it."""
+        """Return the seconds that the program needs for a call, until the device has finished it."""
 
         def once() -> float:
             wait(self.torch, self.device)
@@ -89,7 +89,7 @@ class Rates:
         return torch.rand(shape, device=self.device).to(getattr(torch, TYPES[kind]))
 
     def small(self) -> dict[str, float]:
-        """`kernel`: the shortest kernel; `launch`: the program's part of it."""
+        """Measure `kernel`, the shortest kernel, and `launch`, the time of the program to launch it."""
         number = self.torch.zeros(1, device=self.device)
         kernel = self.timed(lambda: number.add_(1))
         if self.cpu:
@@ -114,7 +114,9 @@ class Rates:
         return seconds
 
     def convolutions(self) -> dict[str, float]:
-        """Forward, and backward for images and filters, which is twice the arithmetic."""
+        """Measure convolutions: forward, and backward for images and filters, which is twice the
+        arithmetic.
+        """
         seconds = {}
         for kind in self.kinds:
             if kind == "fp64":  # nobody trains in it, and cuDNN takes its time
@@ -129,7 +131,9 @@ class Rates:
         return seconds
 
     def attention(self) -> dict[str, float]:
-        """Scaled dot-product attention, and its backward pass of two and a half times the arithmetic."""
+        """Measure scaled dot-product attention, and its backward pass with two and a half times the
+        arithmetic.
+        """
         seconds: dict[str, float] = {}
         if not hasattr(self.torch.nn.functional, "scaled_dot_product_attention"):  # before torch 2.0
             return seconds
@@ -156,7 +160,7 @@ class Rates:
         return partial(grad, output, leaves, self.torch.ones_like(output), retain_graph=True)
 
     def moves(self) -> dict[str, float]:
-        """A sum of two arrays: two are read, one is written."""
+        """Measure a sum of two arrays: two are read, one is written."""
         seconds = {}
         for moved in MOVES[self.cpu]:
             augend, addend, out = (self.torch.zeros(moved // 12, device=self.device) for _ in range(3))
@@ -164,7 +168,10 @@ class Rates:
         return seconds
 
     def copies(self) -> dict[str, float]:
-        """From the host and back, pageable and page-locked; `pin` is the host's copy into locked memory."""
+        """Measure copies from the host and back, pageable and page-locked.
+
+        `pin` is the host's copy into locked memory.
+        """
         seconds = {}
         for size in COPIES[self.cpu]:
             there = self.torch.zeros(size, dtype=self.torch.uint8, device=self.device)
@@ -179,7 +186,7 @@ class Rates:
         return seconds
 
     def room(self) -> dict[str, float]:
-        """`processors`, and `context`: bytes of the GPU that are neither free nor torch's."""
+        """Return `processors`, and `context`: the bytes of GPU memory that are neither free nor torch's."""
         if self.cpu:
             return {}
         cuda = self.torch.cuda
@@ -192,7 +199,7 @@ WARM, STEPS = 3, 6
 CLASSES, WORDS, LENGTH = 1000, 30522, 128
 AMP = "fp16"
 FULL = "out of memory"
-"""Torch's message, in every version."""
+"""The message of torch, in every version."""
 
 # Network -> batches, and those of a rehearsal on a CPU.
 BATCHES = {
@@ -203,10 +210,11 @@ BATCHES = {
 
 
 def record_steps(device: str, kinds: tuple[str, ...], *, few: bool) -> dict[str, float]:
-    """Return seconds, and peak bytes of the GPU, as `step-NETWORK-KIND-BATCH-WHAT`.
+    """Return seconds, and peak bytes of GPU memory, as `step-NETWORK-KIND-BATCH-WHAT`.
 
-    `kinds` are of fp32 and fp16, `few` batches are for a CPU. `whole` is the time from a step to the next,
-    which hides the program's time behind the GPU's; `forward`, `backward` and `optimizer` are the GPU's.
+    `kinds` are number types (fp32, fp16). `few` selects small batches for a CPU. `whole` is the time from one
+    step to the next, in which the program and the GPU work in parallel; `forward`, `backward` and `optimizer`
+    are times of the GPU.
     """
     torch: Any = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # torch's defaults
@@ -222,7 +230,7 @@ def record_steps(device: str, kinds: tuple[str, ...], *, few: bool) -> dict[str,
 
 @contextlib.contextmanager
 def skip_if_full() -> Iterator[None]:
-    """Skip what does not fit into the memory of a small GPU."""
+    """Skip the block if the memory of a small GPU is full."""
     gc.collect()  # networks have reference cycles
     try:
         yield
@@ -232,7 +240,7 @@ def skip_if_full() -> Iterator[None]:
 
 
 def train(name: str, batch: int, kind: str, device: str) -> Iterator[tuple[str, float]]:
-    """Return the times of a network."""
+    """Train a network. Return its times."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(7)
     network = NETWORKS[name](torch.nn).to(device)
@@ -262,7 +270,9 @@ def train(name: str, batch: int, kind: str, device: str) -> Iterator[tuple[str, 
 
 
 def marks(torch: Any, device: str) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
-    """Return functions for a mark in the time of a GPU or CPU, and the seconds between two after a wait."""
+    """Return two functions: one records a time on a GPU or CPU, one waits and returns the seconds between
+    two.
+    """
     if device == "cpu":
         return time.perf_counter, lambda early, late: float(late - early)
 
@@ -280,7 +290,7 @@ def wait(torch: Any, device: str) -> None:
 
 
 def sample(torch: Any, name: str, batch: int) -> tuple[Any, Any]:
-    """Return a batch that fits the network, and its classes."""
+    """Return a batch for the network, and its classes."""
     classes = torch.arange(batch) % 2
     if name == "bert":
         return torch.arange(batch * LENGTH).reshape(batch, LENGTH) % WORDS, classes
@@ -289,7 +299,7 @@ def sample(torch: Any, name: str, batch: int) -> tuple[Any, Any]:
 
 
 def _resnet18(nn: Any) -> Any:
-    """He and others, Deep Residual Learning for Image Recognition (2016), table 1."""
+    """Return ResNet-18 (He and others, Deep Residual Learning for Image Recognition, 2016, table 1)."""
 
     class Block(nn.Module):  # type: ignore[misc]
         def __init__(self, into: int, out: int, stride: int) -> None:
@@ -316,7 +326,7 @@ def _resnet18(nn: Any) -> Any:
 
 
 def _bert(nn: Any) -> Any:
-    """Devlin and others, BERT (2019), as small as its authors' `small`: 4 layers of 512, 8 heads."""
+    """Return BERT (Devlin and others, 2019) in the size `small`: 4 layers of 512, 8 heads."""
 
     class Network(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -332,7 +342,7 @@ def _bert(nn: Any) -> Any:
 
 
 def _convnet(nn: Any) -> Any:
-    """Three convolutions and a dense layer, a first network to distinguish cats and dogs."""
+    """Return three convolutions and a dense layer, a simple network to distinguish cats and dogs."""
     parts = []
     for into, out in ((3, 32), (32, 64), (64, 128)):
         parts += [nn.Conv2d(into, out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
@@ -360,14 +370,14 @@ def check_profile(context: GpuContext) -> Finding:
 
 
 def with_unit(name: str) -> str:
-    """Return the name with its unit: bytes for two of them, seconds for the others."""
+    """Return the name with its unit: bytes for two of the names, seconds for the others."""
     if name == "processors":
         return name
     return f"{name}-bytes" if name.endswith(("context", "peak")) else f"{name}-s"
 
 
 def describe(numbers: Mapping[str, float]) -> str:
-    """Return a line with the fastest product of each kind, and the memory's rate."""
+    """Return a line with the fastest product of each number type, and the memory bandwidth."""
     products: dict[str, float] = {}
     for name, seconds in numbers.items():
         what, _, rest = name.partition("-")

@@ -1,6 +1,6 @@
-"""All GPUs of the image at once: check that they see each other, sum, and train as a single one.
+"""Check that all GPUs of the image copy to each other, sum, and train like a single GPU.
 
-A process for each GPU computes (`ranks.py`). This file checks the answers.
+One process for each GPU computes (`ranks.py`). This file checks the results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REHEARSED_SIZES = SIZES[:2]
 SEED = 60
 ROWS = 512
 MOST_PAIRS = 120
-"""The pairs of sixteen GPUs. For more, a report has no space and shows only the slowest."""
+"""The number of pairs of sixteen GPUs. For more GPUs, a report contains only the slowest pair."""
 
 
 def check_gpus(context: GpuContext) -> Finding:
@@ -41,7 +41,10 @@ def check_gpus(context: GpuContext) -> Finding:
 
 
 def check_peer_to_peer(context: GpuContext) -> Finding:
-    """Copy from each GPU to each other, to the bit. Without direct access a copy goes through the host."""
+    """Copy from each GPU to each other one, bit for bit.
+
+    Without direct access, a copy goes through the host.
+    """
     count = count_gpus(context)
     sent = SENT // 16 if context.rehearsal else SENT
     (answer,) = ranks.run_ranks({**job_of(context, "copies"), "gpus": count, "bytes": sent}, 1)
@@ -49,7 +52,7 @@ def check_peer_to_peer(context: GpuContext) -> Finding:
 
 
 def judge_copies(copies: Sequence[Mapping[str, Any]], sent: int, *, rehearsal: bool) -> Finding:
-    """Return the rate of each pair, by the slower of its two directions."""
+    """Return the rate of each pair: that of the slower of its two directions."""
     numbers: dict[str, float] = {"bytes": sent}
     wrong = [f"{copy['from']} to {copy['to']}" for copy in copies if not copy["exact"]]
     by_pair: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
@@ -77,7 +80,7 @@ def judge_copies(copies: Sequence[Mapping[str, Any]], sent: int, *, rehearsal: b
 
 
 def check_all_reduce(context: GpuContext) -> Finding:
-    """Sum whole numbers, exact in float32 in any order: every process must have the whole sum."""
+    """Sum integers, exact in float32 in any order. Every process must have the complete sum."""
     count = count_gpus(context)
     sizes = REHEARSED_SIZES if context.rehearsal else SIZES
     answers = ranks.run_ranks({**job_of(context, "all-reduce"), "sizes": sizes, "seed": SEED}, count)
@@ -88,7 +91,7 @@ def check_all_reduce(context: GpuContext) -> Finding:
 def judge_sums(
     sums: Sequence[Sequence[Mapping[str, Any]]], sizes: Sequence[int], worker: Any, *, rehearsal: bool
 ) -> Finding:
-    """`sums` are by rank and size, with the digest of the rank's result."""
+    """Check the sums, given by rank and size with the digest of the result."""
     numbers: dict[str, float] = {"processes": len(sums)}
     wrong = []
     for at, size in enumerate(sizes):
@@ -106,7 +109,7 @@ def judge_sums(
 
 
 def check_data_parallel(context: GpuContext) -> Finding:
-    """Train by DistributedDataParallel on all of them, and on a single GPU with all of the rows."""
+    """Train with DistributedDataParallel on all GPUs, and on a single GPU with all rows."""
     count = count_gpus(context)
     job = {**job_of(context, "train"), "rows": ROWS // count * count}
     (alone,) = ranks.run_ranks(job, 1)
@@ -138,7 +141,7 @@ def job_of(context: GpuContext, what: str) -> dict[str, Any]:
 
 
 def count_gpus(context: GpuContext) -> int:
-    """Return how many GPUs the framework sees. Raises CheckFailure for fewer than two."""
+    """Return the number of GPUs that the framework sees. Raises CheckFailure for fewer than two."""
     count: int = worker(context).count(context)
     if count < 2:
         raise CheckFailure(f"several GPUs were asked for, this job sees {count}", outcome=table.WRONG_GPU)

@@ -76,7 +76,7 @@ def largest(context: GpuContext, values: Any) -> Any:
 
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
-    """Convolve by windows and a product of tensors: CuPy has had no cuDNN since 14."""
+    """Convolve through windows and a product of tensors, because CuPy has no cuDNN since 14."""
     module = _module(context)
 
     def correlate(image: Any, filters: Any, stride: int) -> Any:
@@ -90,7 +90,7 @@ def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str)
 
 
 def factorise(context: GpuContext, square: Any, side: Any, kind: str) -> reference.Factors:
-    """Factorise one matrix after the other."""
+    """Factorize one matrix after the other."""
     linalg, matrix = _module(context).linalg, _array(context, square, kind)
     pairs = [_lu(context, each) for each in matrix]
     packed = reference.numpy.stack([fetch(context, each, kind) for each, _ in pairs])
@@ -101,7 +101,9 @@ def factorise(context: GpuContext, square: Any, side: Any, kind: str) -> referen
 
 
 def _lu(context: GpuContext, matrix: Any) -> tuple[Any, Any]:
-    """Return L and U in one, and the pivots from 0. numpy has no such function, so a rehearsal eliminates."""
+    """Return L and U in one matrix, and the pivots from 0. numpy lacks this, so a rehearsal eliminates
+    itself.
+    """
     if not context.rehearsal:
         packed, pivots = importlib.import_module("cupyx.scipy.linalg").lu_factor(matrix)
         return packed, pivots
@@ -116,7 +118,7 @@ def _lu(context: GpuContext, matrix: Any) -> tuple[Any, Any]:
 
 
 def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
-    """Train with the formula of the gradients: CuPy derives nothing."""
+    """Train with a formula for the gradients, since CuPy cannot differentiate."""
     module, losses = _module(context), []
     names = (case.inputs, case.targets, case.first, case.second)
     inputs, targets, first, second = (_array(context, values, "float32") for values in names)
@@ -155,7 +157,7 @@ def release(context: GpuContext) -> None:
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Run CUDA C by NVRTC and CuPy's own functions; only these in a rehearsal."""
+    """Run CUDA C compiled with NVRTC, and CuPy's functions; only the functions in a rehearsal."""
     module = _module(context)
     matrix, right = (_array(context, values, "float32") for values in (inputs, weights))
     hidden = module.tanh(matrix @ right / 8)

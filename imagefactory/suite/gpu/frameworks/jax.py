@@ -16,16 +16,16 @@ from .results import Transfer, type_of
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS: tuple[str, ...] = ()
 PLATFORMS = ("gpu", "cuda", "rocm")
-"""The names of a device of its plugin in jax."""
+"""The names of the plugin's devices in jax."""
 
 jax: Any = LazyModule("jax")
 
 
 def prepare(context: GpuContext) -> None:
-    """Name the platforms: jax computes on the first, and must open all.
+    """Set the platforms: jax computes on the first one, and must open all.
 
-    The CPU is there for a control that must see a result of it rejected. From 0.10 on, jax silently skips the
-    first one where it sees no GPU, so `_device` looks.
+    The CPU is included for a control, whose result on the CPU must be rejected. From 0.10 on, jax silently
+    skips the first platform if it finds no GPU, so `_device` checks that.
     """
     gpu = "rocm" if context.request.expected.rocm else "cuda"
     os.environ["JAX_PLATFORMS"] = "cpu" if context.rehearsal else f"{gpu},cpu"
@@ -46,7 +46,7 @@ def _platforms(context: GpuContext) -> tuple[str, ...]:
 
 
 def _array(context: GpuContext, values: Any, kind: str) -> Any:
-    """Convert by numpy on the CPU, whose bfloat16 is ml_dtypes', so that the GPU only copies."""
+    """Convert with numpy on the CPU, so that the GPU only copies. bfloat16 is that of ml_dtypes."""
     return jax.device_put(values.astype(jax.numpy.dtype(type_of(kind))), _device(context))
 
 
@@ -64,7 +64,7 @@ def fetch(context: GpuContext, array: Any, kind: str) -> Any:
 
 
 def _precision(kind: str) -> str:
-    """`default` lets XLA multiply float32 as tf32; `highest` does not. Other types have only one way."""
+    """Return the precision: `default` lets XLA multiply float32 as tf32, `highest` does not."""
     return "highest" if kind == "float32" else "default"
 
 
@@ -132,7 +132,7 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    """Copy as XLA does, through pinned memory of its own."""
+    """Copy through XLA, which uses page-locked memory."""
     began = time.perf_counter()
     there = jax.block_until_ready(jax.device_put(values, _device(context)))
     between = time.perf_counter()
@@ -151,7 +151,7 @@ def release(context: GpuContext) -> None:  # noqa: ARG001
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Run one program of XLA, compiled ahead, and one operation after the other."""
+    """Run an XLA program that was compiled ahead, and the operations one by one."""
 
     def rows(matrix: Any, right: Any) -> Any:
         product = jax.numpy.matmul(matrix, right, precision="highest")

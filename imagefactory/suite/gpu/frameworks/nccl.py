@@ -1,4 +1,4 @@
-"""An all-reduce of one rank by NCCL's own C interface (nccl.h), where the framework does without."""
+"""An all-reduce of one rank through the C interface of NCCL (nccl.h), for frameworks that do not use it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Numba with numba-cuda: kernels of this file, which NVVM compiles for the GPU.
+"""Numba with numba-cuda: kernels in this file, which NVVM compiles for the GPU.
 
-A kernel computes one element of its result. In a rehearsal Numba's compiler for the CPU makes a loop of it.
+A kernel computes one element of its result. In a rehearsal, Numba's CPU compiler runs it in a loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ cuda: Any = LazyModule("numba.cuda")
 
 
 def _product(place: int, zero: Any, matrix: Any, right: Any, out: Any) -> None:
-    """`zero` has the type of the sums."""
+    """Compute one element of a product. `zero` has the number type of the sums."""
     rest, column = divmod(place, out.shape[2])
     n, row = divmod(rest, out.shape[1])
     total = zero
@@ -95,7 +95,9 @@ def _step(place: int, rate: Any, gradient: Any, out: Any) -> None:
 
 
 def _rows(place: int, inputs: Any, weights: Any, outer: Any, out: Any) -> None:
-    """Compute T3's function: a row's products, their tanh, log(sum(exp)), and the products' gradient."""
+    """Compute T3's function for a row: the products, their tanh, log(sum(exp)), and the gradient of the
+    products.
+    """
     total = out[place] * 0
     for column in range(weights.shape[2]):
         product = out[place] * 0
@@ -118,7 +120,7 @@ def _logarithms(place: int, sums: Any, out: Any) -> None:
 
 
 def _outer(place: int, powers: Any, sums: Any, out: Any) -> None:
-    """Turn results of tanh into the gradient of its input, divided by 8."""
+    """Convert results of tanh into the gradient of its input, divided by 8."""
     row = place // out.shape[2]
     hidden = out.flat[place]
     out.flat[place] = powers.flat[place] / sums[row] * (1 - hidden * hidden) / 8
@@ -126,7 +128,9 @@ def _outer(place: int, powers: Any, sums: Any, out: Any) -> None:
 
 @functools.cache
 def _kernel(body: Body, rehearsal: bool) -> Any:
-    """Return `kernel(count, arguments)`, which calls `body(place, *arguments)` for places below `count`."""
+    """Return a function `kernel(count, arguments)` that calls `body(place, *arguments)` for each place below
+    `count`.
+    """
     if rehearsal:
         inner = numba.njit(body)
 
@@ -167,7 +171,7 @@ def _empty(context: GpuContext, shape: tuple[int, ...], kind: str) -> Any:
 
 
 def _zero(kind: str) -> Any:
-    """Return a zero of the type for sums: float32 for float16."""
+    """Return a zero in the number type for sums: float32 for float16."""
     return reference.numpy.dtype("float32" if kind == "float16" else kind).type(0)
 
 
@@ -234,7 +238,7 @@ def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str)
 
 
 def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
-    """Train with the formula of the gradients: Numba derives nothing."""
+    """Train with a formula for the gradients, since Numba cannot differentiate."""
     rate, unit, losses = _zero("float32") + reference.RATE, _zero("float32") + 1, []
     names = (case.inputs, case.targets, case.first, case.second)
     inputs, targets, first, second = (_array(context, values[None], "float32") for values in names)
@@ -276,20 +280,20 @@ def transfer(context: GpuContext, values: Any) -> Transfer:
 
 
 def in_use(context: GpuContext) -> int:  # noqa: ARG001
-    """Return all bytes in use on the GPU, by any program: numba has no number of its own."""
+    """Return all bytes in use on the GPU, by any program: numba does not count its memory."""
     free, total = cuda.current_context().get_memory_info()
     return int(total - free)
 
 
 def release(context: GpuContext) -> None:
-    """Free memory now. By itself numba waits until there is more to free."""
+    """Free memory now. By default, numba waits until there is more to free."""
     gc.collect()
     if not context.rehearsal:
         cuda.current_context().deallocations.clear()
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Run one kernel for a whole row, and a kernel for each step; all of them are compiled."""
+    """Run one kernel for a whole row, and a kernel for each step. All of them are compiled."""
     matrix, right = (_array(context, values[None], "float32") for values in (inputs, weights))
     turned = _array(context, inputs.T[None], "float32")
     eighth, count = _zero("float32") + 0.125, inputs.shape[0]

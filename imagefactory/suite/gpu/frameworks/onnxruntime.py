@@ -1,6 +1,6 @@
-"""ONNX Runtime. Its own profile shows, node by node, that its CUDA provider did the work.
+"""ONNX Runtime. Its profile shows, node by node, that its CUDA provider did the work.
 
-Inputs and outputs are float32. Inside, nodes cast to the kind under test and back.
+Inputs and outputs are float32. Inside, nodes cast to the number type under test and back.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16", "bfloat16")
-"""Its CPU has no bfloat16 products, and computes float16 ones in float32."""
+"""On the CPU, it has no bfloat16 products, and computes float16 products in float32."""
 PROVIDERS = {True: "CPUExecutionProvider", False: "CUDAExecutionProvider"}
-"""By whether the run is a rehearsal."""
+"""The provider, by whether the run is a rehearsal."""
 
 HALVES = ("float16", "bfloat16")
 
@@ -47,7 +47,7 @@ class _Job:
 
 
 def _run(context: GpuContext, job: _Job) -> Any:
-    """Return the output. It must be on the device, from nodes that the provider ran in the job's kind."""
+    """Return the output. Raises CheckFailure if a node ran on another device or in another number type."""
     with tempfile.TemporaryDirectory(prefix="suite-") as folder:
         session = _start(context, job, os.path.join(folder, "profile"))
         binding = session.io_binding()
@@ -87,7 +87,9 @@ def _start(context: GpuContext, job: _Job, profile: str) -> Any:
 
 
 def _judge_profile(events: Sequence[Mapping[str, Any]], job: _Job, provider: str) -> None:
-    """Check that every node ran by `provider`, and each but casts in the job's kind. Raises CheckFailure."""
+    """Raise CheckFailure unless `provider` ran every node, and each except casts in the number type of the
+    job.
+    """
     rows = [
         event["args"]
         for event in events
@@ -122,7 +124,7 @@ def fetch(context: GpuContext, array: Any, kind: str) -> Any:
 
 
 def _run_operator(context: GpuContext, operator: Node, job: _Job) -> Any:
-    """Run `operator` between casts to the job's kind and back, where that is not float32."""
+    """Run `operator` between casts to the number type of the job and back, unless that is float32."""
     if job.kind in ("float32", "tf32"):
         return _run(context, replace(job, nodes=(operator,)))
     there = {name: f"{name}_{job.kind}" for name in job.inputs}
@@ -155,10 +157,11 @@ def largest(context: GpuContext, values: Any) -> Any:
 
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
-    """Compute the gradients by ONNX operators.
+    """Compute a convolution and its gradients with ONNX operators.
 
-    The image's is ConvTranspose with the same filters. The filters' is a convolution of the image with the
-    gradient from above, spread by the stride, with images and channels exchanged.
+    The gradient of the image is ConvTranspose with the same filters. The gradient of the filters is a
+    convolution of the image with the gradient from above, spread by the stride, with images and channels
+    exchanged.
     """
     pads, step = [case.padding] * 4, [case.stride] * 2
     attributes = {"pads": pads, "strides": step}
@@ -191,7 +194,7 @@ def transfer(context: GpuContext, values: Any) -> Transfer:
 
 
 def in_use(context: GpuContext) -> int:  # noqa: ARG001
-    """Return all bytes in use on the GPU, by any program: onnxruntime has no number of its own."""
+    """Return all bytes in use on the GPU, by any program: onnxruntime does not count its memory."""
     driver = Driver()
     driver.call("cuInit", 0)
     device = driver.device(0)
@@ -200,4 +203,4 @@ def in_use(context: GpuContext) -> int:  # noqa: ARG001
 
 
 def release(context: GpuContext) -> None:
-    """Do nothing: a session's memory ends with it."""
+    """Do nothing: the memory of a session is freed with it."""

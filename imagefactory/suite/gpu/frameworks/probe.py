@@ -1,4 +1,4 @@
-"""A few small operations with known results: does a framework's own code run on this GPU at all?"""
+"""A few small operations with known results, which test whether a framework's code runs on this GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FORCED = "CUDA_FORCE_PTX_JIT"
 
 
 def run_probe(context: GpuContext) -> Finding:
-    """Compute with the framework's own kernels only, if the driver skips machine code.
+    """Compute with the framework's kernels only, if the driver skips machine code.
 
-    NVIDIA's libraries have PTX for few capabilities or none, so cuBLAS and cuDNN would fail where the
-    framework itself runs. Raises CheckFailure for a wrong result, and whatever the framework raises.
+    NVIDIA libraries have PTX for few capabilities or none, so cuBLAS and cuDNN would fail although the
+    framework itself runs. Raises CheckFailure for a wrong result, and the errors of the framework.
     """
     framework = context.framework
     matrix, right = reference.numbers(1, (64, 96), "float32"), reference.numbers(2, (96, 32), "float32")

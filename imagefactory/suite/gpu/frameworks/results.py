@@ -13,7 +13,10 @@ from ..context import GpuContext
 
 @dataclass(frozen=True)
 class Transfer:
-    """`back` is the array that returned, `up` and `down` are seconds; `pinned`: its pages were locked."""
+    """A copy to the GPU and back. `back` is the returned array, `up` and `down` are seconds.
+
+    `pinned` means that its pages were locked.
+    """
 
     back: Any
     up: float
@@ -59,7 +62,7 @@ NUMBERS = {"cudnn": (90000, 10000), "nccl": (20900, 10000)}
 
 
 def classify(error: BaseException) -> str:
-    """Return the outcome for an exception, by its message and those of its causes."""
+    """Return the outcome for an exception, by its message and the messages of its causes."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
@@ -77,7 +80,7 @@ def type_of(kind: str) -> str:
 
 
 def check_cuda_array(context: GpuContext, array: Any, kind: str, *, name: str) -> None:
-    """Raises CheckFailure for an array that is in the wrong place or of the wrong type."""
+    """Raise CheckFailure for an array on the wrong device or of the wrong number type."""
     on_gpu = hasattr(array, "__cuda_array_interface__")
     if on_gpu is context.rehearsal:
         raise CheckFailure(f"{name} computed on {'a GPU' if on_gpu else 'the CPU'}")

@@ -16,11 +16,11 @@ from .results import Transfer, type_of
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16",)
-"""Up to 2.15 its CPU sums products of float16 in float16."""
+"""Up to 2.15, its CPU sums products of float16 in float16."""
 
 
 def prepare(context: GpuContext) -> None:
-    """Let memory grow, or TensorFlow takes the whole GPU; hide the GPU from a rehearsal."""
+    """Let memory grow, since TensorFlow would allocate the whole GPU. Hide the GPU from a rehearsal."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
     if context.rehearsal:
@@ -28,7 +28,7 @@ def prepare(context: GpuContext) -> None:
 
 
 def _tensorflow(kind: str = "float32") -> Any:
-    """Return TensorFlow, which multiplies in `kind`.
+    """Return TensorFlow, configured to multiply in `kind`.
 
     An operation without a kernel for the GPU is an error, and never runs on the CPU.
     """
@@ -59,7 +59,7 @@ def on_cpu(values: Any, kind: str) -> Any:
 
 
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
-    """`device` is where it was computed, `backing_device` where it is stored."""
+    """Return a result as numpy. `device` is where it was computed, `backing_device` where it is stored."""
     places = {array.device, array.backing_device}
     if not all(place.endswith(f"device:{_device(context)}") for place in places):
         raise CheckFailure(f"tensorflow computed on {', '.join(sorted(places))}")
@@ -95,7 +95,7 @@ def largest(context: GpuContext, values: Any) -> Any:
 
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
-    """Channels last, which its CPU has as well; filters are [y, x, channel, filter]."""
+    """Convolve with channels last, which its CPU supports too. Filters are [y, x, channel, filter]."""
     tf = _tensorflow(kind)
     last, edge = (0, 2, 3, 1), (case.padding, case.padding)
     with tf.device(_device(context)):
@@ -127,7 +127,7 @@ def factorise(context: GpuContext, square: Any, side: Any, kind: str) -> referen
 
 
 def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
-    """The weights are tensors, not variables: TensorFlow updates in place only where nothing is watched."""
+    """Train with weights that are tensors: TensorFlow cannot update watched variables in place."""
     tf = _tensorflow()
     inputs, targets = (_tensor(context, values, "float32") for values in (case.inputs, case.targets))
     weights = [_tensor(context, values, "float32") for values in (case.first, case.second)]
@@ -146,7 +146,7 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    """Copy through TensorFlow's own pinned memory, which a caller cannot choose."""
+    """Copy through TensorFlow's page-locked memory, which a caller cannot choose."""
     tf = _tensorflow()
     with tf.device("CPU:0"):
         here = tf.constant(values)
@@ -168,7 +168,7 @@ def release(context: GpuContext) -> None:  # noqa: ARG001
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Run tf.function with jit_compile=True: XLA compiles it whole, or TensorFlow raises."""
+    """Run tf.function with jit_compile=True: XLA compiles all of it, or TensorFlow raises an error."""
     tf = _tensorflow()
 
     def both(matrix: Any, right: Any) -> dict[str, Any]:

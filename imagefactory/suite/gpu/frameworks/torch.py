@@ -20,13 +20,15 @@ from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16",)
-"""Before 2.1 its CPU multiplies no matrices of float16."""
+"""Before 2.1, its CPU cannot multiply matrices of float16."""
 
 torch: Any = LazyModule("torch")
 
 
 def prepare(context: GpuContext) -> None:  # noqa: ARG001
-    """Keep what torch.compile writes in a directory that ends with the process: there may be no home."""
+    """Write the output of torch.compile to a directory that is removed with the process, since there may be
+    no home.
+    """
     folder = tempfile.mkdtemp(prefix="suite-torch-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
@@ -62,7 +64,7 @@ def fetch(context: GpuContext, array: Any, kind: str) -> Any:
 
 
 def _multiply_in(kind: str) -> None:
-    """Choose tf32 or float32, for matrices and for convolutions, whose defaults differ."""
+    """Select tf32 or float32 for matrices and for convolutions, whose defaults differ."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind == "tf32"
 
 
@@ -120,7 +122,7 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    """Copy through torch's own pinned memory; a rehearsal has none."""
+    """Copy through torch's page-locked memory, which a rehearsal does not have."""
     here = torch.from_numpy(values)
     back = torch.empty_like(here)
     if not context.rehearsal:
@@ -144,7 +146,7 @@ def _wait(context: GpuContext) -> None:
 
 
 def all_reduce(context: GpuContext, values: Any) -> tuple[Any, str]:
-    """Sum in a group of one process, met through a file: no network is needed."""
+    """Sum in a group of one process that meets through a file, so no network is needed."""
     backend = "gloo" if context.rehearsal else "nccl"
     distributed: Any = importlib.import_module("torch.distributed")
     os.environ.update(nccl.MEETING)
@@ -162,7 +164,7 @@ def all_reduce(context: GpuContext, values: Any) -> tuple[Any, str]:
 
 
 def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
-    """Return versions of the libraries that torch was linked or loaded with, packed into it or not."""
+    """Return the versions of libraries that torch has linked or loaded."""
     number = torch.backends.cudnn.version()
     versions = {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     return {**versions, "cudnn": results.version_of("cudnn", number)} if number else versions
@@ -179,10 +181,10 @@ def release(context: GpuContext) -> None:
 
 
 def _show_libcuda() -> None:
-    """Show Triton 2 the driver: it links with libcuda.so, which 2.1 seeks only in the loader's cache.
+    """Help Triton 2 find the driver: it links with libcuda.so, which 2.1 searches only in the loader cache.
 
-    A container with its driver in LD_LIBRARY_PATH has neither that entry nor, often, that name. Triton 3
-    seeks libcuda.so.1 and follows the variable.
+    A container with its driver in LD_LIBRARY_PATH has no such entry and often not that name. Triton 3
+    searches libcuda.so.1 and uses the variable.
     """
     try:
         build: Any = importlib.import_module("triton.common.build")
@@ -195,7 +197,7 @@ def _show_libcuda() -> None:
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Run torch.compile with a backend that counts its graphs; before 2.0 the tracing compiler."""
+    """Run torch.compile with a backend that counts its graphs; before 2.0, the tracing compiler."""
     _multiply_in("float32")
     module: Any = importlib.import_module("torch")  # torch.compile follows no import inside of a function
 

@@ -26,7 +26,7 @@ Answer = dict[str, Any]
 
 
 def run(job: Job, rank: int, folder: str) -> Answer:
-    """Return the answer of process `rank`; all meet in `folder`."""
+    """Return the answer of process `rank`. All processes meet in `folder`."""
     torch = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
     if job["what"] == "copies":
@@ -38,13 +38,16 @@ def run(job: Job, rank: int, folder: str) -> Answer:
 
 
 def count(context: Any) -> int:
-    """Return how many GPUs torch counts, or the two processes of a rehearsal."""
+    """Return the number of GPUs that torch counts, or of the two processes in a rehearsal."""
     return 2 if context.rehearsal else int(importlib.import_module("torch").cuda.device_count())
 
 
 @contextlib.contextmanager
 def grouped(torch: Any, job: Job, rank: int, folder: str) -> Iterator[Any]:
-    """Open the group of all processes, met through a file, so without a network; one process needs none."""
+    """Open the group of all processes, which meet through a file, so without a network.
+
+    One process needs no group.
+    """
     distributed = importlib.import_module("torch.distributed")
     if not job["rehearsal"]:
         torch.cuda.set_device(rank)
@@ -89,7 +92,7 @@ def wait(torch: Any, devices: Sequence[Any]) -> float:
 
 
 def copies(torch: Any, job: Job) -> Iterator[Answer]:
-    """Copy from each GPU to each other. The data differs by pair, so no older data passes for it."""
+    """Copy from each GPU to each other one. The data differs by pair, so older data cannot pass."""
     whole = reference.numbers(51, (job["bytes"] // 4,), "float32").astype("float32").view("int32")
     for start, end in itertools.permutations(range(job["gpus"]), 2):
         here, there = (device_of(torch, job, rank) for rank in (start, end))
@@ -118,14 +121,15 @@ def all_reduce(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> 
 
 
 def digest_of(sums: Any) -> str:
-    """Return the same digest for the same float32 numbers: a zero has no sign."""
+    """Return a digest that is equal for equal float32 numbers: the sign of zero is ignored."""
     return hashlib.sha256((sums.astype("float32") + 0.0).tobytes()).hexdigest()
 
 
 def train(torch: Any, job: Job, rank: int) -> Answer:
-    """Return losses and weights of gradient descent on this rank's equal part of the rows.
+    """Return losses and weights of gradient descent on this rank's part of the rows.
 
-    All ranks but the first begin with weights of zero: DistributedDataParallel must hand out the first's.
+    All ranks except the first start with zero weights, so DistributedDataParallel must distribute the first
+    rank's weights.
     """
     device, parts = device_of(torch, job, rank), job["ranks"]
     case = reference.make_training(job["rows"])

@@ -598,7 +598,7 @@ def test_text_and_json() -> None:
     assert ": its kind of GPU is not asked for [no-match]" in nowhere
     assert "why not: its kind of GPU is not asked for\n" in nowhere
     assert said.count("request_disk is missing") == 1  # of two queues
-    assert said.endswith("a.sub: nothing is wrong, 3 can be had better")
+    assert said.endswith("a.sub: nothing is wrong, 3 can be improved")
     assert max(len(line) for line in said.splitlines()) <= 80
     told = json.loads(json.dumps(check_json(checked, "chtc", "", []), default=plain))
     assert (told["failed"], [one["matching"] for one in told["queues"]]) == (False, [7, 6])
