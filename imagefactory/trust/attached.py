@@ -376,8 +376,8 @@ class RepairResult:
     """The result of repairing the lists of a registry.
 
     `listed` counts the statements that were in a list. `repaired` has the digests of artifacts that were
-    added again. `gone` counts statements about deleted images, `expired` those that are no longer needed; both
-    are removed from the journal. `damaged` counts unreadable lines of the journal.
+    added again. `gone` counts statements about deleted images, `expired` those that are no longer needed;
+    both are removed from the journal. `damaged` counts unreadable lines of the journal.
     """
 
     place: str

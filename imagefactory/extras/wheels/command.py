@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, TypedDict
 
 import click
 
@@ -15,6 +16,15 @@ from imagefactory.cli.output import (
     print_next_command,
     print_result,
 )
+
+
+class WheelBuildDocument(TypedDict):
+    """The wheel of a package."""
+
+    format: Literal["imagefactory.recipe-build-wheel/1"]
+    wheel: str
+    built: bool
+    """False if the same wheel existed."""
 
 
 @click.command("build-wheel", cls=Command)

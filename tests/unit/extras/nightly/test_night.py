@@ -485,7 +485,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     other.write_text(OTHER)
     nights.step(("site", "publish", "--json"))
     told = json.loads(nights.said["site publish"])
-    assert (told["kept"], told["images"][0]["target"]) == ([NAME], NAME)
+    assert (told["unchanged"], told["images"][0]["target"]) == ([NAME], NAME)
     assert told["images"][0]["verified"] == ["7.0", "8.0"]
 
 
