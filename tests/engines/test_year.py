@@ -406,7 +406,7 @@ def rows(person: Person, told: dict[str, Any], kind: str) -> dict[tuple[str, str
     """What a night says of the images, by trick and GPU: a row of several names of each."""
     tricks = {person.ground.name(trick): trick for trick in NIGHTLY}
     return {
-        (tricks[name], row["on"]): row["why"]
+        (tricks[name], row["on"]): row["reason"]
         for row in told[kind]
         for name in row["what"].split(", ")
         if name in tricks
@@ -443,7 +443,7 @@ def caught_up(ada: Person, dora: Person, revoked: Any) -> Iterator[dict[str, Any
 
 def test_the_next_night_catches_up(ada: Person, dora: Person, caught_up: dict[str, Any]) -> None:
     """It collects what came of the killed one."""
-    assert set(rows(ada, caught_up, "proven")) == {("good", "9.0")}
+    assert set(rows(ada, caught_up, "verified")) == {("good", "9.0")}
     broken = rows(ada, caught_up, "broken")
     assert broken["wrong-numbers", "9.0"].startswith("wrong-numbers: ")
     assert {on for (trick, on), why in broken.items() if trick == "good" and why.startswith("no-gpu: ")} == {

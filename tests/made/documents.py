@@ -23,13 +23,10 @@ WITHOUT_SCHEMA = frozenset(
         "inspect",
         "inspect-answer",
         "inspect-answers",
-        "nightly",
-        "nightly-install",
         "plan",
         "report",
         "report-files",
         "rows",
-        "watch",
     ]
 )
 """Formats whose type is not written yet. Nothing is added here."""

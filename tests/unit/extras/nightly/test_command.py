@@ -134,7 +134,7 @@ def test_what_changed_since_a_plan_is_told_whoever_did_it(
     told = json_of(call(*since, "--json", root=root), "nightly")
     assert [row["what"] for row in told["built"]] == [NAME]
     assert [(row["what"], row["on"]) for row in told["due"]] == [(NAME, "8.0")]
-    assert read_nightly(Path(told["folder"]) / "night.json").broken == ()
+    assert read_nightly(Path(told["directory"]) / "night.json").broken == ()
     assert f"built\n  {NAME}" in call(*since, root=root).out
     assert call("plan", "--tuples", "x.csv", "--keep", "y", root=root).code == 2
 
