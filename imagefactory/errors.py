@@ -119,8 +119,13 @@ def os_problem(verb: str, path: object, error: OSError) -> tuple[str, str]:
     `verb` is the failed action (read, write, create, delete): `StoreError(*os_problem("read", path,
     error))`.
     """
+    return f"cannot-{verb}-file", f"cannot {verb} {path}: {os_reason(error)}"
+
+
+def os_reason(error: OSError) -> str:
+    """Return the reason of an error of the operating system, which begins with a small letter."""
     reason = error.strerror or str(error) or type(error).__name__
-    return f"cannot-{verb}-file", f"cannot {verb} {path}: {reason[0].lower()}{reason[1:]}"
+    return f"{reason[0].lower()}{reason[1:]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from imagefactory.build.definition import define
 from imagefactory.build.folders import check_definitions, copied_files, render, write_definitions
 from imagefactory.build.layer_lock import changed_inputs, image_of
 from imagefactory.build.steps import LARGEST_COPY
-from imagefactory.errors import Diagnostic, LockError, RecipeError, StaleError
+from imagefactory.errors import Diagnostic, LockError, RecipeError, StaleError, os_reason
 from imagefactory.lock.layers import layers_path, read_layer_lock, wrong_entries
 from imagefactory.lock.pypi.local import local_files
 from imagefactory.model import BaseLock, BuildSpec, FilesSpec, OwnFile, Target
@@ -79,7 +79,7 @@ def _own_file(spec: FilesSpec, path: str, file: Path) -> OwnFile:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        problem = f"matches {file}, which cannot be read: {error.strerror}"
+        problem = f"matches {file}, which cannot be read: {os_reason(error)}"
         raise _file_problem(spec, "files-unreadable", problem, "check its permissions") from error
     executable = bool(state.st_mode & stat.S_IXUSR)
     return OwnFile(path=path, source=file, sha256=digest, size=state.st_size, executable=executable)

@@ -22,7 +22,7 @@ from imagefactory.actions.verdicts import signing_key
 from imagefactory.doctor.facts import Diagnosis, Health
 from imagefactory.doctor.judge import STORE_BYTES
 from imagefactory.doctor.use import NEW_KEY
-from imagefactory.errors import ImagefactoryError
+from imagefactory.errors import ImagefactoryError, os_reason
 from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.graph import StoreRepository
@@ -118,7 +118,7 @@ class _SiteCheck:
         try:
             rows = list(read_audit(self.settings.store_path))
         except OSError as error:
-            yield broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
+            yield broken("log", f"cannot be read: {os_reason(error)}", "check the permissions of the store")
             return
         detail = (
             f"{len(rows)} entr{'y' if len(rows) == 1 else 'ies'}, the last of {rows[-1].get('time', '')}"

@@ -326,7 +326,7 @@ def _annotate_inputs(
 
 def explain_no_candidate(project: Project, place: StoreRepository) -> str:
     """Return why `find_candidate` found none. Without the key, pushes of other stores are ignored."""
-    reason = f"{place} has no image of what the lock gives"
+    reason = f"no image of the current lock is in {place}"
     if read_nonce_store_key(project.environ):
         return reason
     return (

@@ -408,7 +408,7 @@ def lock(
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
             print_result(
-                f"built on what moved, so next: imagefactory lock {' '.join(t.name for t in above)}",
+                f"also lock what extends these: imagefactory lock {' '.join(t.name for t in above)}",
                 unless=as_json,
             )
         if as_json:
@@ -535,7 +535,7 @@ def _check(
         for target in [target for target in deep if target.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
-                print_result(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
+                print_result(f"{target.name}: all layers were rebuilt and match the lock", unless=as_json)
         if as_json:
             print_json(
                 LockCheckDocument(
@@ -547,7 +547,7 @@ def _check(
             )
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
-            print_result(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
+            print_result(f"{len(states) - len(unsolvable)} locks are current{known}")
 
 
 def check_no_orphans(factory: Project) -> None:
@@ -607,7 +607,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
         chosen = tuple(target for target in chosen if target.name not in passed)
         if passed:
-            call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
+            call.progress.note(f"skipped, because they have no solution: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
     with exit_with_first_failure(factory, names) as failures:
@@ -633,9 +633,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:
-            print_result(
-                f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them"
-            )
+            print_result(f"{len(chosen) - len(failures.errors)} definitions are current")
         elif not check:
             print_result(
                 f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current"

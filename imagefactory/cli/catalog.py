@@ -18,15 +18,17 @@ from imagefactory.cli.output import (
     json_option,
     print_json,
     print_next_command,
+    print_prose,
     print_result,
     registry_option,
     targets_argument,
+    terminal_width,
     write_terminal,
 )
 from imagefactory.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from imagefactory.actions.catalog import CatalogResult
     from imagefactory.actions.publish import RollbackPlan
@@ -189,7 +191,7 @@ def publish_catalog(
                 )
             raise NothingSelectedError(
                 "catalog-empty",
-                "no target has an image there",
+                "no target has an image in this place",
                 hint="imagefactory build --push TARGET, then verify it",
             )
         written: tuple[str, ...] = ()
@@ -210,31 +212,26 @@ def publish_catalog(
             if back:
                 document["rollback"] = _rollback_json(back)
             return print_json(document)
-        for image in draft.catalog.images:
-            print_result(f"{image.target}  {image.reference or image.subject.index}")
-            print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
-            print_result(
-                "  as the last catalog has it: its recipe has faults", unless=image.target not in draft.kept
-            )
-        for name, why in draft.left_out:
-            print_result(f"{name}  left out: {why}")
+        print_result(_format_images(draft, proven))
+        for line in _skipped(draft.left_out):
+            print_prose(line)
         if back:
-            print_result(f"{'back' if written else 'would go back'} to {back.why}")
+            print_result(f"{'restored' if written else 'would restore'} {back.why}")
             for change in back.changes:
-                was, will = (digest or "not there" for digest in (change.now, change.then))
+                was, will = (digest or "none" for digest in (change.now, change.then))
                 verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
                 print_result(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
-            print_result("  no image and no verdict differs", unless=bool(back.changes))
+            print_result("  all images and verdicts are the same", unless=bool(back.changes))
         for where in written:
-            print_result(f"written: {where}")
+            print_result(f"wrote {where}")
         print_result(format_ages(ages))
         if written:
             print_result(
-                f"signed by '{key.name if key else ''}', it holds until {draft.catalog.expires:%Y-%m-%d}"
+                f"signed by '{key.name if key else ''}', valid until {draft.catalog.expires:%Y-%m-%d}"
             )
         if written and back:
             print_result(
-                "remove the cause: the next night, or `imagefactory site publish`, makes it of what is there"
+                "fix the cause: the next nightly run or `imagefactory site publish` replaces this catalog"
             )
     if written:
         return print_next_command("search")
@@ -245,6 +242,28 @@ def publish_catalog(
     )
 
 
+def _format_images(draft: CatalogResult, verified: dict[str, list[str]]) -> str:
+    from imagefactory.views.text import format_table
+
+    rows = []
+    for image in draft.catalog.images:
+        status = f"verified {' '.join(verified[image.target])}" if verified[image.target] else "not verified"
+        status += "; from the last catalog, because its recipe has errors" * (image.target in draft.kept)
+        rows.append((image.target, status, image.reference or image.subject.index))
+    return format_table(("TARGET", "STATUS", "IMAGE"), rows, terminal_width())
+
+
+def _skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Return one line for each reason, with some of its targets."""
+    from imagefactory.recipes.names import few
+
+    targets: dict[str, list[str]] = {}
+    for target, why in skipped:
+        targets.setdefault(why, []).append(target)
+    for why, names in targets.items():
+        yield f"{len(names)} skipped, {why}: {few(names)}"
+
+
 def _note_other_repository(factory: Project, place: str) -> None:
     from imagefactory.trust.catalog_package import CURRENT, catalog_repository
 
@@ -252,7 +271,8 @@ def _note_other_repository(factory: Project, place: str) -> None:
     remote = entry.value and not entry.value.startswith("/")
     if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{place}:{CURRENT}"):
         write_terminal(
-            2, f"note: readers with your settings take another: catalog = {entry.value} ({entry.origin})"
+            2,
+            f"note: your settings name another catalog: {entry.value} ({entry.origin})",
         )
 
 

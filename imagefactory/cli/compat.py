@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagefactory.gpu.values import CellClaim, Compatibility
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
-    from imagefactory.views.inspect import GpuQuery
+    from imagefactory.views.inspect import GpuQuery, ScannedGpuRow
 
 
 def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -226,7 +226,7 @@ def _parse_single_gpu(
 def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
     from imagefactory.matrix.compat import CompatGpu, by_group, cover
     from imagefactory.matrix.gpus import read_gpus
-    from imagefactory.views.compat import cover_json, format_covers
+    from imagefactory.views.compat import covers_json, format_covers
 
     gpus = [
         CompatGpu(
@@ -240,7 +240,7 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources:
     ]
     covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
     if as_json:
-        print_json({"format": "imagefactory.cover/1", "covers": [cover_json(row) for row in covers]})
+        print_json(covers_json(covers))
     else:
         print_result(format_covers(covers, terminal_width(), show_sources=sources))
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
@@ -348,33 +348,22 @@ def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] 
 
 
 def _print_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
-    from imagefactory.views.compat import gpu_json, row_json
+    from imagefactory.views.compat import compat_json
 
-    print_json(
-        {
-            "format": "imagefactory.compat/1",
-            "gpus": [gpu_json(gpu) for gpu in gpus],
-            "rows": [row_json(row) for row in rows],
-        }
-    )
+    print_json(compat_json(rows, gpus))
 
 
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.gpu.contradictions import find_differences
     from imagefactory.gpu.knowledge import families
-    from imagefactory.views.compat import difference_json, format_differences
+    from imagefactory.views.compat import differences_json, format_differences
 
     frameworks = {families().get(name, name) for name in names}
     for name in sorted(frameworks - {*families().values()}):
         raise _unknown_name_error(name, "framework", "")
     differences = [row for row in find_differences() if not names or row.framework in frameworks]
     if as_json:
-        return print_json(
-            {
-                "format": "imagefactory.differences/1",
-                "differences": [difference_json(row) for row in differences],
-            }
-        )
+        return print_json(differences_json(differences))
     return print_result(format_differences(differences, terminal_width()))
 
 
@@ -397,7 +386,14 @@ def _scan(
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
     from imagefactory.trust.claims import verified_claims
-    from imagefactory.views.inspect import RUNS, GpuQuery, Inspection, format_inspection, inspection_json
+    from imagefactory.views.inspect import (
+        RUNS,
+        CompatScanGpusDocument,
+        GpuQuery,
+        Inspection,
+        format_inspection,
+        inspection_json,
+    )
 
     driver = driver_of(driver)
     queries = [_gpu_option(gpu, driver) for gpu in gpus]
@@ -413,11 +409,15 @@ def _scan(
         answers = [_answer(name, query, inspected, verified) for query in queries]
         if not as_json:
             print_result("\n".join(line for _, line, _ in answers))
-        elif len(answers) == 1:
-            print_json({"format": "imagefactory.inspect-answer/1", **answers[0][2]})
         else:
             print_json(
-                {"format": "imagefactory.inspect-answers/1", "answers": [value for _, _, value in answers]}
+                CompatScanGpusDocument(
+                    format="imagefactory.compat-scan-gpus/1",
+                    name=name,
+                    source=inspected.how,
+                    digest=inspected.digest,
+                    gpus=[row for _, _, row in answers],
+                )
             )
         raise click.exceptions.Exit(0 if all(answer in RUNS for answer, _, _ in answers) else EXIT_CHECK)
     inspection = Inspection(
@@ -432,17 +432,17 @@ def _scan(
         verified=verified,
     )
     if as_json:
-        return print_json({"format": "imagefactory.inspect/1", **inspection_json(inspection)})
+        return print_json(inspection_json(inspection))
     return print_result(format_inspection(inspection, terminal_width(), every=every))
 
 
 def _answer(
     name: str, query: GpuQuery, inspected: InspectResult, verified: Mapping[Capability, CellClaim]
-) -> tuple[Compatibility, str, dict[str, object]]:
+) -> tuple[Compatibility, str, ScannedGpuRow]:
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import predict_other_processor
     from imagefactory.gpu.predict import predict
-    from imagefactory.views.inspect import format_answer, prediction_json
+    from imagefactory.views.inspect import ScannedGpuRow, format_answer, prediction_json
 
     scanned = (
         predict_amd(inspected.contents, query.target)
@@ -451,11 +451,12 @@ def _answer(
     )
     prediction = predict_other_processor(scanned, inspected.platform, query.host)
     proof = verified.get(query.capability) if prediction is scanned else None
-    value = {"name": name, "gpu": query.title, "driver_asked": query.driver, **prediction_json(prediction)}
-    value["verified"] = proof
+    row = ScannedGpuRow(
+        gpu=query.title, requested_driver=query.driver, **prediction_json(prediction), verified=proof
+    )
     line = format_answer(name, query, prediction, proof)
     answer = (proof or prediction).answer
-    return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
+    return answer, line, row
 
 
 def _gpu_option(gpu: str, driver: str) -> GpuQuery:

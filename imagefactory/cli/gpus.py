@@ -104,8 +104,8 @@ def gpus(
 
     Exit code 3 without a GPU, 6 if the scheduler does not answer.
     """
-    from imagefactory.schedulers.inventory import inventory_json, write_inventory
-    from imagefactory.views.sweeps import format_machines, format_pool, gpu_group_json, gpu_groups
+    from imagefactory.schedulers.inventory import write_inventory
+    from imagefactory.views.sweeps import format_machines, format_pool, gpus_json
 
     name = HTCONDOR if inventory else _choose(scheduler, probe=probe is not None)
     if probe:
@@ -114,16 +114,7 @@ def gpus(
     if output:
         write_inventory(output, pool_inventory)
     if as_json:
-        kinds = [gpu_group_json(kind) for kind in gpu_groups(pool_inventory)]
-        system = None if inventory else name
-        print_json(
-            {
-                "format": "imagefactory.gpus/1",
-                **inventory_json(pool_inventory),
-                "kinds": kinds,
-                "system": system,
-            }
-        )
+        print_json(gpus_json(pool_inventory, None if inventory else name))
     else:
         print_result((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
         print_result(f"saved as {output}", unless=not output)

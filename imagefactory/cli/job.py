@@ -454,7 +454,7 @@ def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
     try:
         return find_inventory(path, now)
     except ImagefactoryError as error:
-        write_terminal(2, f"note: how many GPUs it reaches is not known: {error.message}")
+        write_terminal(2, f"note: the number of GPUs for this job is unknown: {error.message}")
         return None
 
 
@@ -484,7 +484,7 @@ class ExcludedGpuRow(TypedDict):
     reason: str
 
 
-class MatchingGpusRow(TypedDict):
+class PoolMatchRow(TypedDict):
     """The GPUs of a pool that the job can get."""
 
     matching: int
@@ -508,12 +508,12 @@ class JobDocument(TypedDict):
     image: JobImageRow
     gpus: list[JobGpuRow]
     excluded: list[ExcludedGpuRow]
-    pool: MatchingGpusRow | None
+    pool: PoolMatchRow | None
     catalog: CatalogRow
 
 
 def _job_json(
-    spec: JobSpec, files: Sequence[str], pool: MatchingGpusRow | None, catalog: CatalogRow
+    spec: JobSpec, files: Sequence[str], pool: PoolMatchRow | None, catalog: CatalogRow
 ) -> JobDocument:
     return JobDocument(
         format="imagefactory.job/1",
@@ -548,8 +548,8 @@ def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
     ]
 
 
-def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> MatchingGpusRow:
-    return MatchingGpusRow(
+def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> PoolMatchRow:
+    return PoolMatchRow(
         matching=len(places),
         free=sum(place.free for place in places),
         uncertain=sum(place.unsure for place in places),

@@ -148,12 +148,12 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
     for grant in invitation.keys:
         if first_moment(grant.until) <= now:
             print_result(
-                f"key {grant.key.name}, retired since {grant.until}: take its fingerprint off that page"
+                f"key {grant.key.name}, retired since {grant.until}: remove its fingerprint from your website"
             )
             continue
-        print_result(f"key {grant.key.name}, until {grant.until}; its fingerprint, for a page of yours:")
+        print_result(f"key {grant.key.name}, until {grant.until}; publish its fingerprint on your website:")
         print_result(f"  {fingerprint(grant.key.keyid)}")
-    print_result("give it to your people, who type the next command")
+    print_result("give it to your users, who run the next command")
     return print_next_command("site", "join", invitation.catalog if place else str(path))
 
 
@@ -219,7 +219,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             )
         )
     print_result(
-        f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
+        f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} is up to date"
     )
     print_result(note)
     if user.beside:
@@ -280,7 +280,7 @@ def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
     if not joining.fresh:
         question = "Write it?"
     if not confirm(question):
-        write_terminal(2, "nothing is written")
+        write_terminal(2, "nothing was written")
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
@@ -368,7 +368,7 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
 
     path, text, gone = remove_center(call.settings, os.environ, name)
     if not yes:
-        write_terminal(2, "\n".join([f"It takes out of {path}:", *(f"  {line}" for line in gone)]))
+        write_terminal(2, "\n".join([f"This removes from {path}:", *(f"  {line}" for line in gone)]))
         if not is_terminal():
             raise UsageError(
                 "terminal-required",
@@ -376,7 +376,7 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
                 hint=f"imagefactory site remove {name} --yes",
             )
         if not confirm(f"Leave {name}?"):
-            write_terminal(2, "nothing is changed")
+            write_terminal(2, "nothing was changed")
             raise click.exceptions.Exit(EXIT_CHECK)
     try:
         path.unlink() if text is None else write_text(path, text)

@@ -147,10 +147,12 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
                 command=str(signer) if command else None,
             )
         )
-    print_result(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
-    print_result(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
+    print_result(
+        f"{signer}  names the program that signs" if command else f"{signer}  keep this private key secret"
+    )
+    print_result(f"{folder / f'{name}.pub'}  the public key: give it to everyone who should trust it")
     print_result(f"key {key.keyid}")
-    print_result("nobody believes it yet")
+    print_result("no one trusts it yet")
     return print_next_command("key", "trust", name)
 
 
@@ -272,7 +274,7 @@ def trust(
             )
         )
     print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
-    print_result("compare that key with its owner's")
+    print_result("compare this key with its owner")
     print_result(note) if note else None
     return print_next_command("key", "list")
 
@@ -332,18 +334,16 @@ def retire(
         )
     print_result(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
     if stolen:
-        print_result("nothing that it ever signed counts any more, its revocations neither: sign those again")
+        print_result("none of its signatures count any more; sign its revocations again")
     elif file:
-        print_result(f"{file}: {count} statements that it signed count until they expire; commit both files")
+        print_result(f"{file}: {count} of its signatures stay valid until they expire; commit both files")
     elif isinstance(end, datetime):
-        print_result("nothing is recorded that it signed, so nothing of it counts except in a signed catalog")
+        print_result("no signature of it is recorded here, so its signatures count only in a signed catalog")
     else:
         print_result(
-            "run this again on that day: it records what the key has signed, and only that counts afterwards"
+            "run this again on that day: it records the signatures of the key, and only those stay valid"
         )
-    print_result(
-        "who joined learns of it by a new invitation: imagefactory site invite --push, then join again"
-    )
+    print_result("renew the invitation: imagefactory site invite --push; users then join again")
     print_result(note) if note else None
     return print_next_command("key", "list")
 
@@ -486,25 +486,23 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
 
     old, new, keyid = names
     print_result(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
-    print_result(f"{count} statements that '{old}' signed are recorded, and count until they expire")
+    print_result(f"{count} statements that '{old}' signed are recorded; they stay valid until they expire")
     for place in written:
         print_result(f"written: {place}")
-    print_result("what to do now:")
-    print_result(
-        f"  commit {' and '.join(files)}; who has a clone of this project pulls it and trusts it again"
-    )
-    print_result(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
+    print_result("next steps:")
+    print_result(f"  commit {' and '.join(files)}; users of a clone pull it and trust the project again")
+    print_result(f"  publish the new fingerprint on your website, and remove that of '{old}':")
     print_result(f"    {fingerprint(keyid)}")
     print_result(
-        "  tell your people to join again: imagefactory site join ADDRESS; until then their catalog is "
-        "rejected"
+        "  ask your users to join again: imagefactory site join ADDRESS; until then they cannot read the "
+        "catalog"
     )
     if not written:
         print_result(
             "  no catalog was found to sign again: imagefactory site publish, and imagefactory site invite"
         )
     print_result(
-        f"  give the new key to other machines that sign (a secret of CI); delete what signs by '{old}' there"
+        f"  copy the new key to other machines that sign (such as a CI secret); delete '{old}' there"
     )
 
 

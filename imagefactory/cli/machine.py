@@ -33,7 +33,7 @@ PURPOSES = ("build", "job", "verify", "site")
 SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
 
 
-class FindingRow(TypedDict):
+class DoctorFindingRow(TypedDict):
     name: str
     status: Health
     detail: str
@@ -50,7 +50,7 @@ class DoctorDocument(TypedDict):
     purpose: str
     ready: bool
     """Whether nothing that the purpose needs is missing or denied."""
-    findings: list[FindingRow]
+    findings: list[DoctorFindingRow]
 
 
 @click.command(cls=Command)
@@ -80,7 +80,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
     findings, good = examine_for(purpose, ctx.obj.checked_settings, os.environ, datetime.now(UTC))
     if as_json:
         rows = [
-            FindingRow(
+            DoctorFindingRow(
                 name=finding.name,
                 status=finding.state,
                 detail=finding.detail,

@@ -28,6 +28,7 @@ from imagefactory.errors import (
     UnbuiltPackageRow,
     UnsolvableError,
     UsageError,
+    os_reason,
     printable,
     without_logins,
 )
@@ -637,11 +638,14 @@ def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ..
 
 def explain(error: OSError | EOFError) -> ImagefactoryError:
     """Return an error of the operating system that no adapter handled as a BuildError."""
-    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-    what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, OSError):
+        where = f"cannot use {error.filename}: " if error.filename else ""
+        problem = f"{where}{os_reason(error)}"
+    else:
+        problem = str(error) or type(error).__name__
     return BuildError(
         "system-error",
-        f"{where}{what}",
+        problem,
         hint="check the disk and its permissions, then run the command again",
     )
 

@@ -24,8 +24,7 @@ from imagefactory.cli.output import (
 from imagefactory.plugins import load_extra
 
 if TYPE_CHECKING:
-    from imagefactory.matrix.plan import CellRuling, PlannedCell, VerificationPlan
-    from imagefactory.matrix.rows import RowRuling
+    from imagefactory.matrix.plan import VerificationPlan
 
 
 def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -151,7 +150,7 @@ def plan(
     from imagefactory.matrix.rows import RowsQuery, rule_rows
     from imagefactory.settings.own_commands import parse_machines
     from imagefactory.verify.kits import program_checksum
-    from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
+    from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, rows_json, summary
 
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
     reject_conflict(recorded and not tuples, "--recorded requires --tuples", "add --tuples FILE")
@@ -188,8 +187,7 @@ def plan(
         ruled_rows = rule_rows(rows)
         unused = unused_rules(rules, (row.ruling for row in ruled_rows))
         if as_json:
-            document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
-            return print_json({"format": "imagefactory.rows/1", **document})
+            return print_json(rows_json(ruled_rows, unused))
         return print_result(format_rows(ruled_rows, unused, terminal_width(), show_sources=sources))
     factory = call.factory
     request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
@@ -224,10 +222,10 @@ def plan(
 
 def _print_plan(whole: VerificationPlan, *, overview: bool, sources: bool, as_json: bool) -> None:
     from imagefactory.matrix.plan import CellState
-    from imagefactory.views.plan import format_overview, format_plan
+    from imagefactory.views.plan import format_overview, format_plan, plan_json
 
     if as_json:
-        return print_json({"format": "imagefactory.plan/1", **_plan_json(whole)})
+        return print_json(plan_json(whole))
     if overview:
         print_result(format_overview(whole, terminal_width()))
     else:
@@ -236,71 +234,3 @@ def _print_plan(whole: VerificationPlan, *, overview: bool, sources: bool, as_js
         if state in (CellState.BUILD, CellState.VERIFY):
             return print_next_command(state.value, name)
     return None
-
-
-# --- JSON ----------------------------------------------------------------------------------------
-
-
-def _plan_json(whole: VerificationPlan) -> dict[str, object]:
-    from imagefactory.views.plan import counts
-
-    targets = [
-        {
-            "target": planned.target.name,
-            "state": planned.state,
-            "reason": planned.reason,
-            "hint": planned.hint,
-            "image": planned.image,
-            "reference": planned.reference,
-            "recipe": str(planned.target.where),
-            "cells": [_cell_json(cell) for cell in planned.cells],
-        }
-        for planned in whole.targets
-    ]
-    return {"targets": targets, "counts": counts(whole), "unused_rules": whole.unused}
-
-
-def _cell_json(cell: PlannedCell) -> dict[str, object]:
-    from imagefactory.views.plan import device_json
-
-    return {
-        **device_json(cell.device),
-        "driver_cuda": cell.device.cuda,
-        "part": cell.device.part,
-        "state": cell.state,
-        "required": cell.required,
-        **_ruling_json(cell.ruling),
-    }
-
-
-def _row_json(ruled: RowRuling) -> dict[str, object]:
-    from imagefactory.views.plan import device_json
-
-    row = ruled.row
-    return {
-        "where": row.where,
-        "framework": row.framework,
-        "version": row.version,
-        "cuda": row.cuda,
-        **device_json(row.device),
-        "driver_cuda": row.device.cuda,
-        "outcome": row.outcome,
-        "state": "pruned" if ruled.ruling.pruned else "accepted",
-        **_ruling_json(ruled.ruling),
-    }
-
-
-def _ruling_json(ruling: CellRuling) -> dict[str, object]:
-    """Return a ruling as JSON. Unknown `basis` and `rule` are null; `override` are options that undo it."""
-    claim = ruling.claim
-    return {
-        "basis": claim.basis if claim else None,
-        "answer": claim.answer if claim else "unknown",
-        "rule": claim.rule if claim else None,
-        "reason": ruling.reason,
-        "source": claim.source if claim else "",
-        "override": " ".join(f"--ignore-rule {item.rule}" for item in ruling.against),
-        "against": ruling.against,
-        "allowed": ruling.allowed,
-        "warnings": ruling.warnings,
-    }

@@ -427,7 +427,7 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
     copied = create_project(call.settings.root_path, (shipped.family,), call.settings, os.environ)
     families = " and ".join(copied.families)
     call.progress.note(
-        f"note: copied {families} into this project, with its locks, since {shipped.name} is of it"
+        f"note: copied {families} into this project, with its locks, because {shipped.name} belongs to it"
     )
 
 

@@ -322,7 +322,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
         repaired = [fault.place for fault in scan.faults if fault.mended]
         for fault in scan.faults:
             if fault.mended:
-                print_result(f"mended: {fault.error.message}", unless=as_json)
+                print_result(f"repaired: {fault.error.message}", unless=as_json)
             else:
                 failures.of(fault.place).add(fault.error)
         if as_json:
@@ -339,7 +339,7 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
             )
         print_result(
             f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
-            f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
+            f"{f'{len(failures.errors)} damaged' if failures.errors else 'no damage'}"
         )
         if failures.errors and not fix:
             print_next_command("image", "check", "--fix")

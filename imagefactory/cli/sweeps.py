@@ -531,7 +531,7 @@ def _submit(
         print_result(
             f"submitted {sweep.id} as job {job}, in {folder}\n"
             f"its verdicts:    imagefactory sweep collect {ours}\n"
-            f"end it:          imagefactory sweep cancel {ours}"
+            f"cancel it:       imagefactory sweep cancel {ours}"
         )
         print_next_command("sweep", "status", str(ours))
 

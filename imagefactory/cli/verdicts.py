@@ -202,9 +202,7 @@ def list_(
         print_result(format_verdicts(images, keys, terminal_width(), numbers=numbers))
         for_cpus = is_project(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
         if for_cpus:
-            print_result(
-                f"{name} is for CPUs alone: no verdict speaks of it, its smoke test is all that proves it"
-            )
+            print_result(f"{name} is for CPUs only, so it has no verdicts; its smoke test is its only check")
         elif is_project(call.settings) and not any(image.judged for image in images):
             print_next_command("verify", name)
     states = [capability_status(image.judged, capability)[0] for image in images]

@@ -282,7 +282,7 @@ def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> No
         )
     source = f"pulls {written.reference}" if written.reference else "add --image: no registry has it"
     print_result(
-        f"wrote {order.folder}, good until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"
+        f"wrote {order.folder}, valid until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"
         f"on a machine with a GPU:  python3 {order.folder}/run.py   ({source})\n"
         f"then, back here:          imagefactory sweep collect {order.folder}"
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import RegistryError
+from imagefactory.errors import RegistryError, os_reason
 
 HELPER_SECONDS = 30.0
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
@@ -86,7 +86,7 @@ def _find_credential(path: Path, host: str, environ: Mapping[str, str]) -> Crede
         return None
     except (OSError, ValueError, RecursionError) as error:
         # The parser's own message quotes its input, which may be a secret.
-        why = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        why = os_reason(error) if isinstance(error, OSError) else "it is not JSON"
         raise RegistryError(
             "credentials-invalid",
             f"cannot read the credentials in {path}: {why}",
@@ -181,7 +181,7 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
     except OSError as error:
         raise RegistryError(
             "credential-helper-failed",
-            f"cannot run {program}: {error.strerror}",
+            f"cannot run {program}: {os_reason(error)}",
             hint=f"check the permissions of {path}",
         ) from error
     if process.returncode:

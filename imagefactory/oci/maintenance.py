@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import StoreError, os_reason
 from imagefactory.fs import Removal, check_checksum, entries_of, remove_inside
 from imagefactory.oci.layout import Layout, referrer_record
 from imagefactory.oci.manifests import (
@@ -258,7 +258,7 @@ def _blob_fault(layout: Layout, wrong: _BlobMismatch, *, mend: bool) -> StoreFau
         return StoreFault(
             place=place,
             error=StoreError(
-                "store-corrupt", f"{error.message}; cannot repair it: {failed.strerror}", hint=hint
+                "store-corrupt", f"{error.message}; cannot repair it: {os_reason(failed)}", hint=hint
             ),
         )
     return StoreFault(place=place, error=error, mended=True)
@@ -273,7 +273,7 @@ def _wrong_blobs(blobs: list[Path], task: ProgressTask) -> Iterator[_BlobMismatc
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 task.advance(os.fstat(file.fileno()).st_size)
         except OSError as error:
-            return f"cannot be read: {error.strerror}"
+            return f"cannot be read: {os_reason(error)}"
         return "" if digest == path.name else "does not match its digest"
 
     with ThreadPoolExecutor(_WORKERS) as pool:

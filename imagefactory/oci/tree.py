@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.errors import BuildError, StoreError
+from imagefactory.errors import BuildError, StoreError, os_reason
 from imagefactory.trees import remove_tree
 
 CHUNK = 1 << 20
@@ -199,7 +199,7 @@ class LayerTree:
                 raise StoreError(
                     "filesystem-unsupported",
                     "the file system does not support whiteouts (mknod of "
-                    f"character device 0/0): {error.strerror}",
+                    f"character device 0/0): {os_reason(error)}",
                     hint="move the store to a local disk; Linux 5.8 or newer is needed",
                 ) from error
 
@@ -209,7 +209,7 @@ class LayerTree:
         except OSError as error:
             raise StoreError(
                 "filesystem-unsupported",
-                f"the file system does not support the attribute {OPAQUE_ATTRIBUTE}: {error.strerror}",
+                f"the file system does not support the attribute {OPAQUE_ATTRIBUTE}: {os_reason(error)}",
                 hint="move the store to a file system with user extended attributes (ext4, xfs, btrfs)",
             ) from error
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from imagefactory.errors import StoreError, os_problem
+from imagefactory.errors import StoreError, os_problem, os_reason
 from imagefactory.fs import (
     Removal,
     add_checksum,
@@ -166,7 +166,7 @@ def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSErr
     free = shutil.disk_usage(folder).free
     return StoreError(
         "disk-full",
-        f"{folder.parent}: {error.strerror}: this layer needs {format_bytes(content.size)} "
+        f"{folder.parent}: {os_reason(error)}: this layer needs {format_bytes(content.size)} "
         f"({content.size} bytes), {format_bytes(free)} are free",
         hint="free space there (imagefactory image prune), or set `store` to another disk",
     )

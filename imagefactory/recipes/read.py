@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from imagefactory.errors import Diagnostic, RecipeError, UsageError
+from imagefactory.errors import Diagnostic, RecipeError, UsageError, os_reason
 from imagefactory.model import BaseSpec, SourceLocation
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.family import Recipe
@@ -76,7 +76,7 @@ def read_file(path: Path) -> tuple[str, str]:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        what = f"cannot read the recipe: {(error.strerror or str(error)).lower()}"
+        what = f"cannot read the recipe: {os_reason(error)}"
         raise recipe_problem(start, "file-not-readable", what, "check its permissions") from error
     if len(data) > MAX_BYTES:
         raise too_large(file)

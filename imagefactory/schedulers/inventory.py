@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import replace_text
@@ -56,24 +56,63 @@ def format_inventory(inventory: Inventory) -> str:
     return "\n".join(["{", *lines, "}", ""])
 
 
-def inventory_json(inventory: Inventory) -> dict[str, object]:
+class InventoryGpuRow(TypedDict):
+    id: str
+    uuid: str
+    name: str
+    capability: str
+    memory: int
+    """In MB."""
+    driver: str
+    cuda: str
+    mig: bool
+    free: bool
+
+
+class InventoryMachineRow(TypedDict):
+    name: str
+    start: str
+    """Its START expression, for HTCondor."""
+    attributes: dict[str, str | int | float | bool]
+    gpus: list[InventoryGpuRow]
+
+
+class InventoryContent(TypedDict):
+    pool: str
+    taken: str
+    """The time."""
+    machines: list[InventoryMachineRow]
+    notes: list[str]
+
+
+def inventory_json(inventory: Inventory) -> InventoryContent:
     """Return the document of the file without its format."""
-    return {
-        "pool": inventory.pool,
-        "taken": _time(inventory.taken),
-        "machines": [_machine_json(machine) for machine in inventory.machines],
-        "notes": list(inventory.notes),
-    }
+    return InventoryContent(
+        pool=inventory.pool,
+        taken=_time(inventory.taken),
+        machines=[_machine_json(machine) for machine in inventory.machines],
+        notes=list(inventory.notes),
+    )
 
 
-def _machine_json(machine: PoolMachine) -> dict[str, object]:
-    gpus = [{key: getattr(gpu, key) for key in _GPU} for gpu in machine.gpus]
-    return {
-        "name": machine.name,
-        "start": machine.start,
-        "attributes": dict(machine.attributes),
-        "gpus": gpus,
-    }
+def _machine_json(machine: PoolMachine) -> InventoryMachineRow:
+    gpus = [
+        InventoryGpuRow(
+            id=gpu.id,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            capability=gpu.capability,
+            memory=gpu.memory,
+            driver=gpu.driver,
+            cuda=gpu.cuda,
+            mig=gpu.mig,
+            free=gpu.free,
+        )
+        for gpu in machine.gpus
+    ]
+    return InventoryMachineRow(
+        name=machine.name, start=machine.start, attributes=dict(machine.attributes), gpus=gpus
+    )
 
 
 def _time(moment: datetime) -> str:

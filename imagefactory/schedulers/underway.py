@@ -27,7 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError
+from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError, os_reason
 from imagefactory.model import Outcome
 from imagefactory.schedulers.cells import CLAIMED, QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
 from imagefactory.schedulers.faults import node_directory
@@ -204,7 +204,7 @@ def read_underway(
     except FileNotFoundError:
         return (), ()
     except OSError as error:
-        return (), (f"the sweeps in {place} are skipped: {error.strerror}",)
+        return (), (f"the sweeps in {place} are skipped: {os_reason(error)}",)
     rows = (_candidate(folder, images, lookup, notes) for folder in sorted(paths, reverse=True))
     candidates = [candidate for candidate in rows if candidate]
     queues: dict[str, frozenset[Path] | str] = {}
@@ -336,7 +336,7 @@ def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgre
 
 
 def _unread_note(folder: Path, error: ImagefactoryError | OSError) -> str:
-    text = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {error.strerror}"
+    text = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {os_reason(error)}"
     return f"sweep {folder.name} is skipped, and its cells are not known: {text}"
 
 

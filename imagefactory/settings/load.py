@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_reason
 from imagefactory.logs import LOG_VARIABLE
 from imagefactory.oci.store import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
@@ -192,7 +192,7 @@ def _check_certificates(setting: SettingValue) -> None:
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
             "certificates-unusable",
-            f"certificates: cannot use {path} ({setting.origin}): {error.strerror or error}",
+            f"certificates: cannot use {path} ({setting.origin}): {os_reason(error)}",
             hint=hint,
         ) from error
 

@@ -29,7 +29,7 @@ from threading import Lock
 from time import monotonic
 from typing import IO
 
-from imagefactory.errors import StatementError, ToolError, UsageError, os_problem
+from imagefactory.errors import StatementError, ToolError, UsageError, os_problem, os_reason
 from imagefactory.fs import create_bytes, replacing
 from imagefactory.serialize import printable_line, printable_value
 
@@ -164,7 +164,7 @@ class SigningProgram:
                     self._command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
                 )
         except OSError as error:
-            problem = self._problem(f"cannot be started: {error.strerror}")
+            problem = self._problem(f"cannot be started: {os_reason(error)}")
             raise ToolError("signing-program-failed", problem, hint=self._try) from error
         try:
             output, message = self._read(process, end, seconds)

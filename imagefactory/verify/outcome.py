@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from imagefactory.errors import StatementError
+from imagefactory.errors import StatementError, os_reason
 from imagefactory.model import CheckResult, CheckState, CommandResult, Outcome
 from imagefactory.serialize import (
     LARGEST_COUNT,
@@ -73,7 +73,7 @@ def read_report(path: Path) -> bytes:
     except FileNotFoundError:
         raise InvalidReportError("the process wrote no report") from None
     except OSError as error:
-        raise InvalidReportError(f"cannot read the report: {error.strerror}") from error
+        raise InvalidReportError(f"cannot read the report: {os_reason(error)}") from error
 
 
 def parse_fields(data: bytes, fields: ObjectSchema) -> dict[str, Any]:

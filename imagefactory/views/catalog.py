@@ -240,12 +240,12 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         header = (
             ("IMAGE", "GPU", "TOTAL", "FREE", "STATUS")
             if inventory
-            else ("IMAGE", "GPUS BY CAPABILITY", "STATUS")
+            else ("IMAGE", "STATUS", "GPUS BY CAPABILITY")
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
-        lines.append(f"and {len(usable) - MOST} more: say it with more words")
+        lines.append(f"and {len(usable) - MOST} more: add words to narrow the search")
     for match in finding.matches[:MOST]:
         lines += [
             f"{match.candidate.name} {row.where}: {row.summary}"
@@ -262,7 +262,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
-        lines.append("* some of these machines may refuse such jobs: what they take is not told")
+        lines.append("* some of these machines may reject such jobs, because their rules are unknown")
     return "\n".join(lines).rstrip()
 
 
@@ -294,12 +294,12 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
     if finding.catalog is None:
-        what = f"nothing is built in {finding.place}" if finding.own_project else "no catalog is known here"
-        yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
+        what = f"{finding.place} has no images" if finding.own_project else "no catalog is joined"
+        yield f"{what}, so no image is verified; these answers are predicted or documented"
         if not finding.own_project:
-            yield "your center may have one: imagefactory site join ADDRESS|FILE"
+            yield "to join one: imagefactory site join ADDRESS|FILE"
     elif finding.own_project:
-        yield f"images of the factory {finding.place}"
+        yield f"images of the project {finding.place}"
     else:
         for row in finding.open:
             yield row.center.answers(row.catalog.made)
@@ -309,7 +309,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
     yield (
         f"pool: {pool_summary(inventory)}"
         if inventory
-        else "no pool can be asked here (or --inventory FILE): any GPU"
+        else "no scheduler here, so these are all known GPUs; --inventory FILE selects those of a cluster"
     )
 
 
@@ -321,7 +321,7 @@ def _pool_rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         yield (
             "" if number else match.candidate.name,
             gpu,
-            f"{row.gpus:4}",
+            f"{row.gpus:5}",
             f"{row.free:4}",
             f"{row.basis}{mark}",
         )
@@ -333,7 +333,7 @@ def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         by_basis.setdefault(row.basis, []).append(row)
     for number, (basis, rows) in enumerate(by_basis.items()):
         title = "" if number else match.candidate.name
-        yield title, " ".join(row.capability for row in rows), basis.value
+        yield title, basis.value, " ".join(row.capability for row in rows)
 
 
 class SearchGpuRow(TypedDict):

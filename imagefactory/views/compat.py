@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Literal, TypedDict
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
@@ -30,13 +31,13 @@ LETTERS = {
     Compatibility.UNKNOWN: "?",
 }
 LEGEND = (
-    "Y runs, P runs through PTX that the driver compiles, ~ runs in part, - does not run, ? nothing is known",
-    "d documented: a project's page says so   p predicted: a scan of the GPU code says so",
-    "v verified: the suite ran there          ! there is a known fault",
+    "Y runs   P runs, if the driver compiles its PTX   ~ runs in part",
+    "- does not run   ? unknown   ! has a known fault",
+    "v verified by the suite   p predicted by a scan of its GPU code   d documented",
 )
 
-ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
-ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
+ALIKE = "5.0-6.1: the same for all GPUs of this range, except those of ARM boards (8.7, 11.0)"
+ALIKE_AMD = "gfx908-gfx942: the same for all known processors of this range"
 
 
 def format_gpu(
@@ -223,71 +224,183 @@ def _scan(difference: CapabilityDifference) -> str:
     return f"scan of {', '.join(difference.wheels)} ({difference.scanned_source})"
 
 
-def difference_json(difference: CapabilityDifference) -> dict[str, object]:
-    return {
-        "framework": difference.framework,
-        "version": difference.version,
-        "cuda": difference.cuda,
-        "capabilities": [str(capability) for capability in difference.capabilities],
-        "documented": difference.documented.value,
-        "documented_source": difference.documented_source,
-        "predicted": difference.found.value,
-        "predicted_source": _scan(difference),
-        "reason": difference.reason,
-    }
+# --- JSON
 
 
-def row_json(row: CompatRow) -> dict[str, object]:
-    return {**candidate_json(row.candidate), "cells": [cell_json(cell) for cell in row.cells]}
+class DifferenceRow(TypedDict):
+    framework: str
+    version: str
+    cuda: str
+    capabilities: list[str]
+    documented: Compatibility
+    documented_source: str
+    predicted: Compatibility
+    predicted_source: str
+    reason: str
 
 
-def candidate_json(candidate: CoverCandidate) -> dict[str, object]:
+class CompatDifferencesDocument(TypedDict):
+    """Where the documentation of a framework and a scan of its wheels differ."""
+
+    format: Literal["imagefactory.compat-differences/1"]
+    differences: list[DifferenceRow]
+
+
+def differences_json(differences: Sequence[CapabilityDifference]) -> CompatDifferencesDocument:
+    rows = [
+        DifferenceRow(
+            framework=difference.framework,
+            version=difference.version,
+            cuda=difference.cuda,
+            capabilities=[str(capability) for capability in difference.capabilities],
+            documented=difference.documented,
+            documented_source=difference.documented_source,
+            predicted=difference.found,
+            predicted_source=_scan(difference),
+            reason=difference.reason,
+        )
+        for difference in differences
+    ]
+    return CompatDifferencesDocument(format="imagefactory.compat-differences/1", differences=rows)
+
+
+class CandidateRow(TypedDict):
+    """A target, or a release of a framework."""
+
+    target: str
+    """Empty for a release without a target."""
+    family: str
+    framework: str
+    version: str
+    cuda: str
+    lock: str
+
+
+class CellRow(TypedDict):
+    """Whether an image runs on a GPU; the claims are the grounds, the strongest first."""
+
+    capability: str
+    driver: str
+    answer: Compatibility
+    claims: Sequence[CellClaim]
+    warnings: Sequence[CellClaim]
+
+
+class CompatGpuRow(TypedDict):
+    gpu: str
+    capability: str
+    driver: str
+    count: int
+
+
+class CompatTargetRow(CandidateRow):
+    cells: list[CellRow]
+    """One for each GPU, in the same order."""
+
+
+class CompatDocument(TypedDict):
+    """Which targets run on which GPUs."""
+
+    format: Literal["imagefactory.compat/1"]
+    gpus: list[CompatGpuRow]
+    rows: list[CompatTargetRow]
+
+
+def compat_json(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> CompatDocument:
+    return CompatDocument(
+        format="imagefactory.compat/1",
+        gpus=[_gpu_json(gpu) for gpu in gpus],
+        rows=[
+            CompatTargetRow(**_candidate_json(row.candidate), cells=[_cell_json(cell) for cell in row.cells])
+            for row in rows
+        ],
+    )
+
+
+class CoveredGpuRow(CompatGpuRow):
+    answer: Compatibility
+    claims: Sequence[CellClaim]
+    warnings: Sequence[CellClaim]
+
+
+class CoverImageRow(CandidateRow):
+    gpus: list[CoveredGpuRow]
+
+
+class UncoveredGpuRow(CompatGpuRow):
+    """A GPU on which no image runs."""
+
+    answer: Compatibility
+    nearest: CandidateRow | None
+    claim: CellClaim | None
+    """Why the nearest candidate does not run there."""
+
+
+class CoverRow(TypedDict):
+    family: str
+    images: list[CoverImageRow]
+    uncovered: list[UncoveredGpuRow]
+
+
+class CompatCoverDocument(TypedDict):
+    """The fewest images that together run on all GPUs of a file."""
+
+    format: Literal["imagefactory.compat-cover/1"]
+    covers: list[CoverRow]
+
+
+def covers_json(covers: Sequence[Cover]) -> CompatCoverDocument:
+    rows = [
+        CoverRow(
+            family=cover.group,
+            images=[
+                CoverImageRow(
+                    **_candidate_json(choice.candidate),
+                    gpus=[
+                        CoveredGpuRow(
+                            **_gpu_json(gpu), answer=cell.answer, claims=cell.claims, warnings=cell.warnings
+                        )
+                        for gpu, cell in choice.serves
+                    ],
+                )
+                for choice in cover.images
+            ],
+            uncovered=[
+                UncoveredGpuRow(
+                    **_gpu_json(row.gpu),
+                    answer=row.claim.answer if row.claim else Compatibility.UNKNOWN,
+                    nearest=_candidate_json(row.candidate) if row.candidate else None,
+                    claim=row.claim,
+                )
+                for row in cover.unserved
+            ],
+        )
+        for cover in covers
+    ]
+    return CompatCoverDocument(format="imagefactory.compat-cover/1", covers=rows)
+
+
+def _candidate_json(candidate: CoverCandidate) -> CandidateRow:
     question = candidate.question
-    return {
-        "target": candidate.name,
-        "family": candidate.group,
-        "framework": question.framework,
-        "version": question.version,
-        "cuda": question.cuda,
-        "lock": candidate.lock,
-    }
+    return CandidateRow(
+        target=candidate.name,
+        family=candidate.group,
+        framework=question.framework,
+        version=question.version,
+        cuda=question.cuda,
+        lock=candidate.lock,
+    )
 
 
-def cell_json(cell: Cell) -> dict[str, object]:
-    return {
-        "capability": str(cell.question.capability),
-        "driver": cell.question.driver,
-        "answer": cell.answer.value,
-        "claims": cell.claims,
-        "warnings": cell.warnings,
-    }
+def _cell_json(cell: Cell) -> CellRow:
+    return CellRow(
+        capability=str(cell.question.capability),
+        driver=cell.question.driver,
+        answer=cell.answer,
+        claims=cell.claims,
+        warnings=cell.warnings,
+    )
 
 
-def cover_json(cover: Cover) -> dict[str, object]:
-    return {
-        "family": cover.group,
-        "images": [
-            {
-                **candidate_json(choice.candidate),
-                "gpus": [{**gpu_json(gpu), **cell_json(cell)} for gpu, cell in choice.serves],
-            }
-            for choice in cover.images
-        ],
-        "unserved": [
-            {
-                **gpu_json(unserved.gpu),
-                "nearest": candidate_json(unserved.candidate) if unserved.candidate else None,
-                "why": unserved.claim,
-            }
-            for unserved in cover.unserved
-        ],
-    }
-
-
-def gpu_json(gpu: CompatGpu) -> dict[str, object]:
-    return {
-        "gpu": gpu.name,
-        "capability": str(gpu.capability),
-        "driver": gpu.driver,
-        "count": gpu.count,
-    }
+def _gpu_json(gpu: CompatGpu) -> CompatGpuRow:
+    return CompatGpuRow(gpu=gpu.name, capability=str(gpu.capability), driver=gpu.driver, count=gpu.count)

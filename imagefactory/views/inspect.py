@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Literal, TypedDict
 
 from imagefactory.gpu.amd import amd_targets, is_amd, is_object, lacks_runtime, target_order
 from imagefactory.gpu.capability import Capability, GpuCode
@@ -13,14 +14,15 @@ from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, fi
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.gpu.values import (
     CellClaim,
+    ClaimBasis,
     Compatibility,
     GpuLibrary,
     LibrarySupport,
+    ModuleCount,
     Prediction,
     ScanResult,
     SupportLevel,
 )
-from imagefactory.serialize import fields_of
 from imagefactory.views.text import fold, format_fields, format_matrix
 
 RUNS = (Compatibility.YES, Compatibility.PTX)
@@ -355,51 +357,178 @@ def _processor(text: str) -> str:
 # --- JSON
 
 
-def inspection_json(inspection: Inspection) -> dict[str, object]:
+class LibraryPredictionRow(TypedDict):
+    """The modules of a library by the code that they have for a capability."""
+
+    path: str
+    support: SupportLevel
+    native: int
+    ptx: int
+    unsupported: int
+    isa: str
+    """The newest PTX that the driver must compile; empty for none."""
+    required: bool
+    """Whether the framework must load the library."""
+
+
+class PredictionRow(TypedDict):
+    capability: str
+    basis: Literal["predicted"]
+    answer: Compatibility
+    reason: str
+    driver: str
+    """The oldest driver for Linux; empty if unknown."""
+    driver_reason: str
+    warnings: Sequence[str]
+    libraries: list[LibraryPredictionRow]
+
+
+class VerifiedRow(TypedDict):
+    capability: str
+    basis: ClaimBasis
+    answer: Compatibility
+    rule: str
+    reason: str
+    source: str
+    driver: str
+
+
+class ScannedLibraryRow(TypedDict):
+    path: str
+    size: int
+    role: LibraryRole
+    compressions: Sequence[str]
+    damage: str
+    """What is wrong with its GPU code; empty for nothing."""
+    unread: str
+    """Its entries of unknown types; empty for none."""
+    modules: Sequence[ModuleCount]
+
+
+class ScannedPackageRow(TypedDict):
+    name: str
+    version: str
+    build: str
+    """Of a conda package; empty for others."""
+
+
+class FactRow(TypedDict):
+    framework: str
+    key: str
+    value: str
+
+
+class CompatScanDocument(TypedDict):
+    """The GPU code in an image, wheel, package or directory, and where it runs."""
+
+    format: Literal["imagefactory.compat-scan/1"]
+    name: str
+    source: str
+    """What was scanned."""
+    digest: str
+    architecture: str
+    framework: str
+    framework_version: str
+    cuda: str
+    versions: dict[str, str]
+    cpu_only: str
+    contradictions: Sequence[str]
+    libraries: list[ScannedLibraryRow]
+    amd_targets: Sequence[str]
+    predictions: list[PredictionRow]
+    verified: list[VerifiedRow]
+    packages: list[ScannedPackageRow]
+    facts: list[FactRow]
+    toolkit: Sequence[str]
+
+
+class ScannedGpuRow(PredictionRow):
+    gpu: str
+    requested_driver: str
+    verified: CellClaim | None
+
+
+class CompatScanGpusDocument(TypedDict):
+    """Whether an image, wheel, package or directory runs on the requested GPUs."""
+
+    format: Literal["imagefactory.compat-scan-gpus/1"]
+    name: str
+    source: str
+    """What was scanned."""
+    digest: str
+    gpus: list[ScannedGpuRow]
+
+
+def inspection_json(inspection: Inspection) -> CompatScanDocument:
     contents = inspection.contents
     framework = find_framework(contents)
     package = find_package(contents, framework) if framework else None
-    return {
-        "name": inspection.name,
-        "from": inspection.how,
-        "digest": inspection.digest,
-        "architecture": inspection.platform,
-        "framework": framework.name if framework else "",
-        "framework_version": package.version if package else "",
-        "cuda": cuda_of(contents),
-        "versions": dict(library_versions(contents)),
-        "cpu_only": inspection.cpu_only,
-        "contradictions": inspection.contradictions,
-        "libraries": [
-            {
-                "path": library.path,
-                "size": library.size,
-                "role": role.value,
-                "compressions": library.compressions,
-                "damage": library.damage,
-                "unread": library.unread,
-                "modules": library.modules,
-            }
+    return CompatScanDocument(
+        format="imagefactory.compat-scan/1",
+        name=inspection.name,
+        source=inspection.how,
+        digest=inspection.digest,
+        architecture=inspection.platform,
+        framework=framework.name if framework else "",
+        framework_version=package.version if package else "",
+        cuda=cuda_of(contents),
+        versions=dict(library_versions(contents)),
+        cpu_only=inspection.cpu_only,
+        contradictions=inspection.contradictions,
+        libraries=[
+            ScannedLibraryRow(
+                path=library.path,
+                size=library.size,
+                role=role,
+                compressions=library.compressions,
+                damage=library.damage,
+                unread=library.unread,
+                modules=library.modules,
+            )
             for library, role in ordered_libraries(contents)
         ],
-        "amd_targets": amd_targets(contents),
-        "predictions": [prediction_json(prediction) for prediction in inspection.predictions],
-        "verified": [
-            {"capability": capability, **fields_of(claim)}
+        amd_targets=amd_targets(contents),
+        predictions=[prediction_json(prediction) for prediction in inspection.predictions],
+        verified=[
+            VerifiedRow(
+                capability=str(capability),
+                basis=claim.basis,
+                answer=claim.answer,
+                rule=claim.rule,
+                reason=claim.reason,
+                source=claim.source,
+                driver=claim.driver,
+            )
             for capability, claim in inspection.verified.items()
         ],
-        "packages": [
-            {
-                "name": package.name,
-                "version": package.version,
-                **({"build": package.build} if package.build else {}),
-            }
+        packages=[
+            ScannedPackageRow(name=package.name, version=package.version, build=package.build)
             for package in contents.packages
         ],
-        "facts": [{"framework": name, "key": key, "value": value} for name, key, value in contents.facts],
-        "toolkit": contents.toolkit,
-    }
+        facts=[FactRow(framework=name, key=key, value=value) for name, key, value in contents.facts],
+        toolkit=contents.toolkit,
+    )
 
 
-def prediction_json(prediction: Prediction) -> dict[str, object]:
-    return {"capability": prediction.capability, "basis": "predicted", **fields_of(prediction)}
+def prediction_json(prediction: Prediction) -> PredictionRow:
+    return PredictionRow(
+        capability=str(prediction.capability),
+        basis="predicted",
+        answer=prediction.answer,
+        reason=prediction.reason,
+        driver=prediction.driver,
+        driver_reason=prediction.driver_reason,
+        warnings=prediction.warnings,
+        libraries=[
+            LibraryPredictionRow(
+                path=library.path,
+                support=library.reach,
+                native=library.native,
+                ptx=library.ptx,
+                unsupported=library.without,
+                isa=library.isa,
+                required=library.gates,
+            )
+            for library in prediction.libraries
+        ],
+    )

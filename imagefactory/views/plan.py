@@ -6,9 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypedDict
 
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import Compatibility
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.matrix.plan import (
     AVOIDED,
     GPU_NOT_LISTED,
@@ -310,3 +311,156 @@ def _kit(cell: PlannedCell) -> dict[str, str]:
 
 def device_json(device: PlanGpu) -> dict[str, str]:
     return dict(zip(DEVICE, (device.name, str(device.capability), device.driver), strict=True))
+
+
+# --- JSON
+
+
+class RulingRow(TypedDict):
+    """Whether to test a cell, and the claims that decide it."""
+
+    basis: ClaimBasis | None
+    answer: Compatibility
+    rule: str | None
+    reason: str
+    source: str
+    override: str
+    """The options that include a pruned cell."""
+    pruned_by: Sequence[CellClaim]
+    ignored: Sequence[CellClaim]
+    """The claims that --ignore-rule ignores."""
+    warnings: Sequence[CellClaim]
+
+
+class PlanCellRow(RulingRow):
+    gpu: str
+    capability: str
+    driver: str
+    driver_cuda: str
+    """The newest CUDA version that the driver supports."""
+    mig: str
+    """The type of the MIG slice; empty for a whole GPU."""
+    status: CellState
+    required: bool
+    """Whether the recipe requires the capability."""
+
+
+class PlanTargetRow(TypedDict):
+    target: str
+    status: CellState
+    reason: str
+    hint: str
+    image: str
+    """The digest of the existing image."""
+    reference: str
+    recipe: str
+    """The file and line of the recipe."""
+    cells: list[PlanCellRow]
+
+
+class PlanDocument(TypedDict):
+    """What remains to build and to verify, by target and GPU."""
+
+    format: Literal["imagefactory.plan/1"]
+    targets: list[PlanTargetRow]
+    counts: dict[str, dict[str, int]]
+    """The number of targets and of cells by status."""
+    unused_rules: Sequence[str]
+
+
+class TupleRow(RulingRow):
+    location: str
+    """The file and line."""
+    framework: str
+    version: str
+    cuda: str
+    gpu: str
+    capability: str
+    driver: str
+    driver_cuda: str
+    """The newest CUDA version that the driver supports."""
+    outcome: str
+    """The outcome that the file records; empty for none."""
+    status: Literal["accepted", "pruned"]
+
+
+class PlanTuplesDocument(TypedDict):
+    """Which rows of a file of versions are worth a test."""
+
+    format: Literal["imagefactory.plan-tuples/1"]
+    rows: list[TupleRow]
+    unused_rules: Sequence[str]
+
+
+def plan_json(whole: VerificationPlan) -> PlanDocument:
+    return PlanDocument(
+        format="imagefactory.plan/1",
+        targets=[
+            PlanTargetRow(
+                target=planned.target.name,
+                status=planned.state,
+                reason=planned.reason,
+                hint=planned.hint,
+                image=planned.image,
+                reference=planned.reference,
+                recipe=str(planned.target.where),
+                cells=[_cell_json(cell) for cell in planned.cells],
+            )
+            for planned in whole.targets
+        ],
+        counts=counts(whole),
+        unused_rules=whole.unused,
+    )
+
+
+def _cell_json(cell: PlannedCell) -> PlanCellRow:
+    device = cell.device
+    return PlanCellRow(
+        gpu=device.name,
+        capability=str(device.capability),
+        driver=device.driver,
+        driver_cuda=device.cuda,
+        mig=device.part,
+        status=cell.state,
+        required=cell.required,
+        **_ruling_json(cell.ruling),
+    )
+
+
+def rows_json(rows: Sequence[RowRuling], unused: Sequence[str]) -> PlanTuplesDocument:
+    return PlanTuplesDocument(
+        format="imagefactory.plan-tuples/1", rows=[_row_json(row) for row in rows], unused_rules=unused
+    )
+
+
+def _row_json(ruled: RowRuling) -> TupleRow:
+    row = ruled.row
+    return TupleRow(
+        location=row.where,
+        framework=row.framework,
+        version=row.version,
+        cuda=row.cuda,
+        gpu=row.device.name,
+        capability=str(row.device.capability),
+        driver=row.device.driver,
+        driver_cuda=row.device.cuda,
+        outcome=row.outcome,
+        status="pruned" if ruled.ruling.pruned else "accepted",
+        **_ruling_json(ruled.ruling),
+    )
+
+
+def _ruling_json(ruling: CellRuling) -> RulingRow:
+    """Return a ruling as JSON. Unknown `basis` and `rule` are null."""
+    claim = ruling.claim
+    return RulingRow(
+        basis=claim.basis if claim else None,
+        answer=claim.answer if claim else Compatibility.UNKNOWN,
+        rule=claim.rule if claim else None,
+        reason=ruling.reason,
+        source=claim.source if claim else "",
+        override=" ".join(f"--ignore-rule {item.rule}" for item in ruling.against),
+        pruned_by=ruling.against,
+        ignored=ruling.allowed,
+        warnings=ruling.warnings,
+    )

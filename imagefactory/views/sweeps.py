@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 from imagefactory.progress import format_seconds
 from imagefactory.schedulers.cells import QueuedCell, SweepPlan
 from imagefactory.schedulers.faults import MachineFaults
+from imagefactory.schedulers.inventory import InventoryContent, inventory_json
 from imagefactory.schedulers.pool import (
     Inventory,
     JobEnding,
@@ -21,7 +22,6 @@ from imagefactory.schedulers.pool import (
     SweepSpec,
 )
 from imagefactory.schedulers.sweep_file import CollectedNode
-from imagefactory.serialize import fields_of
 from imagefactory.trust.verdict import is_simulated
 from imagefactory.versions import natural
 from imagefactory.views.text import fold, format_table
@@ -269,8 +269,53 @@ def gpu_groups(inventory: Inventory) -> tuple[PoolGpuGroup, ...]:
     return tuple(sorted(groups, key=lambda row: natural(row.capability), reverse=True))
 
 
-def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
-    return {**fields_of(kind), "machines": len(kind.machines)}
+class GpuTypeRow(TypedDict):
+    """GPUs of one model with one driver."""
+
+    capability: str
+    name: str
+    memory: int
+    """In MB."""
+    driver: str
+    cuda: str
+    """The newest CUDA version that the driver supports."""
+    mig: bool
+    simulated: bool
+    machines: int
+    total: int
+    free: int
+
+
+class GpusDocument(InventoryContent):
+    """The GPUs of a pool, by machine and by type."""
+
+    format: Literal["imagefactory.gpus/1"]
+    scheduler: str | None
+    """Null for an inventory from a file."""
+    types: list[GpuTypeRow]
+
+
+def gpus_json(inventory: Inventory, scheduler: str | None) -> GpusDocument:
+    return GpusDocument(
+        format="imagefactory.gpus/1",
+        scheduler=scheduler,
+        **inventory_json(inventory),
+        types=[
+            GpuTypeRow(
+                capability=group.capability,
+                name=group.name,
+                memory=group.memory,
+                driver=group.driver,
+                cuda=group.cuda,
+                mig=group.mig,
+                simulated=group.simulated,
+                machines=len(group.machines),
+                total=group.gpus,
+                free=group.free,
+            )
+            for group in gpu_groups(inventory)
+        ],
+    )
 
 
 def format_pool(inventory: Inventory, width: int | None = None) -> str:

@@ -169,7 +169,7 @@ def test_what_it_runs_on_is_read_from_its_own_code(built: dict[str, Any], factor
 def test_the_plan_leaves_it_out(built: dict[str, Any], factory: Factory) -> None:
     (planned,) = json.loads(factory.run("plan", "--json", MAIN).stdout)["targets"]
     image = built["image"]
-    assert (planned["state"], planned["image"]) == ("unchanged", image["digest"])
+    assert (planned["status"], planned["image"]) == ("unchanged", image["digest"])
     assert factory.run("plan", "--github", MAIN).stdout == 'matrix={"include":[]}\n'
 
 

@@ -89,7 +89,7 @@ def test_a_broken_target_hides_nothing_and_is_told_once(ground: Ground) -> None:
     before = ground.made()
     second = ground.night(code=5)  # its lock is missing
     (row,) = second["broken"]
-    assert (row["what"], row["code"]) == ("other-12.1-cu121", 5)
+    assert (row["what"], row["exit_code"]) == ("other-12.1-cu121", 5)
     assert second["built"] == []
     assert ground.made() != before
     assert "other-12.1-cu121" in ground.mail.read_text()

@@ -16,17 +16,8 @@ from imagefactory.cli import output
 WITHOUT_SCHEMA = frozenset(
     f"imagefactory.{name}/1"
     for name in [
-        "compat",
-        "cover",
-        "differences",
-        "gpus",
-        "inspect",
-        "inspect-answer",
-        "inspect-answers",
-        "plan",
         "report",
         "report-files",
-        "rows",
     ]
 )
 """Formats whose type is not written yet. Nothing is added here."""

@@ -40,7 +40,7 @@ from imagefactory.build.wheel_layer import (
     InstallPrefix,
     PackageMismatchError,
 )
-from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
+from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint, os_reason
 from imagefactory.fs import Removal, entries_of, explain_full_disk, remove_inside
 from imagefactory.model import LockedCondaPackage
 from imagefactory.oci.layers import TarSegment
@@ -406,7 +406,7 @@ def _compile(
     except OSError as error:
         raise BuildError(
             "bytecode-failed",
-            f"cannot compile /{top}/{inside}: {error.strerror}",
+            f"cannot compile /{top}/{inside}: {os_reason(error)}",
             hint="check the free space of the store, and build again",
         ) from error
     pyc = compiler.compile(f"/{top}/{inside}", data)

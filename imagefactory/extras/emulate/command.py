@@ -82,7 +82,7 @@ def emulate(
     sheet, others = find_data_sheet(gpu)
     if others:
         known = ", ".join(other.name for other in others)
-        call.progress.note(f"{gpu} is taken as {sheet.name}; there are also {known}")
+        call.progress.note(f"{gpu} stands for {sheet.name}; also known: {known}")
     recorded = recorded_profile(call.access, prepared.artifact, sheet, datetime.now(UTC), prepared.offered)
     if recorded:
         call.progress.note(

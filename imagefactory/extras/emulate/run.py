@@ -12,7 +12,7 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.actions.verdicts import VerdictReader
-from imagefactory.errors import UsageError, os_problem
+from imagefactory.errors import UsageError, os_problem, os_reason
 from imagefactory.extras.emulate import inside
 from imagefactory.fs import locked_temporary_directory, replacing
 from imagefactory.gpu.knowledge import DataSheet
@@ -244,12 +244,12 @@ def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
     try:
         names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
     except OSError as error:
-        raise invalid_value_error("what the run told", error.strerror or str(error)) from error
+        raise invalid_value_error("what the run told", os_reason(error)) from error
     for name in names[:MOST]:
         try:
             text = read_file(folder, name, LONGEST)
         except OSError as error:
-            raise invalid_value_error(name, error.strerror or str(error)) from error
+            raise invalid_value_error(name, os_reason(error)) from error
         yield text, parse_emulated(text, name)
 
 

@@ -229,7 +229,7 @@ def _row(row: ReachableGpus) -> tuple[str, ...]:
     return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
 
 
-class FindingRow(TypedDict):
+class JobFindingRow(TypedDict):
     line: int
     column: int | None
     rule: str
@@ -238,7 +238,7 @@ class FindingRow(TypedDict):
     hint: str
 
 
-class MatchingGpusRow(TypedDict):
+class QueueGpusRow(TypedDict):
     """GPUs of one capability that the jobs can get."""
 
     capability: str
@@ -267,7 +267,7 @@ class QueueRow(TypedDict):
     matching: int | None
     total: int | None
     """The GPUs of the pool."""
-    gpus: list[MatchingGpusRow]
+    gpus: list[QueueGpusRow]
     excluded: list[ExcludedGpusRow]
 
 
@@ -279,7 +279,7 @@ class JobCheckDocument(TypedDict):
     site: str
     failed: bool
     """Whether a finding is an error."""
-    findings: list[FindingRow]
+    findings: list[JobFindingRow]
     queues: list[QueueRow]
     diff: str
     """What --fix changed; empty for nothing."""
@@ -295,7 +295,7 @@ def check_json(
         site=site,
         failed=checked.wrong,
         findings=[
-            FindingRow(
+            JobFindingRow(
                 line=finding.line,
                 column=finding.column or None,
                 rule=finding.rule,
@@ -314,7 +314,7 @@ def check_json(
                 matching=jobs.gpus if jobs.known else None,
                 total=jobs.total if jobs.known else None,
                 gpus=[
-                    MatchingGpusRow(
+                    QueueGpusRow(
                         capability=row.capability,
                         total=row.gpus,
                         free=row.free,

@@ -36,7 +36,7 @@ from imagefactory.cli.output import (
     write_terminal,
 )
 from imagefactory.cli.sweeps import find_pool
-from imagefactory.errors import ImagefactoryError, printable, without_logins
+from imagefactory.errors import ImagefactoryError, os_reason, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _write_metrics(call: CommandContext, path: Path, report: NightlyReport) -> N
     try:
         replace_text(path, format_metrics(report, cached_expiry(call.settings)))
     except OSError as error:
-        write_terminal(2, f"warning: cannot write {path}: {error.strerror}")
+        write_terminal(2, f"warning: cannot write {path}: {os_reason(error)}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import CheckFailedError, LimitError, StatementError, UsageError
+from imagefactory.errors import CheckFailedError, LimitError, StatementError, UsageError, os_reason
 from imagefactory.extras.portability.report import PortableModel, PortableRow
 from imagefactory.model import BuildSpec, CheckState, Mount, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
@@ -275,7 +275,7 @@ def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
     except OSError as error:
         raise CheckFailedError(
             "model-file-invalid",
-            f"{where}: cannot use {printable_value(name)}: {error.strerror}",
+            f"{where}: cannot use {printable_value(name)}: {os_reason(error)}",
             hint="run it again",
         ) from error
     return f"sha256:{digest.hexdigest()}", size

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.actions.centers import only_center
-from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError, os_reason
 from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.extras.site.tables import TableData, TableRequest, survey, survey_catalog
 from imagefactory.fs import replace_text
@@ -97,7 +97,7 @@ def read_report(
     try:
         return replace(reported, acts=read_acts(project.settings.store_path, reported.keys))
     except OSError as error:
-        note = f"the log of this store cannot be read: {error.strerror}"
+        note = f"the log of this store cannot be read: {os_reason(error)}"
         return replace(reported, notes=(*reported.notes, note))
 
 

@@ -247,7 +247,7 @@ def _write_report(
     )
     print_result(f"  {path}{files}")
     if not reported.trusted:
-        print_result("No key is trusted here, so nothing can be called verified.")
+        print_result("no key is trusted here, so no image is verified")
     return None
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint
+from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, os_reason
 from imagefactory.gpu.capability import SUBDIRS
 from imagefactory.http import redact
 from imagefactory.lock import LockRequest
@@ -65,7 +65,7 @@ class CondaTool:
             )
         except OSError as error:
             raise ToolError(
-                "solver-not-working", f"cannot start {self.path}: {error.strerror}", hint=_OTHER
+                "solver-not-working", f"cannot start {self.path}: {os_reason(error)}", hint=_OTHER
             ) from error
         match = re.search(r"[0-9]+(?:\.[0-9]+)+", result.stdout)
         if result.returncode or not match:

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError, UsageError, os_reason
 from imagefactory.schedulers.faults import with_outcome
 from imagefactory.schedulers.htcondor.ads import Ad, parse_ads, parse_status
 from imagefactory.schedulers.htcondor.dag import DAG, check_dag_directory, write_sweep
@@ -216,7 +216,9 @@ class HTCondor(HTCondorSweepFiles):
                 hint="run condor_status to check whether the daemons of the pool answer",
             ) from error
         except OSError as error:
-            raise ToolError("tool-missing", f"cannot start {argv[0]}: {error.strerror}", hint=AWAY) from error
+            raise ToolError(
+                "tool-missing", f"cannot start {argv[0]}: {os_reason(error)}", hint=AWAY
+            ) from error
         output = ended.stdout.decode("utf-8", "replace")
         if ended.returncode:
             text = ended.stderr.decode("utf-8", "replace") or output

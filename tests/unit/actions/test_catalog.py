@@ -414,7 +414,7 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     assert "note:" not in said
     assert f"oldest verdict of {now:%Y-%m-%d}; " in said
     toml.write_text(toml.read_text().replace(registry.host, f"{registry.host}/other", 1))
-    assert f"take another: catalog = {registry.host}/other" in run(factory, signer, registry).output
+    assert f"name another catalog: {registry.host}/other" in run(factory, signer, registry).output
     text = f'registry = "{registry.host}"\n{trust_row(signer)}\n{lab}'
     read = read_as(tmp_path, text)
     assert the_image(read).reference == f"{registry.host}/pytorch@{pushed}"
@@ -466,7 +466,7 @@ def test_a_file_is_written_and_nothing_pushed(
     for name in ("catalog.json", "catalog.json.gz"):
         ran = run(factory, signer, registry, "--output", str(tmp_path / name))
         assert ran.exit_code == 0, ran.output
-        assert "verified on nothing" in ran.stdout
+        assert "not verified" in ran.stdout
         read = read_as(tmp_path, f'catalog = "{tmp_path / name}"\n{trust_row(signer)}')
         assert the_image(read).subject.index == pushed
     assert "catalog" not in registry.shelves.repositories

@@ -92,7 +92,7 @@ def test_a_built_target_is_told_from_its_image(call: Call, layout: Layout) -> No
 
 def test_json_tells_the_same_and_all_of_it(call: Call, layout: Layout) -> None:
     value: dict[str, Any] = call("pytorch:2.3-cu121", "--json").json()
-    assert value["format"] == "imagefactory.inspect/1"
+    assert value["format"] == "imagefactory.compat-scan/1"
     assert (value["framework"], value["framework_version"], value["cuda"]) == ("torch", "2.3.1", "12.1")
     assert value["versions"] == {"cuDNN": "8.9.2.26", "NCCL": "2.20.5"}
     assert value["digest"] == layout.tags()["pytorch:2.3-cu121"].digest
@@ -135,8 +135,8 @@ def test_one_question_is_answered_in_one_line(
     assert said.out.count("\n") == 1
     assert told in said.out
     value = call("pytorch-2.3-cu121", "--json", *options).json()
-    assert value["format"] == "imagefactory.inspect-answer/1"
-    assert value["answer"] == ("yes" if code == 0 else "no")
+    assert value["format"] == "imagefactory.compat-scan-gpus/1"
+    assert value["gpus"][0]["answer"] == ("yes" if code == 0 else "no")
 
 
 def test_each_gpu_that_is_asked_about_is_answered(call: Call, layout: Layout) -> None:
@@ -147,8 +147,8 @@ def test_each_gpu_that_is_asked_about_is_answered(call: Call, layout: Layout) ->
         "pytorch-2.3-cu121 on V100", "pytorch-2.3-cu121 on gfx90a: no", "pytorch-2.3-cu121 on 12.0: no",
     ]  # fmt: skip
     value = call(*options, "--json").json()
-    assert value["format"] == "imagefactory.inspect-answers/1"
-    assert [answer["answer"] for answer in value["answers"]] == ["yes", "no", "no"]
+    assert value["format"] == "imagefactory.compat-scan-gpus/1"
+    assert [answer["answer"] for answer in value["gpus"]] == ["yes", "no", "no"]
     assert call(*options[:3], "--capability", "7.0").code == 0
 
 
@@ -171,7 +171,7 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
     assert said.code == 9
     assert "on H100 (9.0): yes" in said.out
     assert "on GH200 (9.0): no (predicted): it is built for amd64" in said.out
-    value = call("pytorch-2.3-cu121", "--gpu", "GH200", "--json").json()
+    (value,) = call("pytorch-2.3-cu121", "--gpu", "GH200", "--json").json()["gpus"]  # type: ignore[misc]
     assert (value["answer"], value["driver"], value["warnings"]) == ("no", "", [])
 
 

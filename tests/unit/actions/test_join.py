@@ -116,7 +116,7 @@ def test_a_file_is_joined_once(site: Site) -> None:
     assert (settings["catalog"], settings["site"]) == (site.address, "chtc")
     before = site.settings.read_bytes()
     again = site.join(file)  # nobody is asked
-    assert f"nothing to do: {site.settings} says all of it already" in again.out
+    assert f"nothing to do: {site.settings} is up to date" in again.out
     assert site.settings.read_bytes() == before
 
 

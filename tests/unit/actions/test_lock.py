@@ -258,7 +258,7 @@ def test_a_target_that_cannot_be_solved_is_told_in_every_table(place: Place) -> 
     said = place.call("render", "tiny-*")
     assert (said.code, said.error_codes, reason in said.err) == (5, ("target-unsolvable",), True)
     code, _, err = place.call("render")
-    assert (code, "without a solution, so without a definition: tiny-2.3-cu121" in err) == (0, True)
+    assert (code, "skipped, because they have no solution: tiny-2.3-cu121" in err) == (0, True)
 
 
 def test_the_whole_account_is_given_on_request_without_solving_again(place: Place) -> None:
@@ -514,7 +514,7 @@ def test_what_moves_below_makes_what_is_above_stale(stack: Place) -> None:
     stack.call("lock", "more-*", "tiny-*")
     stack.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
     _, out, _ = stack.call("lock", "--upgrade-package", "numpy")
-    assert out.splitlines()[-1] == "built on what moved, so next: imagefactory lock more-2.3-cu121"
+    assert out.splitlines()[-1] == "also lock what extends these: imagefactory lock more-2.3-cu121"
     assert stack.states() == {"more-2.3-cu121": "stale", "tiny-2.3-cu121": "ok"}
     said = stack.call("render", "more-*")
     assert (said.code, said.error_codes, "tiny-2.3-cu121" in said.err) == (4, ("lock-outdated",), True)

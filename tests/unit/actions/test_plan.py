@@ -285,7 +285,7 @@ def test_a_plan_asks_the_registry_of_the_settings_beside_the_store(
         said = call("plan", NAME, "--inventory", str(gpus), "--json", root=factory.settings.root_path)
         assert said.code == code, said
         (row,) = json.loads(said.out)["targets"]
-        return row["state"], row["image"], row["reference"], said.err
+        return row["status"], row["image"], row["reference"], said.err
 
     assert plan()[:3] == ("verify", pushed, f"{registry.host}/pytorch@{pushed}")
     shelves = registry.shelves.repositories.copy()
@@ -349,7 +349,7 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     answer = run("compat", "--scan", NAME, "--capability", "8.0")
     assert (answer.code, f"{NAME} on 8.0: yes (verified): {proof}" in answer.out) == (0, True)
     older = run("compat", "--scan", NAME, *["--capability", "8.0", "--driver", "535", "--json"])
-    assert older.json()["verified"] is None
+    assert older.json()["gpus"][0]["verified"] is None
     (row,) = run("compat", NAME, "--capability", "8.0", "--json").json()["rows"]
     assert row["cells"][0]["claims"][0]["basis"] == "verified"
     table = run("compat", NAME, "--capability", "8.0").out

@@ -46,7 +46,7 @@ def test_what_the_system_refused_is_told_and_the_next_has_its_turn(
         ("jax", EXIT_LOCK),
     ]
     said = capsys.readouterr().err
-    assert "pytorch: /store: Permission denied" in said
+    assert "pytorch: cannot use /store: permission denied" in said
     assert "jax has no lock" in said
     assert "jax: jax" not in said
 

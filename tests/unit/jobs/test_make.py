@@ -478,7 +478,7 @@ def test_it_ends_with_how_many_gpus_it_reaches(
     reach = call(NAME, "--force", "--inventory", str(pool), "--json").json()["pool"]
     assert reach == {"matching": 2, "free": 1, "uncertain": 0, "total": 3, "taken": "2026-11-22T06:00:00Z"}
     said = call(NAME, "--force", "--inventory", str(here / "none.json"))
-    assert "note: how many GPUs it reaches is not known: " in said.err
+    assert "note: the number of GPUs for this job is unknown: " in said.err
     assert "reaches" not in said.out
     assert call(NAME, "--force", "--json").json()["pool"] is None
 

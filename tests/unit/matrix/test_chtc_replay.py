@@ -83,7 +83,7 @@ def test_at_most_sixty_of_the_240_are_queued_and_no_valid_one_is_lost(
         "--json",
     )
     rows = said.json()["rows"]
-    queued = [row for row in rows if row["state"] == "accepted"]
+    queued = [row for row in rows if row["status"] == "accepted"]
     assert len(rows) == 240
     assert len(queued) <= 60
     assert Counter(row["outcome"] for row in rows)[VALID] == 60
@@ -93,7 +93,7 @@ def test_at_most_sixty_of_the_240_are_queued_and_no_valid_one_is_lost(
     assert {row["outcome"] for row in stood_in} == {UNSOLVED}
     assert {row["reason"] for row in stood_in} == {f"recorded as '{UNSOLVED}', not solved here"}
     assert {row["outcome"] for row in rows if row["rule"] == "no-match"} == {UNMATCHED}
-    pruned = Counter(row["rule"] for row in rows if row["state"] == "pruned")
+    pruned = Counter(row["rule"] for row in rows if row["status"] == "pruned")
     assert (pruned["unsolvable"], pruned["no-match"], len(queued)) == (12, 10, 60)  # as the pages say
 
 
@@ -102,7 +102,7 @@ def test_what_tables_know_prunes_most_of_it_before_any_record_is_believed(
     call: Call,
 ) -> None:
     rows = call("plan", "--tuples", str(recorded), "--json").json()["rows"]
-    pruned = [row for row in rows if row["state"] == "pruned"]
+    pruned = [row for row in rows if row["status"] == "pruned"]
     assert VALID not in {row["outcome"] for row in pruned}
     assert len(pruned) >= 150
     assert not any("recorded" in row["reason"] for row in rows)

@@ -631,7 +631,7 @@ def test_plan_shows_every_target_and_explains_every_cell(call: Call) -> None:
         assert row["reason"]
         for cell in row["cells"]:
             assert cell["reason"]
-            assert bool(cell["override"]) is (cell["state"] == "pruned")
+            assert bool(cell["override"]) is (cell["status"] == "pruned")
             assert cell["source"] or cell["answer"] == "unknown"
 
 
@@ -642,7 +642,7 @@ def test_what_the_recipes_require_is_not_pruned(call: Call) -> None:
         (row["target"], cell["capability"], cell["rule"], cell["reason"])
         for row in targets
         for cell in row["cells"]
-        if cell["state"] == "pruned"
+        if cell["status"] == "pruned"
     ]
     assert pruned == []
 
@@ -666,7 +666,7 @@ def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:
     path.write_text('- {name: A100, driver: "470.57"}\n')
     said: Any = call("plan", "pytorch-2.9-cu128", "--inventory", str(path), "--json").json()
     (cell,) = said["targets"][0]["cells"]
-    assert (cell["state"], cell["rule"], cell["driver"]) == ("pruned", "driver-floor", "470.57")
+    assert (cell["status"], cell["rule"], cell["driver"]) == ("pruned", "driver-floor", "470.57")
 
 
 def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: str) -> None:
@@ -724,8 +724,8 @@ def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> No
     said = call("plan", "--tuples", str(path))
     assert said.code == 0
     found: Any = call("plan", "--tuples", str(path), "--json").json()
-    assert found["format"] == "imagefactory.rows/1"
-    assert [(row["state"], row["where"]) for row in found["rows"]] == [
+    assert found["format"] == "imagefactory.plan-tuples/1"
+    assert [(row["status"], row["location"]) for row in found["rows"]] == [
         ("accepted", "space.csv:2"),
         ("pruned", "space.csv:3"),
         ("pruned", "space.csv:4"),

@@ -379,7 +379,7 @@ def test_a_folder_that_cannot_be_listed_stops_nothing(site: Site) -> None:
     place.write_text("")
     made = prepares(site)
     assert queued(made.plan) == ["7.0", "8.0"]
-    assert "are skipped: Not a directory" in made.plan.notes[0]
+    assert "are skipped: not a directory" in made.plan.notes[0]
 
 
 def test_a_damaged_memory_of_what_was_collected_stops_nothing(site: Site) -> None:
@@ -415,7 +415,7 @@ def test_a_folder_of_another_users_that_cannot_be_entered_is_said(
     monkeypatch.setattr(underway, "read_sweep", refuse)
     made = prepares(site)
     assert queued(made.plan) == ["7.0", "8.0"]
-    assert "Permission denied" in made.plan.notes[0]
+    assert "permission denied" in made.plan.notes[0]
     assert folder.name in made.plan.notes[0]
 
 

@@ -237,7 +237,7 @@ def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: P
     assert asked.out == saved.out + f"saved as {file}\n"
     found = call("gpus", "--inventory", str(file), "--json").json()
     assert found["format"] == "imagefactory.gpus/1"
-    assert [(kind["capability"], kind["free"], kind["gpus"]) for kind in found["kinds"]] == [
+    assert [(row["capability"], row["free"], row["total"]) for row in found["types"]] == [
         ("9.0", 1, 1),
         ("8.0", 1, 1),
         ("7.0", 1, 1),
@@ -250,7 +250,7 @@ def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: P
 
 @pytest.mark.usefixtures("four")
 def test_of_two_pools_the_other_one_is_named_and_can_be_asked(call: Call, program: Program) -> None:
-    assert call("gpus", "--json").json()["system"] == "htcondor"
+    assert call("gpus", "--json").json()["scheduler"] == "htcondor"
     program("scontrol", code=1)
     said = call("gpus")
     assert said.out.startswith(TABLE)
@@ -306,14 +306,14 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
     assert [(job["capability"], job["driver"]) for job in jobs] == [("8.0", "")] * 2 + [("9.0", "")]
     avoided = call("plan", "--inventory", str(file), "--machine", "!gpu*", "--json", "pytorch-2.3-cu121")
     cells = avoided.json()["targets"][0]["cells"]
-    assert {(cell["state"], cell["against"][0]["rule"]) for cell in cells} == {("pruned", "avoided")}
-    assert {cell["part"] for cell in cells} == {"", "1g.10gb"}
+    assert {(cell["status"], cell["pruned_by"][0]["rule"]) for cell in cells} == {("pruned", "avoided")}
+    assert {cell["mig"] for cell in cells} == {"", "1g.10gb"}
     sliced = {"name": "gpu01", "gpus": gpus[-1:]}
     file.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [sliced]}))
     (cell,) = call("plan", "--inventory", str(file), "--json", "pytorch-2.3-cu121").json()["targets"][0][
         "cells"
     ]
-    assert (cell["capability"], cell["part"]) == ("9.0", "1g.10gb")
+    assert (cell["capability"], cell["mig"]) == ("9.0", "1g.10gb")
 
 
 @pytest.mark.parametrize(
