@@ -407,7 +407,7 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     assert told["verdict_ages"]["oldest"].startswith(f"{now:%Y-%m-%d}")
     own, current = told["written"]
     assert current.startswith(f"{registry.host}/catalog:{CURRENT}@sha256:")
-    assert f":{told['made'][:10].replace('-', '')}-" in own
+    assert f":{told['created'][:10].replace('-', '')}-" in own
     assert "note:" not in ran.stderr
     toml.write_text(f'catalog = "{registry.host}"\n{toml.read_text()}')
     said = run(factory, signer, registry).output
