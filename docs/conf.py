@@ -1,7 +1,8 @@
-"""The documentation's site, by Sphinx: `make site` writes it to site/. Any warning ends the build.
+"""The website of the documentation: `make site` writes it to site/ with Sphinx. A warning fails the build.
 
-Its pages are the tree's own, where they lie, so a link holds here as on GitHub. A page asks for a table that
-is made from the code by a comment, `<!-- table: settings -->`. No font, script or style comes from elsewhere.
+Its pages are the files of this repository, so each link works here and on GitHub. A comment such as
+`<!-- table: settings -->` in a page is replaced by a table that is generated from the code. The site loads no
+fonts, scripts or styles from other servers.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def complete(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def contents() -> str:
-    """PAGES for Sphinx; a page of docs/ that is not placed there comes last."""
+    """Return the toctrees of PAGES. Other pages of docs/ come last."""
     placed = {page for pages in PAGES.values() for page in pages}
     found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     return "".join(
@@ -152,13 +153,13 @@ def contents() -> str:
 
 
 def level_captions(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
-    """Captions beside a page are headings; furo leaves out of which level, which screen readers ask for."""
+    """Add the heading level to the captions of the sidebar: furo omits it, and screen readers need it."""
     tree = context["furo_navigation_tree"]
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
 def name_first_page(app: Sphinx, failed: Exception | None) -> None:
-    """A web server and a browser in a folder look for index.html."""
+    """Copy the first page to index.html, which web servers open."""
     if not failed:
         shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
 
@@ -184,7 +185,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def text(words: str) -> str:
-    """Plain words as Markdown; what stands in backticks is code."""
+    """Return plain text as Markdown; backticks mark code."""
     parts = re.split(r"(`[^`]*`)", " ".join(words.split()))
     return "".join(
         part if part.startswith("`") else re.sub(r"([\\*_<>\[\]])", r"\\\1", part) for part in parts
@@ -218,7 +219,7 @@ def command_text(command: click.Command, name: str, level: int) -> str:
 
 
 def help_text(words: str) -> str:
-    """A docstring as click reads it: paragraphs, and those behind \\b as they are."""
+    """Return a docstring as Markdown: paragraphs, and those after \\b as code."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(words))
     return "\n\n".join(
         f"```text\n{inspect.cleandoc(paragraph[1:])}\n```" if paragraph.startswith("\b") else text(paragraph)
@@ -243,7 +244,7 @@ def recipe_keys() -> str:
             keys(shared["row"], shared),
             "## `virtual`",
             keys(recipe["properties"]["virtual"], shared),
-            "## A base from Debian's packages, in `recipes/bases.yaml`",
+            "## A base of Debian packages, in `recipes/bases.yaml`",
             keys(own["row"], own),
             "## A base of a registry",
             keys(own["pulled-row"], own),
@@ -254,7 +255,7 @@ def recipe_keys() -> str:
 def keys(schema: dict[str, Any], known: dict[str, Any]) -> str:
     needed = schema.get("required", ())
     return table(
-        ("key", "meaning", "kind", "must"),
+        ("key", "meaning", "type", "required"),
         (
             (f"`{key}`", text(row["description"]), shape(row, known), "yes" if key in needed else "")
             for key, row in schema["properties"].items()
@@ -263,7 +264,7 @@ def keys(schema: dict[str, Any], known: dict[str, Any]) -> str:
 
 
 def shape(row: dict[str, Any], known: dict[str, Any]) -> str:
-    """What may stand at a key: a kind, or the words of a fixed set."""
+    """Return the type of a key, or its permitted values."""
     row = row | known.get(row.get("$ref", "").rpartition("/")[2], {})
     if "enum" in row:
         return ", ".join(f"`{word}`" for word in row["enum"])
@@ -286,19 +287,22 @@ def settings() -> str:
 
 
 def exit_codes() -> str:
-    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
-    said: dict[int, list[str]] = {}
-    for kind in kinds:
-        if issubclass(kind, errors.ImagefactoryError) and kind is not errors.ImagefactoryError:
-            said.setdefault(kind.exit_code, []).append(text((kind.__doc__ or "").partition("\n\n")[0]))
+    base = errors.ImagefactoryError
+    examples: dict[int, list[str]] = {}
+    for error in vars(errors).values():
+        if inspect.isclass(error) and issubclass(error, base) and error is not base:
+            examples.setdefault(error.exit_code, []).append(text(first_sentence(error)))
     return table(
-        ("code", "meaning", "such as"),
-        ((str(code), text(words), " ".join(said.get(code, ()))) for code, words in errors.EXIT_CODES.items()),
+        ("code", "meaning", "examples"),
+        (
+            (str(code), text(words), " ".join(examples.get(code, ())))
+            for code, words in errors.EXIT_CODES.items()
+        ),
     )
 
 
 def error_codes() -> str:
-    """Each code once, with the first of its messages."""
+    """Return a row for each error code, with the first of its messages."""
     parents = error_classes()
 
     def exit_code(name: str) -> int:
@@ -399,29 +403,29 @@ def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]
             yield f"{name} {word}", command
 
 
-def kept() -> str:
+def stored_formats() -> str:
     rows = (
         (
             f"`{inventory.FORMAT}`",
-            "`gpus -o`, or by hand: [the GPUs of a pool](inventory.md)",
+            "`gpus -o`, or written manually: [inventory](inventory.md)",
         ),
-        (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `site nightly --kept` compares with"),
+        (f"`{nights.PLAN_FORMAT}`", "`plan --keep`, to compare with in `site nightly --kept`"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
-        (f"`{combos.FORMAT}`", "`combos.json` of `report --format csv`"),
+        (f"`{combos.FORMAT}`", "`report --format json`: which image runs on which GPU"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalog, `format` {catalog.FORMAT}", "a signed catalog, in a DSSE envelope"),
-        (f"report, `format` {report.FORMAT}", "what `verify` found on a GPU, unsigned"),
-        (f"kit, `format` {kit.FORMAT}", "`verify --kit`: what travels, and what comes back"),
+        (f"report, `format` {report.FORMAT}", "the unsigned result of `verify` on a GPU"),
+        (f"kit, `format` {kit.FORMAT}", "the directory of `verify --kit`, and its result"),
         (
             f"wheel lock, {wheel_lock.FORMAT}",
             "`lockfiles/*.requirements.txt`: hashed requirements that pip and uv install",
         ),
         (
             f"conda lock, {conda_lock.FORMAT}",
-            "`lockfiles/*.conda-lock.yml`: conda-lock's own format, with a head of ours",
+            "`lockfiles/*.conda-lock.yml`: the format of conda-lock, with a comment at the start",
         ),
-        (f"`{base_lock.FORMAT}`", "`lockfiles/bases/`: Debian's packages of a base"),
+        (f"`{base_lock.FORMAT}`", "`lockfiles/bases/`: the Debian packages of a base"),
     )
     return table(("format", "what it is"), rows)
 
@@ -434,5 +438,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "errors": error_codes,
     "printed": printed,
-    "kept": kept,
+    "stored-formats": stored_formats,
 }

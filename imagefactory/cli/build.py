@@ -546,8 +546,9 @@ def _check(
                 )
             )
         elif not failures.errors:
-            known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
-            print_result(f"{len(states) - len(unsolvable)} locks are current{known}")
+            known = f"; known to have no solution: {', '.join(unsolvable)}" if unsolvable else ""
+            count = len(states) - len(unsolvable)
+            print_result(f"{count} lock{' is' if count == 1 else 's are'} current{known}")
 
 
 def check_no_orphans(factory: Project) -> None:
@@ -633,7 +634,8 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:
-            print_result(f"{len(chosen) - len(failures.errors)} definitions are current")
+            count = len(chosen) - len(failures.errors)
+            print_result(f"{count} definition{' is' if count == 1 else 's are'} current")
         elif not check:
             print_result(
                 f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current"

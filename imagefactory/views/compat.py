@@ -171,7 +171,7 @@ def _cover(cover: Cover, sources: Footnotes, width: int | None) -> str:
     count = len(cover.images)
     images = f"{count} image{'s' if count != 1 else ''}"
     gpus = sum(len(choice.serves) for choice in cover.images)
-    lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} kinds of GPU"]
+    lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} types of GPU"]
     for choice in cover.images:
         table = [_served_text(gpu, cell, sources) for gpu, cell in choice.serves]
         lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""

@@ -89,9 +89,9 @@ def format_built(built: BuildResult, store: str) -> str:
 def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
     """Return each digest with its purpose."""
     return (
-        ("digest", image.digest, "its name for pull, run, verify and submit files (the index)"),
-        ("manifest", image.manifest, "what verdicts speak of: this platform's layers as they are packed"),
-        ("config", image.config, "docker's image ID; stays where the same layers are packed anew"),
+        ("digest", image.digest, "for pull, run, verify and job files (index)"),
+        ("manifest", image.manifest, "named by verdicts: the layers of this platform"),
+        ("config", image.config, "Docker's image ID, the same for any compression"),
     )
 
 

@@ -33,9 +33,7 @@ ANSWERS = {
     Compatibility.NO: "no",
     Compatibility.UNKNOWN: "?",
 }
-LEGEND = (
-    "N machine code of its own, P through PTX that the driver compiles, 12/397 so many of its modules, - none"
-)
+LEGEND = "N machine code   P PTX, compiled by the driver   12/397 modules   - none"
 NAME_WIDTH = 44
 _ROLES = (LibraryRole.GATES, LibraryRole.ON_DEMAND, LibraryRole.OTHER, LibraryRole.REPORT)
 # Package or file of CUDA's libraries, and their usual names.
@@ -277,7 +275,7 @@ def _format_cuda(
     hidden = len(libraries) - len(displayed)
     if hidden:
         some = "1 library" if hidden == 1 else f"{hidden} libraries"
-        note = f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
+        note = f"{some} of CUDA select their own code and are not shown; --all shows them"
         lines += fold([note], width)
     return "\n".join(lines)
 

@@ -80,7 +80,7 @@ def test_targets_for_a_gpu_are_told_with_those_that_do_not_run_there(bare: Facto
 
 def test_the_fewest_images_for_a_list_of_gpus_and_their_drivers(bare: Factory, gpus: str) -> None:
     said = bare.run("compat", "--cover", gpus, "--family", "pytorch").stdout
-    assert said.startswith("pytorch: 2 images for 3 of 3 kinds of GPU")
+    assert said.startswith("pytorch: 2 images for 3 of 3 types of GPU")
     assert "pytorch-2.9-cu128" in said
     assert "pytorch-1.13-cu117" in said  # the one CUDA that the T4's driver runs
 

@@ -105,7 +105,7 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
     done = pool.imagefactory("job", "check", "old.sub", folder=folder, code=9, **own)
     assert "old.sub:3: advice: '1.9' is a tag" in done.stdout
     assert "old.sub:4: wrong: CUDACapability is only on old machines" in done.stdout
-    assert f"each can get 0 of {len(EVERY)} GPUs of this pool" in done.stdout
+    assert f"each matches 0 of {len(EVERY)} GPUs of this cluster" in done.stdout
     right = folder / "right.sub"
     right.write_text(
         f"executable = run.sh\ncontainer_image = {PINNED}\nrequest_gpus = 1\n"
@@ -113,4 +113,4 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
     )
     pool.own(right)
     done = pool.imagefactory("job", "check", "right.sub", folder=folder, **own)
-    assert f"each can get 1 of {len(EVERY)} GPUs of this pool" in done.stdout
+    assert f"each matches 1 of {len(EVERY)} GPUs of this cluster" in done.stdout

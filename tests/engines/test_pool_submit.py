@@ -228,7 +228,7 @@ def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
     wrote = desk.submit(folder, "tiny-1.3-cu121", "--executable", "train.sh")
     assert re.search(r"^  reaches 2 of 4 GPUs, [0-2] free now\b", wrote, re.MULTILINE), wrote
     told = desk.submit(folder, "tiny-1.3-cu121.sub", command="check")
-    assert "each can get 2 of 4 GPUs of this pool" in told
+    assert "each matches 2 of 4 GPUs of this cluster" in told
     text = (folder / "tiny-1.3-cu121.sub").read_text()
     (folder / "old.sub").write_text(re.sub(r"(?m)^(gpus_|require_gpus).*\n", "", text))
     desk.pool.own(folder)
@@ -309,15 +309,15 @@ def test_slurm_script_stands_its_own_check(slurm_desk: Desk) -> None:
     folder = slurm_desk.folder("slurm-check")
     sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--runs", "3")
     told = check_script(slurm_desk, folder, "tiny-1.2-cu121.sbatch")
-    assert "the script: 3 jobs of tiny-1.2-cu121, each can get 2 of 5 GPUs of this pool" in told
-    assert told.endswith("tiny-1.2-cu121.sbatch: nothing is wrong\n"), told
+    assert "the script: 3 jobs of tiny-1.2-cu121, each matches 2 of 5 GPUs of this cluster" in told
+    assert told.endswith("tiny-1.2-cu121.sbatch: no errors\n"), told
     script = (folder / "tiny-1.2-cu121.sbatch").read_text()
     (folder / "old.sbatch").write_text(script.replace("--constraint=h100|v100", "--constraint=new"))
     slurm_desk.pool.own(folder)
     told = check_script(slurm_desk, folder, "old.sbatch", code=0)
-    assert "each can get 1 of 5 GPUs of this pool" in told
+    assert "each matches 1 of 5 GPUs of this cluster" in told
     told = " ".join(told.split())
-    assert "why not the other 4: the script stops there (2); its node has not the features" in told
+    assert "the other 4 do not match: the script stops there (2); its node has not the features" in told
     (folder / "old.sbatch").write_text(script.replace("--constraint=h100|v100", "--constraint=none"))
     assert "[no-match]" in check_script(slurm_desk, folder, "old.sbatch", code=9)
 

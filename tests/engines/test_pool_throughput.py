@@ -132,7 +132,7 @@ def sweep(newcomer: Newcomer, cluster: CondorPool) -> Path:
     folder = newcomer.root / "sweep"
     environ = slurm.environ() | {"PATH": f"{slurm.BIN}:{PATH}"}
     said = newcomer.type(begin, newcomer.root, **environ)
-    assert "catdog-0.10.2-cpu.sbatch: nothing is wrong" in said
+    assert "catdog-0.10.2-cpu.sbatch: no errors" in said
     wait_for("the first checkpoint", (folder / "run-1/checkpoint.npz").exists)
     newcomer.type(evict, folder, **environ)
     return folder
@@ -142,7 +142,7 @@ def test_an_ensemble_loses_a_machine_and_goes_on(newcomer: Newcomer, sweep: Path
     begin, evict, look = COMMANDS[CONDOR]
     folder = newcomer.root / "ensemble"
     said = newcomer.type(begin, newcomer.root)
-    assert "catdog-0.10.2-cpu.sub: nothing is wrong" in said
+    assert "catdog-0.10.2-cpu.sub: no errors" in said
     log = folder / "run-1/job.log"
     sent = "Finished transferring output files"
     wait_for("the first checkpoint", lambda: log.exists() and sent in log.read_text())

@@ -13,6 +13,13 @@ import click
 import pytest
 
 from imagefactory.cli import cli
+from imagefactory.matrix.plan import AVOIDED as AVOIDED_RULE
+from imagefactory.matrix.plan import PRUNING
+from imagefactory.model import CheckState, Outcome
+from imagefactory.schedulers import cells
+from imagefactory.suite import table as smoke
+from imagefactory.suite.gpu import table as gpu
+from imagefactory.trust.verdict import VerdictStatus
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -288,3 +295,22 @@ def test_pages_use_plain_words() -> None:
 def test_messages_and_help_use_plain_words() -> None:
     found = [words for text in user_strings() for words in avoided_words(text)]
     assert len(found) <= 294, found
+
+
+def test_the_reference_names_every_outcome_rule_and_check() -> None:
+    outcomes = (ROOT / "docs/reference/outcomes.md").read_text(encoding="utf-8")
+    swept = (cells.NEWEST, cells.BLOCKED, cells.QUEUED, cells.UNCOLLECTED, cells.CLAIMED, cells.MIG)
+    words = {
+        *Outcome,
+        *VerdictStatus,
+        *CheckState,
+        *PRUNING,
+        AVOIDED_RULE,
+        *swept,
+        cells.BUDGET,
+        cells.BAD_MACHINE,
+    }
+    assert {word for word in words if f"`{word}`" not in outcomes} == set()
+    suite = (ROOT / "docs/reference/suite.md").read_text(encoding="utf-8")
+    parts = {*smoke.CHECKS, *gpu.PARTS, *gpu.PARTS["several"]} - {"several"}
+    assert {part for part in parts if f"`{part}`" not in suite} == set()

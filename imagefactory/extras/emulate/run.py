@@ -306,7 +306,7 @@ UNTOLD = "not measured: fewer than two batches were seen"
 def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     """Return the numbers of the main process, and the options for a job."""
     memory, loader, advice = run.memory, run.loader, advise(run)
-    head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used, this is no verdict"
+    head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used, not a verdict"
     fields = []
     if loader is not None:
         share, own, epoch = stall_share(loader), computing(loader), epoch_seconds(loader)

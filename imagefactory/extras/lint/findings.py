@@ -183,12 +183,12 @@ def format_check(checked: SubmitCheckResult, width: int | None = None) -> str:
 
 
 def summary(checked: SubmitCheckResult) -> str:
-    """Return a summary line, such as `train.sub: 2 things are wrong, 1 can be improved`."""
+    """Return a summary line, such as `train.sub: 2 errors, 1 warning`."""
     findings = checked.all_findings
     bad = sum(finding.severity is Severity.WRONG for finding in findings)
     better = len(findings) - bad
-    parts = [f"{bad} thing{'s are' if bad != 1 else ' is'} wrong"] if bad else ["nothing is wrong"]
-    parts += [f"{better} can be improved"] if better else []
+    parts = [f"{bad} error{'s' if bad != 1 else ''}"] if bad else ["no errors"]
+    parts += [f"{better} warning{'s' if better != 1 else ''}"] if better else []
     return f"{checked.name}: {', '.join(parts)}"
 
 
@@ -208,23 +208,24 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
     count = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.gpu:
-        yield f"{jobs.title}: {count}{which}, asking for no GPU"
+        yield f"{jobs.title}: {count}{which}, without a GPU"
         return
     if not jobs.known:
-        yield f"{jobs.title}: {count}{which}; no inventory tells how many GPUs that reaches"
+        yield f"{jobs.title}: {count}{which}; the number of matching GPUs is unknown"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
-    yield f"{jobs.title}: {count}{which}, each can get {share} of this pool"
+    yield f"{jobs.title}: {count}{which}, each matches {share} of this cluster"
     if jobs.reached:
         header = ("CAPABILITY", "TOTAL", "FREE", "STATUS", "WHY")
         yield from format_table(header, [_row(row) for row in jobs.reached], width).splitlines()
     if jobs.causes:
-        rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""
-        yield from wrap(f"why not{rest}: {join_causes(jobs.causes)}", width)
+        rest = jobs.total - jobs.gpus
+        reason = f"the other {rest} do{'es' if rest == 1 else ''} not match" if jobs.gpus else "no match"
+        yield from wrap(f"{reason}: {join_causes(jobs.causes)}", width)
 
 
 def _row(row: ReachableGpus) -> tuple[str, ...]:
-    unsure = f"{row.unsure} of them may not take it (START or what changes)" if row.unsure else ""
+    unsure = f"{row.unsure} of them may reject the job" if row.unsure else ""
     why = "; ".join(part for part in (row.why, unsure) if part)
     return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
 

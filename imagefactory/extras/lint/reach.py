@@ -305,7 +305,7 @@ def _of_gpu(request: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[st
     if matches is None and (attribute := _missing_attribute(request.gpu, _NOT_IN_INVENTORY, ad)):
         return "", attribute
     if not request.gpu.holds(make_ad({**ad, **_NEWEST_DRIVER}), job):
-        return "its kind of GPU is not asked for", ""
+        return "the job does not request its type of GPU", ""
     if attribute := _missing_attribute(request.gpu, tuple(_NEWEST_DRIVER), ad):
         return f"it tells no {attribute}, which is asked for", ""
     return f"its driver{f' {gpu.driver}' if gpu.driver else f' for CUDA {gpu.cuda}'} is too old", ""

@@ -650,4 +650,4 @@ def test_without_a_pool_the_rest_is_checked(
     monkeypatch.setenv("PATH", str(tmp_path))
     said = call(f"{NAME}.sub", command="check")
     assert "condor_status" in said.err
-    assert "nothing is wrong" in said.out
+    assert "no errors" in said.out

@@ -224,7 +224,7 @@ def test_a_gpu_that_nothing_serves_is_said_with_what_comes_nearest() -> None:
     found = cover("pytorch", [candidate("one", "2.3", "sm_80")], [gpu("8.0"), gpu("6.1", "GTX 1080 Ti")])
     assert [one.gpu.name for one in found.unserved] == ["GTX 1080 Ti"]
     text = format_covers([found])
-    assert "1 image for 1 of 2 kinds of GPU" in text
+    assert "1 image for 1 of 2 types of GPU" in text
     assert "GTX 1080 Ti" in text
     assert "has no code for 6.1" in text
 

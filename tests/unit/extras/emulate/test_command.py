@@ -32,7 +32,7 @@ def test_a_gpu_that_is_not_there_is_shown_and_what_it_told_is_said(
     summary = tmp_path / "told.json"
     said = call("emulate", "A100", "--output", str(summary), "pytorch:2.3-cu121", "--", "python")
     assert said.code == 4
-    assert "A100 is taken as A100-SXM4-40GB; there are also A100-SXM4-80GB" in said.err
+    assert "A100 stands for A100-SXM4-40GB; also known: A100-SXM4-80GB" in said.err
     assert "data stalls  67% of the time" in said.err
     assert said.out == ""
     assert json.loads(summary.read_text()) == TOLD

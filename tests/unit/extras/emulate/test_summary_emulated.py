@@ -16,7 +16,7 @@ def shown(processes: int = 1, width: int | None = None, **changes: Any) -> str:
 
 def test_the_whole_of_it() -> None:
     assert shown().splitlines() == [
-        "emulated: NVIDIA A100-SXM4-40GB, estimated from its data sheet; no GPU was used, this is no verdict",
+        "emulated: NVIDIA A100-SXM4-40GB, estimated from its data sheet; no GPU was used, not a verdict",
         "  data stalls  67% of the time: 6.8 ms of 10.1 ms a batch",
         "  step         3.3 ms without waiting for data",
         "  epoch        9.7 s for 938 batches of 64",
@@ -35,7 +35,7 @@ def test_a_program_that_came_to_its_end_tells_how_long_a_job_takes() -> None:
 
 def test_recorded_times_are_told_as_such_and_are_no_lower_bound() -> None:
     text = shown(basis="recorded")
-    assert "A100-SXM4-40GB, by times recorded on one; no GPU was used, this is no verdict" in text
+    assert "A100-SXM4-40GB, by times recorded on one; no GPU was used, not a verdict" in text
     assert "slower than a data sheet" not in text
 
 

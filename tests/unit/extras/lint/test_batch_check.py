@@ -140,7 +140,7 @@ def test_the_reach_of_a_good_script() -> None:
     assert (jobs.total, dict(jobs.causes)) == (9, {"its type is not asked for": 7})
     assert rules(checked) == [("narrow", 3, 9)]
     assert "4 GPUs (8.0)" in told(checked, "narrow")
-    assert "the script: 1 job of pytorch-2.3-cu121, each can get 2 of 9 GPUs" in format_check(checked)
+    assert "the script: 1 job of pytorch-2.3-cu121, each matches 2 of 9 GPUs" in format_check(checked)
     assert check_json(checked)["findings"][0]["column"] == 9  # type: ignore[index]
 
 

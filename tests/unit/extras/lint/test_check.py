@@ -423,12 +423,12 @@ def test_a_start_that_asks_who_submits_is_unsure_and_no_refusal(name: str) -> No
     [
         (
             "require_gpus = member(Capability, {7.0, 8.0}) && DriverVersion >= 12.4",
-            {"its kind of GPU is not asked for": 3, "its driver for CUDA 12.2 is too old": 2},
+            {"the job does not request its type of GPU": 3, "its driver for CUDA 12.2 is too old": 2},
         ),
         (
             "gpus_minimum_runtime = 12.5\ngpus_maximum_capability = 8.9",
             {
-                "its kind of GPU is not asked for": 3,
+                "the job does not request its type of GPU": 3,
                 "its driver for CUDA 12.2 is too old": 2,
                 "its driver for CUDA 12.4 is too old": 4,
             },
@@ -437,7 +437,7 @@ def test_a_start_that_asks_who_submits_is_unsure_and_no_refusal(name: str) -> No
             'require_gpus = versionGE(NvidiaDriver, "570")',
             {"it tells no NvidiaDriver, which is asked for": 9},
         ),
-        ("require_gpus = DriverVersion < 11.0", {"its kind of GPU is not asked for": 9}),
+        ("require_gpus = DriverVersion < 11.0", {"the job does not request its type of GPU": 9}),
     ],
 )
 def test_an_old_driver_is_told_from_another_kind_of_gpu(lines: str, causes: dict[str, int]) -> None:
@@ -591,14 +591,17 @@ def test_text_and_json() -> None:
     checked = check(text)
     said = format_check(checked, 80)
     assert "a.sub:3: advice: '1' is a tag" in said
-    assert "queue in line 5: 3 jobs, each can get 7 of 9 GPUs of this pool" in said
-    assert "why not the other 2: its kind of GPU is not asked for\n" in said
-    assert "why not the other 3: its kind of GPU is not asked for (2); it has fewer than 2" in said
+    assert "queue in line 5: 3 jobs, each matches 7 of 9 GPUs of this cluster" in said
+    assert "the other 2 do not match: the job does not request its type of GPU\n" in said
+    assert (
+        "the other 3 do not match: the job does not request its type of GPU (2); it has fewer than 2"
+        in " ".join(said.split())
+    )
     nowhere = format_check(check(f"{RUNS}require_gpus = Capability > 10\nqueue"))
-    assert ": its kind of GPU is not asked for [no-match]" in nowhere
-    assert "why not: its kind of GPU is not asked for\n" in nowhere
+    assert ": the job does not request its type of GPU [no-match]" in nowhere
+    assert "no match: the job does not request its type of GPU\n" in nowhere
     assert said.count("request_disk is missing") == 1  # of two queues
-    assert said.endswith("a.sub: nothing is wrong, 3 can be improved")
+    assert said.endswith("a.sub: no errors, 3 warnings")
     assert max(len(line) for line in said.splitlines()) <= 80
     told = json.loads(json.dumps(check_json(checked, "chtc", "", []), default=plain))
     assert (told["failed"], [one["matching"] for one in told["queues"]]) == (False, [7, 6])
@@ -659,7 +662,7 @@ def test_an_image_for_cpus_is_proven_on_no_gpu_and_should_get_none() -> None:
     text = f"container_image = {DOCKER}\nexecutable = run.sh\nrequest_memory = 8GB\nrequest_disk = 20GB\n"
     plain = check(text + "queue\n", offered=offered)
     assert found(plain) == set()
-    assert "1 job of jax-0.10.2-cpu, asking for no GPU" in format_check(plain, 80)
+    assert "1 job of jax-0.10.2-cpu, without a GPU" in format_check(plain, 80)
     assert found(check(text + "request_gpus = 1\nqueue\n", offered=offered)) == {("no-use", 5)}
 
 

@@ -30,7 +30,7 @@ def test_the_file_is_mended_and_the_difference_shown(place: Place, tmp_path: Pat
     code, out, _ = place.call(*asked, "--fix")
     assert code == 0
     assert "-requirements = CUDACapability >= 7.5\n+gpus_minimum_capability = 7.5\n" in out
-    assert "each can get 1 of 1 GPU" in " ".join(out.split())
+    assert "each matches 1 of 1 GPU" in " ".join(out.split())
     mended = OLD.replace("requirements = CUDACapability >= 7.5", "gpus_minimum_capability = 7.5")
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (mended.encode(), 0o750)
     code, out, _ = place.call(*asked, "--fix", "--json")
