@@ -583,6 +583,6 @@ def test_list_tells_what_is_built_pushed_and_verified(bench: Bench) -> None:
     for capability in ("8.0", "10.0"):
         bench.verify(image, capability)
     assert listed() == (True, True, ["8.0", "10.0"])
-    assert "yes    yes     8.0 10.0" in bench.call("list", "one-12.1-cu121").out
+    assert "yes    yes     verified 8.0 10.0" in bench.call("list", "one-12.1-cu121").out
     bench.build(b"b")
     assert listed() == (True, False, [])
