@@ -25,7 +25,6 @@ from docs.json_schemas import FORMAT, document_type, document_types, file_name, 
 from imagefactory import errors
 from imagefactory.cli import cli
 from imagefactory.extras.nightly import nights
-from imagefactory.extras.site import tables as combos
 from imagefactory.lock.conda import file as conda_lock
 from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
@@ -343,12 +342,14 @@ def printed() -> str:
         for row in reached((called.__module__, called.__name__), functions):
             commands.setdefault(row, []).append(f"`{name}`")
     commands["imagefactory.error/1"] = ["each command that fails without a document of its own"]
+    commands["imagefactory.progress/1"] = ["each command with `--progress json`"]
     return table(
         ("format", "what it is", "printed by"),
         (
-            (schema_link(name), text(first_sentence(document_type(name))), ", ".join(commands[name]))
-            for name in sorted(document_types())
-            if name in commands
+            (schema_link(name), text(first_sentence(document_type(name))), ", ".join(printers))
+            if name in document_types()
+            else (f"`{name}`", "", ", ".join(printers))
+            for name, printers in sorted(commands.items())
         ),
     )
 
@@ -411,7 +412,6 @@ def stored_formats() -> str:
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`, to compare with in `site nightly --kept`"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
-        (f"`{combos.FORMAT}`", "`report --format json`: which image runs on which GPU"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalog, `format` {catalog.FORMAT}", "a signed catalog, in a DSSE envelope"),

@@ -84,14 +84,14 @@ def debian_mirror(access: Access) -> DebianMirror:
 
 def registry_place(access: Access, address: str = "") -> tuple[str, str]:
     """Return (host, path) of a registry: `address`, else the setting. Raises UsageError without either."""
-    place = address or access.settings.registry.value
-    if not place:
+    location = address or access.settings.registry.value
+    if not location:
         raise UsageError(
             "no-registry-set",
             "no registry is set",
             hint='pass --registry HOST[:PORT][/PATH], or set registry = "..." in imagefactory.toml',
         )
-    return split_place(place)
+    return split_place(location)
 
 
 def repository_of(path: str, family: str) -> str:

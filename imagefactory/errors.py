@@ -28,6 +28,7 @@ EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
 EXIT_AUDIT = 10
+EXIT_UNKNOWN = 11
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -42,6 +43,7 @@ EXIT_CODES = {
     EXIT_REGISTRY: "a registry failed or rejected the request",
     EXIT_CHECK: "a check failed, or the answer is no",
     EXIT_AUDIT: "a license or vulnerability was found (image audit)",
+    EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "the command reached a limit of `run`",
 }
@@ -73,12 +75,12 @@ def printable(text: str) -> str:
     return STEERING.sub("?", text.replace("\r\n", "\n"))
 
 
-def own_pip_command(verb: str, what: str) -> str:
+def own_pip_command(verb: str, message: str) -> str:
     """Return the command that installs or removes packages for the current Python."""
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip"):
-        return f"{python} -m pip {verb} {what}"
-    return f"uv pip {verb} --python {python} {what}"  # environments of uv have no pip
+        return f"{python} -m pip {verb} {message}"
+    return f"uv pip {verb} --python {python} {message}"  # environments of uv have no pip
 
 
 def extra_hint(extra: str) -> str:
@@ -138,8 +140,8 @@ class Diagnostic:
     fix: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.location}: " if self.location else ""
-        return f"{place}{self.message}{f' ({self.fix})' if self.fix else ''}"
+        prefix = f"{self.location}: " if self.location else ""
+        return f"{prefix}{self.message}{f' ({self.fix})' if self.fix else ''}"
 
 
 class UsageError(ImagefactoryError):
@@ -303,6 +305,12 @@ class CheckFailedError(ImagefactoryError):
     """A check that ran and failed."""
 
     exit_code = EXIT_CHECK
+
+
+class UnknownAnswerError(ImagefactoryError):
+    """A question whose answer is not known: neither yes nor no."""
+
+    exit_code = EXIT_UNKNOWN
 
 
 class NoGpuError(CheckFailedError):

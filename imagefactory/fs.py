@@ -167,7 +167,7 @@ def no_space(folder: Path) -> StoreError:
     )
 
 
-def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
+def require_space(bytes_by_path: Mapping[Path, int], message: str) -> None:
     """Raise StoreError if the disks of these directories lack the bytes for the work.
 
     Directories on one disk share its space. Pass the least bytes that are needed, so that no possible work
@@ -180,10 +180,10 @@ def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
     for parts in disks.values():
         needed, free = sum(size for *_, size in parts), shutil.disk_usage(parts[0][0]).free
         if needed > free:
-            where = " and ".join(str(folder) for _, folder, _ in parts)
+            location = " and ".join(str(folder) for _, folder, _ in parts)
             raise StoreError(
                 "disk-full",
-                f"not enough disk space in {where}: {what} needs at least "
+                f"not enough disk space in {location}: {message} needs at least "
                 f"{format_bytes(needed)}, {format_bytes(free)} are free",
                 hint="free some space (imagefactory image prune --cache), or set `store`, `cache` "
                 "(IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE) or, for bases, TMPDIR to a larger disk",

@@ -129,7 +129,7 @@ class RetryPolicy:
                 return call()
             except TransientError as error:
                 if (error.after or 0.0) > max(_LONGEST_RETRY_AFTER, self.longest_wait):
-                    text = f"{error}; it asks to wait {(error.after or 0.0) / 3600:.0f} hours"
+                    text = f"{error}; the server requires a wait of {(error.after or 0.0) / 3600:.0f} hours"
                     raise RejectedError(text, status=error.status) from error
                 failures = 1 if progress() > most else failures + 1
                 # A new token that is rejected again and again is rarely a fault, mostly a missing permission.

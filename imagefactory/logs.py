@@ -97,8 +97,8 @@ def _hear_commands() -> None:
         if event == "subprocess.Popen" and _ROOT.handlers:
             _, argv, directory, _ = arguments
             words = [argv] if isinstance(argv, str | bytes | os.PathLike) else argv
-            place = f" (in {os.fsdecode(directory)})" if directory else ""
-            _COMMANDS.debug("run: %s%s", shlex.join(without_secrets(map(os.fsdecode, words))), place)
+            prefix = f" (in {os.fsdecode(directory)})" if directory else ""
+            _COMMANDS.debug("run: %s%s", shlex.join(without_secrets(map(os.fsdecode, words))), prefix)
 
     sys.addaudithook(hear)
 

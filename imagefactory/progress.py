@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Final, Literal, NotRequired, Protocol, TypedDict
 
 from imagefactory.errors import printable
 
@@ -234,31 +234,69 @@ class GitHubLog(LineProgress):
             self._alone.release()
 
 
+_EVENT: Final = "imagefactory.progress/1"
+
+
+class ProgressEvent(TypedDict):
+    """One line of `--progress json` on stderr."""
+
+    format: Literal["imagefactory.progress/1"]
+    event: Literal["note", "stage", "stage-done", "task", "task-done"]
+    text: NotRequired[str]
+    """Of a note."""
+    title: NotRequired[str]
+    completed: NotRequired[int]
+    """How much of a task is done."""
+    total: NotRequired[int]
+    """The size of a task; 0 if unknown."""
+    unit: NotRequired[str]
+    seconds: NotRequired[float]
+
+
 class JsonProgress(LineProgress):
     """One JSON object in each line, for other programs."""
 
     def write(self, text: str) -> None:
-        self._emit(event="note", text=text.strip())
+        self._emit({"format": _EVENT, "event": "note", "text": text.strip()})
 
     def tell(self, task: _LineTask, now: float) -> None:  # noqa: ARG002
-        self._emit(event="task", title=task.title, done=task.done, total=task.total, unit=task.unit)
+        self._emit(
+            {
+                "format": _EVENT,
+                "event": "task",
+                "title": task.title,
+                "completed": task.done,
+                "total": task.total,
+                "unit": task.unit,
+            }
+        )
 
-    def _emit(self, **fields: Any) -> None:
-        self.put(json.dumps(fields, sort_keys=True))
+    def _emit(self, event: ProgressEvent) -> None:
+        self.put(json.dumps(event))
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
         began = self.clock()
-        self._emit(event="stage", title=title)
+        self._emit({"format": _EVENT, "event": "stage", "title": title})
         yield
-        self._emit(event="stage-done", title=title, seconds=round(self.clock() - began, 3))
+        seconds = round(self.clock() - began, 3)
+        self._emit({"format": _EVENT, "event": "stage-done", "title": title, "seconds": seconds})
 
     @contextmanager
     def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
         task = _LineTask(self, title, total=total, unit=unit)
         yield task
         seconds = round(self.clock() - task.began, 3)
-        self._emit(event="task-done", title=title, done=task.done, unit=unit, seconds=seconds)
+        self._emit(
+            {
+                "format": _EVENT,
+                "event": "task-done",
+                "title": title,
+                "completed": task.done,
+                "unit": unit,
+                "seconds": seconds,
+            }
+        )
 
 
 class _BarTask:

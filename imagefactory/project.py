@@ -112,12 +112,12 @@ def uses_catalog(settings: Settings) -> bool:
     return settings.root.origin != "-C" and not is_project(settings) and has_catalog(settings)
 
 
-def require_own_project(settings: Settings, what: str) -> None:
-    """Raise UsageError if `what` would write into the bundled recipes."""
+def require_own_project(settings: Settings, message: str) -> None:
+    """Raise UsageError if `message` would write into the bundled recipes."""
     if settings.shipped:
         raise UsageError(
             "project-not-found",
-            f"{what} needs a project, and no imagefactory.toml is here or in a parent directory",
+            f"{message} needs a project, and no imagefactory.toml is here or in a parent directory",
             hint="create one: imagefactory init (--with pytorch,jax adds recipes)",
         )
 

@@ -107,8 +107,8 @@ Count = Annotated[int, NumberRange(0, LARGEST_COUNT)]
 class _InvalidValueError(Exception):
     """The problem of a value; `path` is its place, from the innermost name outwards."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
         self.path: list[str] = []
 
 
@@ -124,12 +124,12 @@ def format_value(value: Any, kind: Any = None) -> Any:
     return _codec(kind or own).format(value)
 
 
-def parse_value(value: object, kind: Any, where: str) -> Any:
-    """Return the value of `kind` from the output of `format_value`. Messages begin with `where`.
+def parse_value(value: object, kind: Any, location: str) -> Any:
+    """Return the value of `kind` from the output of `format_value`. Messages begin with `location`.
 
     Raises StatementError for an invalid value.
     """
-    return _describe_error(_codec(kind).parse, value, where)
+    return _describe_error(_codec(kind).parse, value, location)
 
 
 def plain(value: object) -> object:
@@ -156,12 +156,12 @@ def format_document(value: object, version: int) -> dict[str, Any]:
     return {"format": version, **format_value(value)}
 
 
-def parse_document(value: object, kind: Any, version: int, where: str) -> Any:
+def parse_document(value: object, kind: Any, version: int, location: str) -> Any:
     """Return the value of `kind` from the output of `format_document`. Raises StatementError if invalid."""
     if not isinstance(value, dict) or "format" not in value:
-        raise invalid_value_error(where, "'format' is missing")
-    parse_value(value["format"], Annotated[int, Constant(version)], f"{where}: format")
-    return parse_value({name: item for name, item in value.items() if name != "format"}, kind, where)
+        raise invalid_value_error(location, "'format' is missing")
+    parse_value(value["format"], Annotated[int, Constant(version)], f"{location}: format")
+    return parse_value({name: item for name, item in value.items() if name != "format"}, kind, location)
 
 
 class ObjectSchema:
@@ -173,25 +173,25 @@ class ObjectSchema:
     def __init__(self, **kinds: Any) -> None:
         self.read = _object_codec({name: _codec(kind) for name, kind in kinds.items()}, dict).parse
 
-    def parse(self, value: object, where: str) -> dict[str, Any]:
+    def parse(self, value: object, location: str) -> dict[str, Any]:
         """Return the values by their names. Raises StatementError for an invalid value."""
-        values = _describe_error(self.read, value, where)
+        values = _describe_error(self.read, value, location)
         assert isinstance(values, dict)
         return values
 
 
-def _describe_error(parse: Callable[[object], Any], value: object, where: str) -> Any:
+def _describe_error(parse: Callable[[object], Any], value: object, location: str) -> Any:
     try:
         return parse(value)
     except _InvalidValueError as found:
         at = "".join(reversed(found.path)).lstrip(".")
-        raise invalid_value_error(f"{where}: {at}" if at else where, str(found)) from None
+        raise invalid_value_error(f"{location}: {at}" if at else location, str(found)) from None
 
 
-def invalid_value_error(where: str, what: str) -> StatementError:
+def invalid_value_error(location: str, message: str) -> StatementError:
     return StatementError(
         "document-invalid",
-        f"{printable_value(where)}: {what}",
+        f"{printable_value(location)}: {message}",
         hint="the document was changed, or another program wrote it: create it again",
     )
 

@@ -132,7 +132,7 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
         ThreadPoolExecutor(WORKERS, thread_name_prefix="catalog") as pool,
     ):
         rows = pool.map(builder.read_target, request.targets)
-        for target, (image, why, waits) in zip(request.targets, rows, strict=True):
+        for target, (image, reason, waits) in zip(request.targets, rows, strict=True):
             if image:
                 images.append(image)
                 continue
@@ -140,10 +140,10 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
                 build = f"build --push {target.name}" if builder.host else f"build {target.name}"
                 raise NothingSelectedError(
                     "catalog-image-missing",
-                    f"{target.name}: {why}",
+                    f"{target.name}: {reason}",
                     hint=f"run imagefactory {f'image promote {target.name}' if waits else build}",
                 )
-            skipped.append((target.name, why))
+            skipped.append((target.name, reason))
             waiting += [target.name] if waits else []
     time = request.now.replace(microsecond=0)
     catalog = Catalog(made=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
@@ -155,9 +155,9 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
 def stored_revocations(project: Project, policy: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
     """Return the revocations in the local store, by target."""
     rows: dict[str, tuple[RevokedCell, ...]] = {}
-    place = local_place(project, ANY)
+    repo = local_place(project, ANY)
     for manifest in project.layout.subjects():
-        envelopes = {row.digest: row.envelope for row in read_revocations(place, manifest)}
+        envelopes = {row.digest: row.envelope for row in read_revocations(repo, manifest)}
         subject = VerifiedImage(target="", index=manifest, manifest=manifest, config=manifest)
         for row in verify_revocations(envelopes, subject, policy).heeded if envelopes else ():
             if row.about:
@@ -197,74 +197,73 @@ class _CatalogBuilder:
 
     def read_target(self, target: Target) -> tuple[CatalogImage | None, str, bool]:
         """Return the image of a target, or the reason for no image and whether the image lacks approvals."""
-        project, place = self.project, self.places[target.family]
-        lock, expected, why = None, "", ""
+        project, repo = self.project, self.places[target.family]
+        lock, expected, reason = None, "", ""
         try:
             lock = require_lock(project, target)
-            expected = self._expected_digest(target, place)
+            expected = self._expected_digest(target, repo)
         except (LockError, StaleError) as error:
-            lock, why = None, error.message
+            lock, reason = None, error.message
         except ModuleNotFoundError as error:  # a light install cannot compute the digest by the lock
-            lock, why = None, f"its image cannot be told from others without {error.name}"
-        tagged = place.store.manifest(place.repository, plain_tag(target))
+            lock, reason = None, f"its image cannot be identified without {error.name}"
+        tagged = repo.store.manifest(repo.repository, plain_tag(target))
         roots = []
         for digest in dict.fromkeys((expected, tagged[0].digest if tagged else "")):
             if not digest:
                 continue
             try:
-                subject = replace(read_subject(place, digest), target=target.name)
-                root = self._read_root(place, subject, lock if digest == expected else None)
+                subject = replace(read_subject(repo, digest), target=target.name)
+                root = self._read_root(repo, subject, lock if digest == expected else None)
             except NoImageError as error:
-                why = f"{digest} is left out: {error.message}"
+                reason = f"{digest} is skipped: {error.message}"
                 continue
             # Anyone who may push can move a tag.
-            if digest == expected or root.proven or is_own(project, place, digest):
+            if digest == expected or root.proven or is_own(project, repo, digest):
                 roots.append(root)
             else:
-                why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
+                reason = f"{digest} is skipped: it has no valid verdict, and this store did not push it"
         offered = []
         for root in roots:
-            if self._waits(target, place, root):
-                why = (
-                    f"{root.subject.index} waits, too few keys approved it: "
-                    f"imagefactory image promote {target.name}"
+            if self._waits(target, repo, root):
+                reason = (
+                    f"{root.subject.index} has too few approvals: imagefactory image promote {target.name}"
                 )
-                project.tell(f"{target.name}: {why}")
+                project.tell(f"{target.name}: {reason}")
             else:
                 offered.append(root)
         if not offered:
-            return None, why or explain_no_candidate(project, place), bool(roots)
-        image = self._describe(target, place, next((root for root in offered if root.proven), offered[0]))
+            return None, reason or explain_no_candidate(project, repo), bool(roots)
+        image = self._describe(target, repo, next((root for root in offered if root.proven), offered[0]))
         revoked = (image.revoked, *(root.revoked for root in roots), self.revoked.get(target.name, ()))
         return replace(image, revoked=merge_revoked(*revoked)), "", False
 
-    def _expected_digest(self, target: Target, place: StoreRepository) -> str:
+    def _expected_digest(self, target: Target, repo: StoreRepository) -> str:
         """Return the digest of the image of the current lock, empty if there is no such image."""
-        if isinstance(place.store, LayoutStore):
+        if isinstance(repo.store, LayoutStore):
             built = find_built(self.project, target)
             return built.digest if built else ""
-        candidate = find_candidate(self.project, target, place)
+        candidate = find_candidate(self.project, target, repo)
         return candidate.digest if candidate else ""
 
-    def _waits(self, target: Target, place: StoreRepository, root: CatalogRoot) -> bool:
+    def _waits(self, target: Target, repo: StoreRepository, root: CatalogRoot) -> bool:
         """Return whether the image has too few approvals for every tag of the target.
 
         False if only a .sif of the image is verified: the image then has no tag to promote.
         """
         if not self.host or (target.gpu and not root.proven):
             return False
-        return lacks_approvals(place, root.subject, plain_tag(target), root.revoked, self.policy)
+        return lacks_approvals(repo, root.subject, plain_tag(target), root.revoked, self.policy)
 
     def _read_root(
-        self, place: StoreRepository, subject: VerifiedImage, lock: Lock | None = None
+        self, repo: StoreRepository, subject: VerifiedImage, lock: Lock | None = None
     ) -> CatalogRoot:
         """Return an image with its verdicts and revocations, from the registry and the local store."""
         if not self.policy.trust.keys:
             return CatalogRoot(subject=subject, lock=lock)
-        sets = [find_in(self.project, place, subject, self.policy)]
-        if not isinstance(place.store, LayoutStore):
+        sets = [find_in(self.project, repo, subject, self.policy)]
+        if not isinstance(repo.store, LayoutStore):
             local = local_place(self.project, ANY)
-            sets.append(find_verdicts(local, subject, self.policy, (place,)))
+            sets.append(find_verdicts(local, subject, self.policy, (repo,)))
         valid: dict[str, tuple[VerificationResult, bytes]] = {}
         rejected = set()
         for row in sets:
@@ -286,11 +285,11 @@ class _CatalogBuilder:
             ),
         )
 
-    def _describe(self, target: Target, place: StoreRepository, root: CatalogRoot) -> CatalogImage:
+    def _describe(self, target: Target, repo: StoreRepository, root: CatalogRoot) -> CatalogImage:
         project, subject = self.project, root.subject
-        manifest = read_manifest(place, subject.manifest)
+        manifest = read_manifest(repo, subject.manifest)
         image = describe_image(project, target, root, manifest)
-        reference, stored = reference_of(self.host, place, subject), stored_as(project, subject)
+        reference, stored = reference_of(self.host, repo, subject), stored_as(project, subject)
         revoked: tuple[RevokedCell, ...] = ()
         if is_sif_manifest(json.loads(manifest.data)):
             sif = CatalogSif(
@@ -303,7 +302,7 @@ class _CatalogBuilder:
             )
             sifs = [sif]
         else:
-            sifs, revoked = self._sifs(place, subject)
+            sifs, revoked = self._sifs(repo, subject)
         return replace(
             image,
             reference=reference,
@@ -313,13 +312,13 @@ class _CatalogBuilder:
         )
 
     def _sifs(
-        self, place: StoreRepository, image: VerifiedImage
+        self, repo: StoreRepository, image: VerifiedImage
     ) -> tuple[list[CatalogSif], tuple[RevokedCell, ...]]:
         """Return the .sif files of an image, in the local store and the registry, and their revocations."""
         seen: set[str] = set()
         sifs: list[CatalogSif] = []
         revoked: list[RevokedCell] = []
-        for there, host in ((place, self.host), (local_place(self.project, ANY), "")):
+        for there, host in ((repo, self.host), (local_place(self.project, ANY), "")):
             for referrer in there.store.referrers(there.repository, image.manifest, SIF_TYPE):
                 manifest = there.store.manifest(there.repository, referrer.digest)
                 if referrer.digest in seen or not manifest or not is_sif_manifest(json.loads(manifest[1])):
@@ -353,7 +352,7 @@ def _is_of_another(result: VerificationResult, subject: VerifiedImage) -> bool:
 
 
 def lacks_approvals(
-    place: StoreRepository,
+    repo: StoreRepository,
     subject: VerifiedImage,
     plain: str,
     revoked: Sequence[RevokedCell],
@@ -365,11 +364,11 @@ def lacks_approvals(
     """
     if not (needed := policy.trust.policy.signatures):
         return False
-    envelopes = [row.envelope for row in read_statements(place, subject.manifest, APPROVAL_TYPE)]
+    envelopes = [row.envelope for row in read_statements(repo, subject.manifest, APPROVAL_TYPE)]
     tags: dict[str, list[Approval]] = {}
     for request, approval in read_approvals(envelopes, policy.trust, policy.now, revoked):
         key = (request.place, request.subject.index, request.subject.manifest)
-        if key == (str(place), subject.index, subject.manifest) and belongs(request.tag, plain):
+        if key == (str(repo), subject.index, subject.manifest) and belongs(request.tag, plain):
             tags.setdefault(request.tag, []).append(approval)
     return all(len(Approvals(valid=tuple(rows)).best()) < needed for rows in tags.values())
 
@@ -500,11 +499,11 @@ def _plain_size(layout: Layout, layer: OciLayer) -> int:
     return size
 
 
-def reference_of(host: str, place: StoreRepository, subject: VerifiedImage) -> str:
+def reference_of(host: str, repo: StoreRepository, subject: VerifiedImage) -> str:
     """Return HOST/NAME@sha256:... of an image in a registry, empty for the local store (no `host`)."""
     if not host:
         return ""
-    return str(ImageReference(registry=host, repository=place.repository, digest=subject.index))
+    return str(ImageReference(registry=host, repository=repo.repository, digest=subject.index))
 
 
 def stored_as(project: Project, subject: VerifiedImage) -> Image | None:

@@ -18,7 +18,7 @@ from typing import TypedDict
 
 from imagefactory.actions.read_catalog import age_of, read_catalog
 from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
-from imagefactory.project import is_project
+from imagefactory.project import uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import KUBERNETES, SITES, SLURM
 from imagefactory.settings.load import CENTER, Settings, center_settings
@@ -82,8 +82,9 @@ class CenterCatalogs:
             for note in row.catalog.notes
         ]
         notes += [
-            f"images of {center.name} are skipped: {why.message}" + (f" ({why.hint})" if why.hint else "")
-            for center, why in self.lacking
+            f"images of {center.name} are skipped: {reason.message}"
+            + (f" ({reason.hint})" if reason.hint else "")
+            for center, reason in self.lacking
         ]
         return tuple(notes)
 
@@ -105,8 +106,8 @@ def center_name(name: str, site: str, catalog: str) -> str:
     """Return the name of a center: `name`, else its site, else a name made from the place of its catalog."""
     if name or site not in _NO_CENTER:
         return name or site
-    place = catalog.rpartition("/")[2].partition(".")[0] if catalog.startswith("/") else catalog
-    host = re.sub(":[^/]*$", "", place).partition("/")[0].lower()
+    location = catalog.rpartition("/")[2].partition(".")[0] if catalog.startswith("/") else catalog
+    host = re.sub(":[^/]*$", "", location).partition("/")[0].lower()
     short = re.sub("[^a-z0-9]+", "-", host).strip("-")[:32]
     return short if CENTER.fullmatch(short) else "center"
 
@@ -116,7 +117,7 @@ def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
 
     Raises UsageError for an invalid file of a center, and for two centers with one name.
     """
-    main, own = settings.catalog.value or settings.registry.value, is_project(settings)
+    main, own = settings.catalog.value or settings.registry.value, not uses_catalog(settings)
     files = () if own else settings.centers
     rows = []
     if own or main or not files:
@@ -373,10 +374,10 @@ def _verify_images(
 def verdicts_on(offer: ImageOffer) -> tuple[VerdictSet, ...]:
     """Return the verdicts in a catalog on an image, and on each .sif of it."""
     image = offer.image
-    where = image.reference.partition("@")[0] or f"{image.target} (in no registry)"
-    forms = [(where, image.subject, offer.judged)]
-    forms += [(f"{where} (.sif)", row.sif.subject, row.judged) for row in offer.sifs]
+    location = image.reference.partition("@")[0] or f"{image.target} (in no registry)"
+    forms = [(location, image.subject, offer.judged)]
+    forms += [(f"{location} (.sif)", row.sif.subject, row.judged) for row in offer.sifs]
     return tuple(
-        VerdictSet(place=place, subject=subject, judged=judged, revoked=image.revoked_of(subject))
-        for place, subject, judged in forms
+        VerdictSet(place=repo, subject=subject, judged=judged, revoked=image.revoked_of(subject))
+        for repo, subject, judged in forms
     )

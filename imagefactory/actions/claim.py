@@ -100,14 +100,14 @@ def read_claims(access: Access, registry: str, now: datetime) -> OtherClaims:
         return OtherClaims(notes=(f"cannot read the claims of other stores: {error.message}",))
 
 
-def _read_others(place: StoreRepository, own: str, trust: TrustRules, now: datetime) -> OtherClaims:
-    stores = [match[1] for tag in place.store.tags(place.repository) if (match := TAG.fullmatch(tag))]
+def _read_others(repo: StoreRepository, own: str, trust: TrustRules, now: datetime) -> OtherClaims:
+    stores = [match[1] for tag in repo.store.tags(repo.repository) if (match := TAG.fullmatch(tag))]
     others = [store for store in stores if store != own]
     claims: list[OtherClaim] = []
     faults: list[str] = []
     for store in others[:MOST_STORES]:
         try:
-            data = _read_list(place, f"claims-{store}")
+            data = _read_list(repo, f"claims-{store}")
             claims += open_claims(data, store, trust, now) if data else ()
         except RegistryError:
             raise
@@ -117,26 +117,26 @@ def _read_others(place: StoreRepository, own: str, trust: TrustRules, now: datet
         (f"ignored the claims of {len(faults)} other store(s): {faults[0]}",) if faults else ()
     )
     if len(others) > MOST_STORES:
-        notes += (f"{place} has claims of {len(others)} stores, only {MOST_STORES} were read",)
+        notes += (f"{repo} has claims of {len(others)} stores, only {MOST_STORES} were read",)
     return OtherClaims(claims=tuple(claims), notes=notes)
 
 
-def _read_list(place: StoreRepository, tag: str) -> bytes:
+def _read_list(repo: StoreRepository, tag: str) -> bytes:
     """Return the envelope of a tag, empty if the tag is missing. Raises StatementError if it is invalid."""
-    where, manifest = f"{place}:{tag}", place.store.manifest(place.repository, tag)
+    location, manifest = f"{repo}:{tag}", repo.store.manifest(repo.repository, tag)
     if manifest is None:
         return b""
     try:
-        layer = parse_layer(manifest[1], where, CLAIMS)
+        layer = parse_layer(manifest[1], location, CLAIMS)
     except RegistryError as error:  # a fault of another store, not of the registry
         raise StatementError("claims-invalid", error.message, hint=error.hint) from error
     if layer.size > LARGEST:
         raise StatementError(
             "claims-too-large",
-            f"{where} has {layer.size:,} bytes, but a list of claims has at most {LARGEST:,}",
+            f"{location} has {layer.size:,} bytes, but a list of claims has at most {LARGEST:,}",
             hint="delete this tag: imagefactory did not push it",
         )
-    return unpack_artifact(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
+    return unpack_artifact(b"".join(repo.store.read(repo.repository, layer)), location, LARGEST)
 
 
 def _claims_place(access: Access, registry: str) -> StoreRepository:
@@ -160,16 +160,16 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
     lost: dict[ClaimedCell, OtherClaim] = {}
     clock = claiming.clock
     try:
-        place, trust = _claims_place(access, claiming.registry), read_trust(access.settings.files)
+        repo, trust = _claims_place(access, claiming.registry), read_trust(access.settings.files)
         asks = claiming.ask and bool(trust.keys)
-        with writing(access, place, progress):
+        with writing(access, repo, progress):
             own = _read_own(access.layout.path) or OwnClaims(store=claiming.random(STORE_BYTES).hex())
-            before = _read_others(place, own.store, trust, clock()) if asks else OtherClaims()
+            before = _read_others(repo, own.store, trust, clock()) if asks else OtherClaims()
             lost.update(_of(before.claims, claiming.cells))
-            mine = _put_in_time(access, place, own, replace(claiming, cells=claiming.cells - lost.keys()))
+            mine = _put_in_time(access, repo, own, replace(claiming, cells=claiming.cells - lost.keys()))
             if mine and asks:
                 claiming.pause(max(0.0, (mine.made + SETTLE - clock()).total_seconds()))
-                others = _read_others(place, own.store, trust, clock()).claims
+                others = _read_others(repo, own.store, trust, clock()).claims
                 known = {claim.order for claim in before.claims}
                 order = (mine.made, own.store, mine.sweep)
                 lost.update(
@@ -180,7 +180,7 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
                 )
                 if lost.keys() & mine.cells:
                     less = claim_of(mine.sweep, mine.cells - lost.keys(), mine.made, mine.until)
-                    _put(access, place, _with(own, place, less), clock())
+                    _put(access, repo, _with(own, repo, less), clock())
             return ClaimResult(lost=lost, notes=before.notes)
     except (ImagefactoryError, OSError) as error:
         note = f"this sweep is not claimed, so other stores may queue the same cells: {error}"
@@ -188,7 +188,7 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
 
 
 def _put_in_time(
-    access: Access, place: StoreRepository, own: OwnClaims, claiming: ClaimRequest
+    access: Access, repo: StoreRepository, own: OwnClaims, claiming: ClaimRequest
 ) -> SweepClaim | None:
     """Return the claim, stored within SETTLE of its own time; None without cells.
 
@@ -200,13 +200,13 @@ def _put_in_time(
     for _ in range(TRIES if claiming.cells else 0):
         start = claiming.clock()
         mine = claim_of(claiming.sweep, claiming.cells, start, start + life)
-        _put(access, place, _with(own, place, mine), start)
+        _put(access, repo, _with(own, repo, mine), start)
         if claiming.clock() - start < SETTLE:
             return mine
     if claiming.cells:
         raise RegistryError(
             "registry-too-slow",
-            f"{place} needed more than {SETTLE.seconds} seconds to store the claim, {TRIES} times",
+            f"{repo} needed more than {SETTLE.seconds} seconds to store the claim, {TRIES} times",
             hint="run the same command again later",
         )
     return None
@@ -233,27 +233,27 @@ def release_claim(
         return
     for name, row in places:
         try:
-            place = _claims_place(access, name.removesuffix("/catalog"))
-            with writing(access, place, progress):
+            repo = _claims_place(access, name.removesuffix("/catalog"))
+            with writing(access, repo, progress):
                 own = _read_own(access.layout.path)
                 if own:
                     less = claim_of(sweep, row.cells & set(remaining), row.made, row.until)
-                    _put(access, place, _with(own, place, less), now)
+                    _put(access, repo, _with(own, repo, less), now)
         except (ImagefactoryError, OSError) as error:
             until = f"{row.until:%Y-%m-%d %H:%M} UTC"
             access.tell(f"note: the claim of sweep {sweep} may stay in {name} until {until}: {error}")
 
 
-def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaims:
+def _with(own: OwnClaims, repo: StoreRepository, claim: SweepClaim) -> OwnClaims:
     """Return `own` with the claim of a sweep replaced, or removed if the claim has no cells."""
-    rows = next((row.sweeps for row in own.places if row.place == str(place)), ())
+    rows = next((row.sweeps for row in own.places if row.place == str(repo)), ())
     others = tuple(row for row in rows if row.sweep != claim.sweep)
-    mine = RepositoryClaims(place=str(place), sweeps=(*others, claim) if claim.cells else others)
-    return replace(own, places=(*(row for row in own.places if row.place != str(place)), mine))
+    mine = RepositoryClaims(place=str(repo), sweeps=(*others, claim) if claim.cells else others)
+    return replace(own, places=(*(row for row in own.places if row.place != str(repo)), mine))
 
 
-def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) -> None:
-    """Store the claims of this store, and write the valid ones for `place` there.
+def _put(access: Access, repo: StoreRepository, own: OwnClaims, now: datetime) -> None:
+    """Store the claims of this store, and write the valid ones for `repo` there.
 
     Raises ImagefactoryError.
     """
@@ -270,15 +270,15 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
     path = access.layout.path / "journal" / FILE
     with explain_full_disk(access.layout.path):
         replace_bytes(path, format_own(own))
-    sweeps = next((repository.sweeps for repository in own.places if repository.place == str(place)), ())
+    sweeps = next((repository.sweeps for repository in own.places if repository.place == str(repo)), ())
     claims = StoreClaims(store=own.store, issued=now.replace(microsecond=0), sweeps=sweeps)
     artifact, tag = build_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own.store}"
     for blob, data in artifact.blobs:
-        put_bytes(place, blob, data)
-    put_manifest(place, artifact.manifest, tag)
+        put_bytes(repo, blob, data)
+    put_manifest(repo, artifact.manifest, tag)
     if not sweeps:  # an empty list has no effect; without its tag no store reads it
         with suppress(RegistryError):
-            place.store.untag(place.repository, tag)
+            repo.store.untag(repo.repository, tag)
 
 
 def _read_own(store: Path) -> OwnClaims | None:

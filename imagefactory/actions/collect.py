@@ -197,8 +197,8 @@ def collect_sweep(
         for node in {node.target: node for node in sweep.nodes if node.target in names}.values():
             try:
                 target = _target_of(project, node)
-                place = place_of(project, attacher.where(node), target.family)
-                request = PromotionRequest(target=target, place=place, now=now)
+                repo = place_of(project, attacher.where(node), target.family)
+                request = PromotionRequest(target=target, place=repo, now=now)
                 promotions.append(promote(project, request, progress))
             except ImagefactoryError as error:
                 faults.append((node.target, error))
@@ -242,7 +242,7 @@ def _explain_pulls(drafts: list[PendingNode], project: Project, progress: Progre
     if not count:
         return drafts
     check = AnonymousPullCheck(project)
-    with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
+    with progress.stage(f"check the images of {count} nodes that could not be pulled"):
         return [
             replace(draft, one=replace(draft.one, why=check.explain(draft.node)))
             if draft.one.result.outcome is Outcome.PULL_FAILED
@@ -270,27 +270,27 @@ class AnonymousPullCheck:
             self._answers[reference] = self._request(parse_reference(reference), node.image.address)
         return self._answers[reference]
 
-    def _request(self, where: ImageReference, address: str) -> str:
+    def _request(self, reference: ImageReference, address: str) -> str:
         certificates = package_index(self.project).certificates
         options = RegistryOptions(
             certificates=Path(certificates) if certificates else None,
             plain_hosts=self.project.settings.plain_hosts,
             retry_policy=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
         )
-        registry = RegistryClient(where.registry, options)
+        registry = RegistryClient(reference.registry, options)
         try:
-            manifest = registry.manifest(where.repository, where.tag_or_digest)
+            manifest = registry.manifest(reference.repository, reference.tag_or_digest)
         except ImagefactoryError as error:
-            self._failures.append(f"asked from here, without a password: {error.message}")
+            self._failures.append(f"not readable from this machine without a password: {error.message}")
             return self._failures[-1]
         finally:
             registry.close()
         self._failures.clear()
         if manifest is None:
-            return f"{where.registry} has no such image any more: a new sweep sends it again"
+            return f"{reference.registry} no longer has this image: a new sweep sends it again"
         return (
-            f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "
-            "more (the registry's CA, the way there)"
+            f"{reference.registry} has the image; for the reason, run `apptainer pull {address}` on that "
+            "machine (its network, the registry's CA)"
         )
 
 
@@ -336,20 +336,22 @@ class NodeSigner:
             driver=report.hardware.driver if report.device and report.hardware else "",
         )
         try:
-            signed, spending, why = self._sign(report, node, known)
+            signed, spending, cause = self._sign(report, node, known)
         except ImagefactoryError as error:
             return PendingNode(node=node, one=replace(row, why=f"{UNSIGNED}{error.message}"), fault=error)
         lost = known.spent is not None and signed is None
-        return PendingNode(node=node, one=replace(row, why=why), signed=signed, spending=spending, lost=lost)
+        return PendingNode(
+            node=node, one=replace(row, why=cause), signed=signed, spending=spending, lost=lost
+        )
 
     def _requested(self, node: SweepNode, known: IssuedNonce) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Return kit.json and expectations.json as they were written. `known` is the entry of the nonce.
 
         Raises NonceError if the files were changed, or belong to another suite or pool.
         """
-        place = node_directory(self.folder, node.name)
+        directory = node_directory(self.folder, node.name)
         try:
-            texts = {name: read_file(place, name, LARGEST_REPORT) for name in (KIT, EXPECTATIONS)}
+            texts = {name: read_file(directory, name, LARGEST_REPORT) for name in (KIT, EXPECTATIONS)}
         except OSError as error:
             raise StatementError(
                 *os_problem("read", error.filename, error), hint="create a new sweep"
@@ -416,10 +418,10 @@ class VerdictAttacher:
             except ImagefactoryError as error:
                 drafts[number] = replace(draft, fault=error)
                 continue
-            names = tuple(subject_name(place) for place, _ in places)
+            names = tuple(subject_name(repo) for repo, _ in places)
             drafts[number] = replace(draft, one=replace(draft.one, keyid=draft.signed.keyid, attached=names))
-            for name, (place, subject) in zip(names, places, strict=True):
-                repositories[name] = place
+            for name, (repo, subject) in zip(names, places, strict=True):
+                repositories[name] = repo
                 statements = verdict_statements(draft.signed.envelopes, draft.signed.expires, subject)
                 waiting.setdefault(name, []).extend((number, statement) for statement in statements)
         for name, rows in waiting.items():
@@ -438,19 +440,19 @@ class VerdictAttacher:
         """
         keyids = {}
         try:
-            for place, subject in self.places(draft):
-                key = (str(place), subject.manifest)
+            for repo, subject in self.places(draft):
+                key = (str(repo), subject.manifest)
                 if key not in self._signed:
-                    self._signed[key] = read_signed(place, subject.manifest, keys)
+                    self._signed[key] = read_signed(repo, subject.manifest, keys)
                 if verdict := self._signed[key].get(draft.node.nonce):
-                    keyids[subject_name(place)] = verdict.keyid
+                    keyids[subject_name(repo)] = verdict.keyid
         except ImagefactoryError as error:
             return replace(draft, fault=error)
         if not keyids:
-            why = f"{draft.one.why}, {VERDICT_MISSING}"
+            reason = f"{draft.one.why}, {VERDICT_MISSING}"
             hint = f"verify it again: imagefactory sweep start {draft.node.target}"
-            fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
-            return replace(draft, one=replace(draft.one, why=why), fault=fault)
+            fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {reason}", hint=hint)
+            return replace(draft, one=replace(draft.one, why=reason), fault=fault)
         keyid = next(iter(keyids.values()))
         return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(keyids)))
 

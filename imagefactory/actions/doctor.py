@@ -125,8 +125,8 @@ def _check_settings(
         return replace(facts, catalog=probe)
     offers = [verify_offer(catalog, image, trust, now) for image in catalog.images]
     forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
-    where = center.place or str(settings.root_path)
-    summary = f"{where}, made {catalog.made:%Y-%m-%d}, holds until {catalog.expires:%Y-%m-%d}"
+    location = center.place or str(settings.root_path)
+    summary = f"{location}, created {catalog.made:%Y-%m-%d}, valid until {catalog.expires:%Y-%m-%d}"
     return replace(
         facts,
         catalog=ProbeResult(name="catalog", answer=summary),

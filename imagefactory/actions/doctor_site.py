@@ -220,8 +220,8 @@ class _SiteCheck:
             if settings.catalog.value.startswith("/"):
                 return self._published(Path(settings.catalog.value), none)
             return _RegistryCheck(lines=none, published=tuple(_unknown_rows(missing, "no registry is set")))
-        place = settings.registry.value
-        host, path = split_place(place)
+        address = settings.registry.value
+        host, path = split_place(address)
         store = open_registry(self.access, host, retry_policy=HURRY)
         repository = catalog_repository(f"{host}/{path}" if path else host).repository
         try:
@@ -229,7 +229,7 @@ class _SiteCheck:
             store.check()
             detail = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
             answers = (
-                good("registry", f"{place} answers {detail}"),
+                good("registry", f"{address} answers {detail}"),
                 _push(store, repository, login=login is not None),
             )
             return self._published(StoreRepository(store=store, repository=repository), answers)
@@ -241,15 +241,15 @@ class _SiteCheck:
         finally:
             store.close()
 
-    def _published(self, where: StoreRepository | Path, lines: tuple[Diagnosis, ...]) -> _RegistryCheck:
+    def _published(self, location: StoreRepository | Path, lines: tuple[Diagnosis, ...]) -> _RegistryCheck:
         try:
-            current = read_current(where, self.trust, self.now)
+            current = read_current(location, self.trust, self.now)
         except ImagefactoryError as error:
             line = broken("catalog", error.message, error.hint)
-            return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
+            return _RegistryCheck(lines=lines, published=(line, self._invitation(location)))
         created = None
         if current is None:
-            line = missing("catalog", f"none at {where}", "imagefactory site publish")
+            line = missing("catalog", f"none at {location}", "imagefactory site publish")
         elif current.catalog is None:
             whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "no key"
             detail = f"{current.where} is signed by {whose}, so your readers reject it"
@@ -270,7 +270,7 @@ class _SiteCheck:
                 line = good("catalog", f"{detail}; the key here, '{own.name}', cannot sign it")
             else:
                 line = good("catalog", detail)
-        return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), catalog_time=created)
+        return _RegistryCheck(lines=lines, published=(line, self._invitation(location)), catalog_time=created)
 
     def _own_key(self) -> SigningKey | None:
         try:
@@ -278,17 +278,17 @@ class _SiteCheck:
         except ImagefactoryError:
             return None  # the check of the signing key reports it
 
-    def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
+    def _invitation(self, location: StoreRepository | Path) -> Diagnosis:
         """Check the invitation next to the catalog, or the local invitation for a catalog in a file."""
         push = "imagefactory site invite --push"
         try:
-            if isinstance(where, StoreRepository):
-                manifest = where.store.manifest(where.repository, TAG)
+            if isinstance(location, StoreRepository):
+                manifest = location.store.manifest(location.repository, TAG)
                 if manifest is None:
-                    return missing("invitation", f"none at {where}:{TAG}", push)
-                name = f"{where}:{TAG}"
+                    return missing("invitation", f"none at {location}:{TAG}", push)
+                name = f"{location}:{TAG}"
                 layer = parse_layer(manifest[1], name, INVITATION)
-                data = unpack_artifact(b"".join(where.store.read(where.repository, layer)), name)
+                data = unpack_artifact(b"".join(location.store.read(location.repository, layer)), name)
             else:
                 path, push = self.settings.root_path / "invitation.toml", "imagefactory site invite"
                 name, data = str(path), read_small(path).encode()
@@ -317,13 +317,13 @@ class _SiteCheck:
 
     def _mirror(self, mirror: str, created: datetime | None) -> Diagnosis:
         copy = "imagefactory image copy REGISTRY/catalog:current MIRROR/catalog:current"
-        where: StoreRepository | Path = Path(mirror)
+        location: StoreRepository | Path = Path(mirror)
         try:
             if not mirror.startswith("/"):
                 reference = catalog_repository(mirror)
                 store = open_registry(self.access, reference.registry, retry_policy=HURRY)
-                where = StoreRepository(store=store, repository=reference.repository)
-            current = read_current(where, self.trust, self.now)
+                location = StoreRepository(store=store, repository=reference.repository)
+            current = read_current(location, self.trust, self.now)
         except ImagefactoryError as error:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalog is None:
@@ -335,19 +335,19 @@ class _SiteCheck:
 
 
 def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
-    place = f"{store.host}/{repository}"
+    address = f"{store.host}/{repository}"
     try:
         store.check_push(repository)
     except ImagefactoryError as error:
         return broken("push", error.message, f"docker login {store.host}, with an account that may push")
     if login:
-        return good("push", f"allowed to {place}")
-    return warn("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
+        return good("push", f"allowed to {address}")
+    return warn("push", f"allowed to {address}, for anyone", "let the registry ask for a login")
 
 
-def _unknown_rows(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
+def _unknown_rows(say: Callable[[str, str, str], Diagnosis], reason: str) -> Iterator[Diagnosis]:
     for name in ("catalog", "invitation"):
-        yield say(name, f"not known: {why}", "see registry")
+        yield say(name, f"not known: {reason}", "see registry")
 
 
 def read_small(path: Path) -> str:

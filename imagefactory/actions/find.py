@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from imagefactory.actions.centers import CenterCatalog, JoinedCenter, read_centers
+from imagefactory.actions.centers import CenterCatalog, CenterCatalogs, JoinedCenter, read_centers
 from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
 from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.verdicts import VerdictReader
@@ -50,7 +50,7 @@ from imagefactory.matrix.compat import (
 )
 from imagefactory.model import NO_CUDA, Outcome, Target
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.project import Project, has_catalog, is_project
+from imagefactory.project import Project, uses_catalog
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
@@ -152,8 +152,8 @@ class FindRequest:
 class FindResult:
     """The matches, the best first. `open` are the centers with images, none if nothing is verified.
 
-    `own_project` is true if the project itself was searched. `place` is its path, or the place of the only
-    catalog. `ages` are the ages of the verdicts.
+    `own_project` is true if no catalog was searched. `place` is the path of the project, or of the only
+    catalog, and empty for the bundled recipes. `ages` are the ages of the verdicts.
     """
 
     matches: tuple[FindMatch, ...]
@@ -180,8 +180,9 @@ def find_images(
 
     `recipes` loads the project of the settings, or the bundled recipes, and returns None without either.
     """
-    own = is_project(settings)
-    opened = read_centers(settings, environ, request.now) if own or has_catalog(settings) else None
+    own = not uses_catalog(settings)
+    project = recipes() if own else None
+    opened = None if own and project is None else read_centers(settings, environ, request.now)
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
     for row in opened.open if opened else ():
@@ -189,9 +190,8 @@ def find_images(
             offers.append(verify_offer(row.catalog, image, row.center.trust, request.now))
             if offered := _offered_candidate(offers[-1], row.center, request):
                 candidates.append(offered)
-    if own or opened is None:
+    if own:
         targets = {row.target for row in candidates}
-        project = recipes()
         covers = (
             read_candidates(project, project.targets)
             if project
@@ -205,10 +205,17 @@ def find_images(
         request=request,
         open=tuple(row for row in opened.open if row.catalog.images) if opened else (),
         own_project=own,
-        place=str(settings.root_path) if own else opened.open[0].center.place if opened else "",
+        place=_place(settings, opened, own=own),
         ages=verdict_ages_of(offers, request.now) if offers else None,
         notes=opened.notes if opened else (),
     )
+
+
+def _place(settings: Settings, opened: CenterCatalogs | None, *, own: bool) -> str:
+    """Return the project, or the place of the catalog; empty for the bundled recipes."""
+    if own:
+        return "" if settings.shipped else str(settings.root_path)
+    return opened.open[0].center.place if opened else ""
 
 
 def _find_matches(
@@ -236,24 +243,26 @@ def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) ->
         unknown = candidate.unknown(None)
     else:
         rows = _on_pool(candidate, machines)
-        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, candidate.resources))
-        unknown = any(candidate.unknown(gpu) for gpu in fitting)
+        resources = candidate.resources
+        fitting = ([gpu for gpu in machine.gpus if fits(gpu, resources)] for machine in machines)
+        enough = (gpu for gpus in fitting if len(gpus) >= resources.gpus for gpu in gpus)
+        unknown = any(candidate.unknown(gpu) for gpu in enough)
     rows.sort(key=lambda row: (_WEIGHT[row.basis], parse_capability(row.capability), row.name))
     return FindMatch(candidate=candidate, gpus=tuple(rows), unknown=candidate.gpu and not rows and unknown)
 
 
 def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list[GpuMatch]:
     groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
-    for place in find_places(candidate.known, candidate.resources, machines):
-        key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
-        groups.setdefault(key, []).append(place)
+    for gpu_place in find_places(candidate.known, candidate.resources, machines):
+        key = (gpu_place.gpu.name, gpu_place.gpu.capability, gpu_place.gpu_class.claim.basis)
+        groups.setdefault(key, []).append(gpu_place)
     return [
         GpuMatch(
             capability=capability,
             name=name or capability,
             gpus=len(places),
-            free=sum(place.free for place in places),
-            unsure=sum(place.unsure for place in places),
+            free=sum(gpu_place.free for gpu_place in places),
+            unsure=sum(gpu_place.unsure for gpu_place in places),
             basis=basis,
             why=places[0].gpu_class.claim.reason,
         )
@@ -384,9 +393,9 @@ def read_candidates(project: Project | None, targets: Sequence[Target]) -> list[
     candidates = []
     for target in targets:
         state = lock_state(project, target)
-        why = read_unsolvable_reason(project, target) if state == Outcome.UNSOLVABLE else None
+        reason = read_unsolvable_reason(project, target) if state == Outcome.UNSOLVABLE else None
         lock = read_target_lock(project, target) if state == "ok" else None
-        known = TargetEvidence(lock=lock, state=state, unsolvable=why.reason if why else "")
+        known = TargetEvidence(lock=lock, state=state, unsolvable=reason.reason if reason else "")
         if lock and reference(target) in tags:
             known = _with_cached_scan(project.layout, target, known, judge)
         candidates.append(candidate_of(target, known))

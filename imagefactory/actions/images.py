@@ -74,8 +74,8 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
     layout = access.layout
     _, at, digest = name.rpartition("@")
     if at or DIGEST.fullmatch(name):
-        what, near = digest or name, []
-        manifest = layout.manifest(check_digest(what))
+        message, near = digest or name, []
+        manifest = layout.manifest(check_digest(message))
         if manifest is not None:
             return load_artifact(access, name, manifest[0])
     else:
@@ -84,11 +84,11 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
             return load_artifact(access, name, tags[name])
         if ":" not in name and "/" not in name:
             return None
-        what, near = f"'{name}'", [] if "/" in name else difflib.get_close_matches(name, tags, n=1)
+        message, near = f"'{name}'", [] if "/" in name else difflib.get_close_matches(name, tags, n=1)
     hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory image list"
     raise NothingSelectedError(
         "image-not-found",
-        f"no image {what} in {layout.path}",
+        f"no image {message} in {layout.path}",
         hint=f"did you mean {near[0]}?" if near else hint,
     )
 
@@ -196,17 +196,17 @@ def read_candidates(
     access: Access, promoting: PromotionRequest, court: VerificationPolicy, progress: Progress
 ) -> tuple[tuple[_ImageVerdicts, ...], dict[str, str]]:
     """Return all images that the tags of the target may point to, and the digest of each tag now."""
-    place, plain = promoting.place, plain_tag(promoting.target)
-    names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
+    repo, plain = promoting.place, plain_tag(promoting.target)
+    names = [tag for tag in repo.store.tags(repo.repository) if belongs(tag, plain)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
-        manifests = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
+        manifests = pool.map(lambda tag: repo.store.manifest(repo.repository, tag), names)
         digests = {
             name: manifest[0].digest
             for name, manifest in zip(names, manifests, strict=True)
             if manifest and manifest[0].digest != WITHDRAWN.descriptor.digest
         }
         tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
-        roots = _untagged(access, promoting.target, court) if isinstance(place.store, LayoutStore) else {}
+        roots = _untagged(access, promoting.target, court) if isinstance(repo.store, LayoutStore) else {}
         for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
             roots[digests[name]] = name
         rows = list(
@@ -248,55 +248,55 @@ def _read_candidate(
 
     `built` is true if the tag of the target in the local store points to the candidate.
     """
-    place, target = promoting.place, promoting.target
+    repo, target = promoting.place, promoting.target
     try:
-        subject = read_subject(place, digest, target.platform)
+        subject = read_subject(repo, digest, target.platform)
     except NoImageError as error:
-        return f"{name} in {place} is skipped: {error.message}"
+        return f"{name} in {repo} is skipped: {error.message}"
     except RegistryError:
-        children, _ = parse_parts(read_manifest(place, digest))
-        if all(place.store.manifest(place.repository, child.digest) for child in children):
+        children, _ = parse_parts(read_manifest(repo, digest))
+        if all(repo.store.manifest(repo.repository, child.digest) for child in children):
             raise
-        return f"{name} in {place} is skipped: it is not complete"
-    index = read_manifest(place, digest)
+        return f"{name} in {repo} is skipped: it is not complete"
+    index = read_manifest(repo, digest)
     others = [row for row in platforms_in(index) if row[0] != target.platform]
     parse_parts(index)  # raises if it is malformed
     if len(images_of(json.loads(index.data).get("manifests") or ())) > 1 + len(others):
-        return f"{name} in {place} is skipped: it has images for platforms without a target"
+        return f"{name} in {repo} is skipped: it has images for platforms without a target"
     for platform, manifest in others:
         tag = f"{plain_tag(target)}-{architecture(platform)}"
-        tagged = place.store.manifest(place.repository, tag)
+        tagged = repo.store.manifest(repo.repository, tag)
         parts = parse_parts(Manifest(descriptor=tagged[0], data=tagged[1]))[0] if tagged else ()
         if manifest not in {part.digest for part in parts}:
-            return f"{name} in {place} is skipped: its image for {platform} is not the one of {tag}"
-    verdicts = find_in(access, place, subject, court)
+            return f"{name} in {repo} is skipped: its image for {platform} is not the one of {tag}"
+    verdicts = find_in(access, repo, subject, court)
     # A verdict for another target moves no tag of this one, whoever tags the image as a candidate of it.
     judged = tuple(row for row in verdicts.judged if _target_of(row) in ("", target.name))
-    if isinstance(place.store, LayoutStore):
+    if isinstance(repo.store, LayoutStore):
         # The store has no times: what was built last is the newest, others are as old as their last run.
         times = [row.verdict.report.ended for row in judged if row.verdict]
         pushed = promoting.now if built else max(times, default=None)
     else:
-        pushed = read_pushed(read_records(place, digest, key=read_nonce_store_key(access.environ)))
+        pushed = read_pushed(read_records(repo, digest, key=read_nonce_store_key(access.environ)))
     candidate = TagCandidate(
         name=name,
         digest=digest,
         pushed=pushed,
         judged=judged,
         platforms=1 + len(others),
-        own=is_own(access, place, digest),
+        own=is_own(access, repo, digest),
     )
     return _ImageVerdicts(candidate=candidate, verdicts=verdicts)
 
 
-def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
+def is_own(access: Access, repo: StoreRepository, digest: str) -> bool:
     """Return whether this store pushed the image, or IMAGEFACTORY_LEDGER_KEY has signed its push record."""
-    if isinstance(place.store, LayoutStore):
+    if isinstance(repo.store, LayoutStore):
         return True
-    if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
+    if was_transferred(access.layout.recall("pushed", repo.store.name) or {}, repo.repository, digest):
         return True
     key = read_nonce_store_key(access.environ)
-    return bool(key and read_records(place, digest, key=key))
+    return bool(key and read_records(repo, digest, key=key))
 
 
 def _target_of(judged: VerificationResult) -> str:
@@ -305,12 +305,12 @@ def _target_of(judged: VerificationResult) -> str:
 
 def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict[str, str]:
     """Return names, by digest, for untagged images of the target that the store keeps because of verdicts."""
-    layout, place, names = access.layout, local_place(access, ANY), {}
+    layout, repo, names = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
             continue
         try:
-            judged = find_verdicts(place, read_subject(place, digest), court).judged
+            judged = find_verdicts(repo, read_subject(repo, digest), court).judged
         except NoImageError:
             continue
         for row in judged:
@@ -321,18 +321,18 @@ def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict
     return names
 
 
-def target_at(project: Project, place: StoreRepository, digest: str) -> Target:
+def target_at(project: Project, repo: StoreRepository, digest: str) -> Target:
     """Return the target with a tag on `digest` in the repository. Raises NothingSelectedError without one."""
-    family = place.repository.rpartition("/")[2]
+    family = repo.repository.rpartition("/")[2]
     for target in (target for target in project.targets if target.family == family):
-        for tag in place.store.tags(place.repository):
+        for tag in repo.store.tags(repo.repository):
             if belongs(tag, plain_tag(target)):
-                manifest = place.store.manifest(place.repository, tag)
+                manifest = repo.store.manifest(repo.repository, tag)
                 if manifest and manifest[0].digest == digest:
                     return target
     raise NothingSelectedError(
         "image-not-tagged",
-        f"no tag of a target in {place} points to {digest}",
+        f"no tag of a target in {repo} points to {digest}",
         hint="pass the target instead, and --registry HOST/PATH",
     )
 

@@ -120,8 +120,8 @@ def inspected_verdicts(
     """
     if not digest or Path(name).exists():
         return ()
-    place = find_place(access, name)[1] if "/" in name else local_place(access, "")
-    return VerdictReader(access, now).there(place, digest)
+    repo = find_place(access, name)[1] if "/" in name else local_place(access, "")
+    return VerdictReader(access, now).there(repo, digest)
 
 
 def inspect_artifact(access: Access, artifact: Image | SifArtifact, progress: Progress) -> InspectResult:
@@ -193,16 +193,16 @@ def _scan_stored(access: Access, image: Image, progress: Progress) -> InspectRes
 
 def _inspect_registry(access: Access, reference: ImageReference, progress: Progress) -> InspectResult:
     """Return the contents of an image in a registry. Layers without a cached scan are read but not stored."""
-    mirror, place = find_place(access, str(reference))
-    image = image_at(place, mirror.tag_or_digest)
+    mirror, repo = find_place(access, str(reference))
+    image = image_at(repo, mirror.tag_or_digest)
     with access.layout.in_use(progress):
         cache = ScanCache(
             layout=access.layout,
-            read=lambda layer: place.store.read(place.repository, layer.descriptor),
+            read=lambda layer: repo.store.read(repo.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
         contents = scan_image(str(reference), image.layers, cache, progress)
-    how, platform = f"scan of the image in {place}", image.config.architecture
+    how, platform = f"scan of the image in {repo}", image.config.architecture
     return InspectResult(contents=contents, how=how, digest=image.digest, platform=platform)
 
 
@@ -222,22 +222,22 @@ class ImageLocation:
     layers: tuple[OciLayer, ...]
 
 
-def image_at(place: StoreRepository, reference: str) -> ImageLocation:
+def image_at(repo: StoreRepository, reference: str) -> ImageLocation:
     """Return the image of a tag or digest. An index gives its image for linux/amd64.
 
     Raises RegistryError if there is no image.
     """
-    root = read_manifest(place, choose_platform(read_manifest(place, reference), "").digest)
+    root = read_manifest(repo, choose_platform(read_manifest(repo, reference), "").digest)
     manifest = root
     if root.descriptor.media_type in INDEX_TYPES:
         parse_parts(root)  # raises if it is malformed
         (entry, *_) = images_of(json.loads(root.data)["manifests"])
-        manifest = read_manifest(place, str(entry["digest"]))
-    config = read_config(place, manifest)
+        manifest = read_manifest(repo, str(entry["digest"]))
+    config = read_config(repo, manifest)
     if config is None:
         raise RegistryError(
             "artifact-not-image",
-            f"{place} {manifest.descriptor.digest} is an artifact, not an image",
+            f"{repo} {manifest.descriptor.digest} is an artifact, not an image",
             hint="if it is a .sif, run imagefactory pull --format sif, then imagefactory compat FILE",
         )
     layers = tuple(

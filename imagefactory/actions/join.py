@@ -39,8 +39,8 @@ def invitation_of(settings: Settings, catalog: str, now: datetime) -> Invitation
 
     Raises UsageError if no catalog is set, CheckFailedError if the project trusts no key.
     """
-    place = catalog or settings.catalog.value or settings.registry.value
-    if not place:
+    location = catalog or settings.catalog.value or settings.registry.value
+    if not location:
         raise UsageError(
             "no-catalog-set",
             "neither `catalog` nor `registry` is set, so readers cannot find the catalog",
@@ -54,7 +54,7 @@ def invitation_of(settings: Settings, catalog: str, now: datetime) -> Invitation
             hint="create and trust a key: imagefactory key create NAME && imagefactory key trust NAME",
         )
     return Invitation(
-        catalog=place,
+        catalog=location,
         site=settings.site.value,
         sif_folder=settings.sif_folder.value,
         keys=keys,
@@ -63,10 +63,10 @@ def invitation_of(settings: Settings, catalog: str, now: datetime) -> Invitation
     )
 
 
-def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) -> Invitation:
+def read_invitation(settings: Settings, environ: Mapping[str, str], location: str) -> Invitation:
     """Return the invitation in a file or in a registry HOST[/PATH]. Raises UsageError, RegistryError."""
-    path = Path(where).expanduser()
-    if path.is_file() or path.suffix in (".toml", ".json") or where.startswith(("/", ".", "~")):
+    path = Path(location).expanduser()
+    if path.is_file() or path.suffix in (".toml", ".json") or location.startswith(("/", ".", "~")):
         data = read_limited(path, LARGEST, "pass the file of your center, or its registry")
         if len(data) > LARGEST:
             raise UsageError(
@@ -74,14 +74,14 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
                 f"{path} is not an invitation: it has more than {LARGEST:,} bytes",
                 hint="pass the invitation file of your center",
             )
-        return parse_invitation(data, where)
-    if "://" in where:
+        return parse_invitation(data, location)
+    if "://" in location:
         raise UsageError(
             "reference-invalid",
-            f"{where[:80]} is the address of a web page, not of a registry",
+            f"{location[:80]} is the address of a web page, not of a registry",
             hint="download the invitation and pass the file, or pass HOST/PATH of a registry",
         )
-    reference = invitation_place(where)
+    reference = invitation_place(location)
     mirror = resolve_mirror(reference, settings.mirror_map)
     store = open_registry(Access(settings=settings, environ=environ), mirror.registry)
     manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
@@ -99,7 +99,7 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
             hint="pass the address of your center's invitation",
         )
     data = unpack_artifact(b"".join(store.read(mirror.repository, layer)), str(mirror))
-    return parse_invitation(data, where)
+    return parse_invitation(data, location)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -332,8 +332,8 @@ def _with_places(project: Project, target: Target, error: UnsolvableError) -> st
         places = requirement_places(read_each(recipes_directory(project.settings))[0], target)
         for text in error.conflict:
             whole = rf"(?<![\w.-]){re.escape(text)}(?![\w.*<>=!~,-])"
-            if (where := places.get(text)) and (match := re.search(whole, message)):
-                message = f"{message[: match.end()]} ({where}){message[match.end() :]}"
+            if (location := places.get(text)) and (match := re.search(whole, message)):
+                message = f"{message[: match.end()]} ({location}){message[match.end() :]}"
     return message
 
 

@@ -73,8 +73,8 @@ class LockedBase:
         if self.lock is None:
             raise LockError("lock-missing", f"base {self.base.name} has no lock ({path})", hint=hint)
         if self.base.on and self.state != "ok":
-            what = f"the recipe or the lock of base {self.base.on} has changed"
-            raise StaleError("lock-outdated", f"{path} is outdated: {what}", hint=hint)
+            message = f"the recipe or the lock of base {self.base.on} has changed"
+            raise StaleError("lock-outdated", f"{path} is outdated: {message}", hint=hint)
         return self.lock
 
 
@@ -148,8 +148,10 @@ class LockedTarget:
         if self.lock is None:
             path = lock_path(folder, self.target)
             return LockError("lock-missing", f"{name} has no lock ({path})", hint=hint)
-        what = f"the recipe or the lock of {self.target.on}" if self.target.on else "the recipe"
-        return StaleError("lock-outdated", f"the lock of {name} is outdated: {what} has changed", hint=hint)
+        message = f"the recipe or the lock of {self.target.on}" if self.target.on else "the recipe"
+        return StaleError(
+            "lock-outdated", f"the lock of {name} is outdated: {message} has changed", hint=hint
+        )
 
     def require(self, folder: Path) -> Lock:
         """Return the current lock, or raise `problem`."""

@@ -33,10 +33,10 @@ from imagefactory.settings.load import SHIPPED, Settings
 from imagefactory.versions import natural, nearest
 
 SETTINGS = """\
-# The factory's settings; this file marks its root. `imagefactory config` prints each one, its value and
-# where that came from. Here belongs what holds for everybody who works in this factory, such as
+# The settings of this project; this file marks its root. `imagefactory config` prints each setting, its value
+# and its source. Write here what applies to everyone who works in this project, such as
 # registry = "registry.example.org/images"
-# Most settings count only for users who ran `imagefactory config --trust` here since the last change.
+# Most settings apply only to users who ran `imagefactory config --trust` here since the last change.
 """
 
 

@@ -27,7 +27,6 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.values import ScanResult
-from imagefactory.matrix.gpus import read_gpus
 from imagefactory.matrix.plan import PlanGpu, TargetStatus, avoided_machines
 from imagefactory.matrix.rows import VersionSpaceRow, parse_rows
 from imagefactory.model import Target
@@ -157,17 +156,17 @@ def _lookup_in_registry(project: Project, asking: PlanLookup, *, hurried: bool =
 
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
-        place = StoreRepository(store=registry, repository=repository_of(path, target.family))
-        candidate = find_candidate(project, target, place)
+        repo = StoreRepository(store=registry, repository=repository_of(path, target.family))
+        candidate = find_candidate(project, target, repo)
         if candidate is None:
-            return replace(stage, missing=explain_no_candidate(project, place))
-        where = ImageReference(registry=host, repository=place.repository, digest=candidate.digest)
+            return replace(stage, missing=explain_no_candidate(project, repo))
+        destination = ImageReference(registry=host, repository=repo.repository, digest=candidate.digest)
         return replace(
             stage,
             missing="",
             image=candidate.digest,
-            reference=str(where),
-            verdicts=asking.counted(judge.there(place, candidate.digest)),
+            reference=str(destination),
+            verdicts=asking.counted(judge.there(repo, candidate.digest)),
         )
 
     return look
@@ -197,22 +196,20 @@ class PlanGpus:
 def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
     """Return the GPUs of a list, or of an inventory on the machines that match `patterns`.
 
-    Raises RecipeError and UsageError for errors in the file, NothingSelectedError without a GPU.
+    Raises RecipeError and UsageError for errors in the file, NothingSelectedError if there is no GPU.
     """
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(200).lstrip().startswith(b"{"):
-                inventory = read_inventory(path)
-                devices, avoided = inventory_devices(inventory, patterns)
-                return PlanGpus(devices=devices, pool=str(path), avoided=avoided)
-    return PlanGpus(devices=read_devices(path))
+    inventory = read_inventory(path)
+    if inventory.listed:
+        return PlanGpus(devices=listed_devices(inventory))
+    devices, avoided = inventory_devices(inventory, patterns)
+    return PlanGpus(devices=devices, pool=str(path), avoided=avoided)
 
 
-def read_devices(path: Path) -> tuple[PlanGpu, ...]:
-    """Return each type of GPU of a list. Raises RecipeError with file:line:column of every problem."""
+def listed_devices(inventory: Inventory) -> tuple[PlanGpu, ...]:
+    """Return each type of GPU of a list."""
     kinds = (
-        PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver, host=kind.host)
-        for kind in read_gpus(path)
+        PlanGpu(capability=parse_capability(gpu.capability), name=gpu.name, driver=gpu.driver, host=gpu.host)
+        for gpu in inventory.gpus
     )
     return tuple(dict.fromkeys(kinds))
 

@@ -100,15 +100,15 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
     Raises RegistryError or StoreError, also if other processes keep moving the same tags. Raises the errors
     of `signing_key` and of the key, if it has to approve.
     """
-    place, policy = promoting.place, read_verification_policy(access, promoting.now)
+    repo, policy = promoting.place, read_verification_policy(access, promoting.now)
     rule = PromotionRule(
         plain=plain_tag(promoting.target),
         capabilities=promoting.target.capabilities,
-        pointers_only=isinstance(place.store, LayoutStore) and promoting.target.gpu,
+        pointers_only=isinstance(repo.store, LayoutStore) and promoting.target.gpu,
     )
     with (
-        writing(access, place, progress) as journal,
-        progress.stage(f"{promoting.target.name}: tags in {place}"),
+        writing(access, repo, progress) as journal,
+        progress.stage(f"{promoting.target.name}: tags in {repo}"),
     ):
         for _ in range(TRIES):
             images, tags = read_candidates(access, promoting, policy, progress)
@@ -122,17 +122,17 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
                     images={image.candidate.digest: image.verdicts for image in images},
                 )
                 fates = tuple(map(approver.approve, fates))
-            faults = () if promoting.dry_run else _move_all(access, place, fates)
+            faults = () if promoting.dry_run else _move_all(access, repo, fates)
             if faults is not None:
                 if not promoting.dry_run:
                     failed = {tag for tag, _ in faults}
-                    _log_moves(access, place, (fate for fate in fates if fate.tag not in failed))
+                    _log_moves(access, repo, (fate for fate in fates if fate.tag not in failed))
                 return PromotionResult(
-                    target=promoting.target.name, place=str(place), fates=fates, faults=faults
+                    target=promoting.target.name, place=str(repo), fates=fates, faults=faults
                 )
     raise RegistryError(
         "tags-contended",
-        f"{place}: another process keeps moving the tags of {promoting.target.name}",
+        f"{repo}: another process keeps moving the tags of {promoting.target.name}",
         hint="run one promotion at a time: try again when the other has ended",
     )
 
@@ -186,7 +186,7 @@ class _Approver:
 
     def _sign(self, fate: TagDecision, approved: Sequence[str]) -> bool:
         """Attach the user's approval. Return whether a trusted key added one that it had not given before."""
-        place, now, approval = self.promoting.place, self.promoting.now, self._subject(fate.tag, fate.after)
+        repo, now, approval = self.promoting.place, self.promoting.now, self._subject(fate.tag, fate.after)
         key = signing_key(self.access, now)
         trusted = self.trust.key(key.keyid) if key else None
         if key is None or trusted is None or out_of_period(trusted, now):
@@ -196,16 +196,16 @@ class _Approver:
         if trusted.name in approved:
             return False
         envelope = sign_approval(approval, key, now)
-        manifest = read_manifest(place, approval.subject.manifest).descriptor
+        manifest = read_manifest(repo, approval.subject.manifest).descriptor
         statement = SignedStatement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope)
-        attach(place, statement, self.journal)
-        log_statements(self.access, subject_name(place), (statement,))
+        attach(repo, statement, self.journal)
+        log_statements(self.access, subject_name(repo), (statement,))
         self.envelopes[approval.subject.manifest].append(envelope)
         return True
 
 
-def _log_moves(access: Access, place: StoreRepository, fates: Iterable[TagDecision]) -> None:
-    name = subject_name(place)
+def _log_moves(access: Access, repo: StoreRepository, fates: Iterable[TagDecision]) -> None:
+    name = subject_name(repo)
     log_acts(
         access,
         [
@@ -219,25 +219,25 @@ def _log_moves(access: Access, place: StoreRepository, fates: Iterable[TagDecisi
 
 
 def _move_all(
-    access: Access, place: StoreRepository, fates: Sequence[TagDecision]
+    access: Access, repo: StoreRepository, fates: Sequence[TagDecision]
 ) -> tuple[tuple[str, ImagefactoryError], ...] | None:
     """Move the tags. Return the faults, or None if another process moved one of them meanwhile."""
     faults: list[tuple[str, ImagefactoryError]] = []
     for fate in (fate for fate in fates if fate.moved):
-        manifest = place.store.manifest(place.repository, fate.tag)
+        manifest = repo.store.manifest(repo.repository, fate.tag)
         digest = manifest[0].digest if manifest else ""
         if ("" if digest == WITHDRAWN.descriptor.digest else digest) != fate.before:
             return None
         if fate.after:
-            root = read_manifest(place, fate.after)
-            put = place.store.put_manifest(place.repository, root.data, root.descriptor.media_type, fate.tag)
+            root = read_manifest(repo, fate.after)
+            put = repo.store.put_manifest(repo.repository, root.data, root.descriptor.media_type, fate.tag)
             if put.digest != fate.after:
                 return None
             continue
         try:
-            if not withdraw_tag(place, fate.tag):
+            if not withdraw_tag(repo, fate.tag):
                 access.tell(
-                    f"note: {place.store.name} removes no tags: {fate.tag} names an empty image, "
+                    f"note: {repo.store.name} removes no tags: {fate.tag} names an empty image, "
                     "which nothing runs"
                 )
         except RegistryError as error:
@@ -279,10 +279,10 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
 
     Raises CheckFailedError if this project does not trust the key, or if there is nothing to revoke.
     """
-    place, policy = revoking.place, read_verification_policy(access, revoking.now)
+    repo, policy = revoking.place, read_verification_policy(access, revoking.now)
     check_key_trusted(key, policy.trust, revoking.now)
-    subject = read_subject(place, revoking.wanted)
-    judged = find_in(access, place, subject, policy).judged
+    subject = read_subject(repo, revoking.wanted)
+    judged = find_in(access, repo, subject, policy).judged
     valid = [row for row in judged if row.standing is VerdictStatus.GOOD]
     # Includes verdicts with a later date, from a machine whose clock is ahead.
     until = max((row.verdict.issued for row in valid if row.verdict), default=revoking.now)
@@ -294,23 +294,23 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
     )
     envelope = sign_revocation(revocation, key, max(revoking.now, until))
     known = verify_revocations({"": envelope}, subject, policy).heeded
-    after = find_verdicts(place, subject, replace(policy, revocations=known)).judged
+    after = find_verdicts(repo, subject, replace(policy, revocations=known)).judged
     before = {row.name for row in valid}
     revoked = tuple(row.name for row in after if row.standing is VerdictStatus.REVOKED and row.name in before)
     if not revoked:
         raise CheckFailedError(
             "nothing-to-revoke",
-            f"no valid verdict of {place}@{subject.manifest} to revoke",
+            f"no valid verdict of {repo}@{subject.manifest} to revoke",
             hint="to see its verdicts, run imagefactory verdict list",
         )
-    if not isinstance(place.store, LayoutStore):
+    if not isinstance(repo.store, LayoutStore):
         own = local_place(access, ANY)
-        manifest = read_manifest(place, subject.manifest).descriptor
+        manifest = read_manifest(repo, subject.manifest).descriptor
         with writing(access, own, progress):
             put_statement(own, SignedStatement(kind=REVOCATION_TYPE, subject=manifest, envelope=envelope))
     request = StatementRequest(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
-    digest = attach_to(access, place, request, progress)
-    return RevokeResult(place=str(place), subject=subject, digest=digest, taken=revoked)
+    digest = attach_to(access, repo, request, progress)
+    return RevokeResult(place=str(repo), subject=subject, digest=digest, taken=revoked)
 
 
 def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
@@ -336,10 +336,8 @@ def follow(
     ):
         places.append(local)
     return tuple(
-        promote(
-            access, PromotionRequest(target=target, place=place, now=revoked.now, approve=False), progress
-        )
-        for place in places
+        promote(access, PromotionRequest(target=target, place=repo, now=revoked.now, approve=False), progress)
+        for repo in places
     )
 
 
@@ -358,18 +356,18 @@ def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progre
     statements = (*stored_statements(project.layout), *AttachJournal(project.layout.path).read_all())
     envelopes = {row.envelope for row in statements if row.kind in _STATEMENT_TYPES}
     for target in project.targets if project.settings.registry.value else ():
-        place = registry_of(project, target.family)
-        images = list_verdicts(project, PromotionRequest(target=target, place=place, now=now), progress)
+        repo = registry_of(project, target.family)
+        images = list_verdicts(project, PromotionRequest(target=target, place=repo, now=now), progress)
         manifests = [image.subject.manifest for image in images]
-        for manifest in dict.fromkeys((*manifests, *sifs_of(place, target, images))):
+        for manifest in dict.fromkeys((*manifests, *sifs_of(repo, target, images))):
             for kind in _STATEMENT_TYPES:
-                envelopes.update(_envelopes(place, manifest, kind))
+                envelopes.update(_envelopes(repo, manifest, kind))
     opened = [row for envelope in envelopes if (row := verify_envelope(envelope, trust)).key]
     return format_record(digest_of(row.envelope.payload) for row in opened if row.envelope)
 
 
-def _envelopes(place: StoreRepository, manifest: str, kind: str) -> Iterator[bytes]:
-    return (row.envelope for row in read_statements(place, manifest, kind) if row.envelope)
+def _envelopes(repo: StoreRepository, manifest: str, kind: str) -> Iterator[bytes]:
+    return (row.envelope for row in read_statements(repo, manifest, kind) if row.envelope)
 
 
 def write_record(folder: Path, name: str, record: bytes) -> Path:
@@ -399,17 +397,17 @@ def next_name(name: str, names: set[str]) -> str:
     return new
 
 
-def sifs_of(place: StoreRepository, target: Target, images: Sequence[VerdictSet]) -> list[str]:
+def sifs_of(repo: StoreRepository, target: Target, images: Sequence[VerdictSet]) -> list[str]:
     """Return the .sif files converted from these images, and those with tags of the target."""
-    store, plain = place.store, plain_tag(target)
+    store, plain = repo.store, plain_tag(target)
     digests = [
         sif.digest
         for image in images
-        for sif in store.referrers(place.repository, image.subject.manifest, SIF_TYPE)
+        for sif in store.referrers(repo.repository, image.subject.manifest, SIF_TYPE)
     ]
-    for tag in store.tags(place.repository):
+    for tag in store.tags(repo.repository):
         match = CANDIDATE.fullmatch(tag)
         if tag == f"{plain}.sif" or (match and match["plain"] == plain and match["suffix"]):
-            manifest = store.manifest(place.repository, tag)
+            manifest = store.manifest(repo.repository, tag)
             digests += [manifest[0].digest] if manifest else []
     return list(dict.fromkeys(digests))

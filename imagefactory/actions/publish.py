@@ -99,13 +99,15 @@ def current_place(project: Project, registry: str) -> StoreRepository:
     return StoreRepository(store=open_registry(project, host), repository=reference.repository)
 
 
-def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime) -> PublishedCatalog | None:
+def read_current(
+    location: StoreRepository | Path, trust: TrustRules, now: datetime
+) -> PublishedCatalog | None:
     """Return the current catalog, None if there is none.
 
     Raises RegistryError if a registry does not answer, UsageError for an unreadable file.
     """
-    name = str(where) if isinstance(where, Path) else f"{where}:{CURRENT}"
-    data = _read(where)
+    name = str(location) if isinstance(location, Path) else f"{location}:{CURRENT}"
+    data = _read(location)
     return None if data is None else _open(data, name, trust, now)[0]
 
 
@@ -117,37 +119,37 @@ def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[Pub
         return PublishedCatalog(where=name, keyid="", catalog=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
     catalog: Catalog | None = None
-    why = f"{opened.standing}, {opened.why}"
+    reason = f"{opened.standing}, {opened.why}"
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
         late = out_of_period(opened.key, now)
         try:
             catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
-            why = f"{late[0]}, {late[1]}" if late else ""
+            reason = f"{late[0]}, {late[1]}" if late else ""
         except StatementError as error:  # of another version
-            why = error.message
-    return PublishedCatalog(where=name, keyid=keyid, catalog=catalog), why
+            reason = error.message
+    return PublishedCatalog(where=name, keyid=keyid, catalog=catalog), reason
 
 
-def _read(where: StoreRepository | Path) -> bytes | None:
-    if isinstance(where, Path):
+def _read(location: StoreRepository | Path) -> bytes | None:
+    if isinstance(location, Path):
         try:
-            with where.open("rb") as file:
+            with location.open("rb") as file:
                 return file.read(LARGEST)
         except FileNotFoundError:
             return None
         except OSError as error:  # its signer is unknown
             raise UsageError(
-                *os_problem("read", where, error),
+                *os_problem("read", location, error),
                 hint="make this file readable, or write the catalog to another file",
             ) from error
-    manifest = where.store.manifest(where.repository, CURRENT)
+    manifest = location.store.manifest(location.repository, CURRENT)
     if manifest is None:
         return None
     try:
-        layer = parse_layer(manifest[1], str(where))
+        layer = parse_layer(manifest[1], str(location))
     except RegistryError:  # not a catalog
         return b""
-    return b"".join(where.store.read(where.repository, layer))
+    return b"".join(location.store.read(location.repository, layer))
 
 
 def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: TrustRules, now: datetime) -> None:
@@ -233,9 +235,9 @@ def publish(
         write_catalog(output, envelope)
         written: tuple[str, ...] = (str(output),)
     else:
-        place = current_place(project, registry)
-        written = tuple(map(str, publish_catalog(place, envelope, catalog.made)))
-        cache_published(project.settings, str(place), envelope, catalog.made)
+        repo = current_place(project, registry)
+        written = tuple(map(str, publish_catalog(repo, envelope, catalog.made)))
+        cache_published(project.settings, str(repo), envelope, catalog.made)
     act = AuditEntry(
         action=ROLLBACK if rollback else PUBLISH,
         what=f"catalog of {len(catalog.images)} images",
@@ -332,40 +334,40 @@ def find_earlier(
     Raises UsageError unless exactly one matches, StatementError unless a trusted key signed it. A retired
     key does not count, because anyone who has the key can write any date.
     """
-    place, now = current_place(project, request.registry), request.now
-    tags = [match for tag in place.store.tags(place.repository) if (match := _OWN.fullmatch(tag))]
+    repo, now = current_place(project, request.registry), request.now
+    tags = [match for tag in repo.store.tags(repo.repository) if (match := _OWN.fullmatch(tag))]
     if name == PREVIOUS:
-        return _find_previous(place, tags, current, trust, now)
+        return _find_previous(repo, tags, current, trust, now)
     if DIGEST.fullmatch(name):
-        return _open_catalog(place, name, trust, now)
+        return _open_catalog(repo, name, trust, now)
     digits = name.removeprefix("sha256:")
     names = [tag[0] for tag in tags if digits and (tag[0] == name or tag[2].startswith(digits[:12]))]
     if len(names) != 1:
         latest = ", ".join(sorted((tag[0] for tag in tags), reverse=True)[:5]) or "none"
         raise UsageError(
             "catalog-not-unique",
-            f"'{name[:80]}' matches {len(names)} catalogs of {place}",
+            f"'{name[:80]}' matches {len(names)} catalogs of {repo}",
             hint=f"use a tag or a digest; the newest are {latest}",
         )
-    revision = _open_catalog(place, names[0], trust, now)
+    revision = _open_catalog(repo, names[0], trust, now)
     if not revision.digest.removeprefix("sha256:").startswith(digits) and names[0] != name:
         raise UsageError(
             "catalog-digest-mismatch",
-            f"{place}:{names[0]} is {revision.digest}, not {name[:80]}",
+            f"{repo}:{names[0]} is {revision.digest}, not {name[:80]}",
             hint=f"use the tag {names[0]}",
         )
     return revision
 
 
 def _find_previous(
-    place: StoreRepository,
+    repo: StoreRepository,
     tags: list[re.Match[str]],
     current: PublishedCatalog | None,
     trust: TrustRules,
     now: datetime,
 ) -> CatalogRevision:
     """Return the newest catalog before the current one. A tag counts only on the day in its content."""
-    manifest = place.store.manifest(place.repository, CURRENT)
+    manifest = repo.store.manifest(repo.repository, CURRENT)
     digits = manifest[0].digest.removeprefix("sha256:") if manifest else ""
     last = current.catalog.made if current and current.catalog else now
     days: dict[str, list[str]] = {}
@@ -379,11 +381,11 @@ def _find_previous(
             if (opened := opened + 1) > MOST_OPENED:
                 raise RegistryError(
                     "catalog-search-limit",
-                    f"{place} has more than {MOST_OPENED} catalogs that are not the previous one",
+                    f"{repo} has more than {MOST_OPENED} catalogs that are not the previous one",
                     hint="pass the catalog's digest: --rollback DIGEST",
                 )
             try:
-                revision = _open_catalog(place, name, trust, now)
+                revision = _open_catalog(repo, name, trust, now)
             except StatementError as error:
                 faults.append(error.message)
                 continue
@@ -392,35 +394,35 @@ def _find_previous(
                 revisions.append(revision)
         if revisions:
             return max(revisions, key=lambda revision: revision.catalog.made)
-    why = f": {faults[0]}" if faults else ""
+    reason = f": {faults[0]}" if faults else ""
     raise UsageError(
         "no-earlier-catalog",
-        f"{place} has no earlier catalog that a trusted key signed{why}",
+        f"{repo} has no earlier catalog that a trusted key signed{reason}",
         hint="create one from the available images: imagefactory site publish",
     )
 
 
-def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: datetime) -> CatalogRevision:
+def _open_catalog(repo: StoreRepository, name: str, trust: TrustRules, now: datetime) -> CatalogRevision:
     """Return a published catalog, expired or not. Raises StatementError if its key is not trusted now."""
-    where = f"{place}{'@' if DIGEST.fullmatch(name) else ':'}{name}"
-    manifest = place.store.manifest(place.repository, name)
+    location = f"{repo}{'@' if DIGEST.fullmatch(name) else ':'}{name}"
+    manifest = repo.store.manifest(repo.repository, name)
     if manifest is None:
         raise UsageError(
             "rollback-not-found",
-            f"no catalog at {where}",
+            f"no catalog at {location}",
             hint="to see the newest valid one, run imagefactory site publish --rollback --dry-run",
         )
     try:
-        layer = parse_layer(manifest[1], where)
+        layer = parse_layer(manifest[1], location)
     except RegistryError as error:
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
-    published, why = _open(b"".join(place.store.read(place.repository, layer)), where, trust, now)
+    published, reason = _open(b"".join(repo.store.read(repo.repository, layer)), location, trust, now)
     catalog, key = published.catalog, trust.key(published.keyid)
     late = out_of_period(key, catalog.made) if catalog and key else None
     if catalog is None or late:
         raise StatementError(
             "catalog-rejected",
-            f"{where} cannot be used: {f'{late[0]}, {late[1]}' if late else why}",
+            f"{location} cannot be used: {f'{late[0]}, {late[1]}' if late else reason}",
             hint="choose another: imagefactory site publish --rollback --dry-run shows the newest valid one",
         )
     return CatalogRevision(digest=manifest[0].digest, catalog=catalog)
@@ -463,10 +465,10 @@ def roll_back(
                 )
             skipped += [(old.target, line) for line in lines]
     if not images:
-        why = [f"{target}: {line}" for target, line in skipped] or ["it has no images"]
+        reason = [f"{target}: {line}" for target, line in skipped] or ["it has no images"]
         raise NothingSelectedError(
             "catalog-nothing-valid",
-            f"no image of the catalog {earlier.digest} is valid now: {'; '.join(why[:3])}",
+            f"no image of the catalog {earlier.digest} is valid now: {'; '.join(reason[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
     catalog = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
@@ -540,12 +542,12 @@ class _ImageReview:
         return replace(again, sifs=tuple(sif for sif, _ in sifs), revoked=revoked), lines
 
     def _verify(self, image: _Form, lines: list[str]) -> tuple[_Form, tuple[RevokedCell, ...]] | None:
-        place, subject = self._place(image), image.subject
-        if place.store.manifest(place.repository, subject.index) is None:
-            lines.append(f"{subject.index} is not in {place} any more")
+        repo, subject = self._place(image), image.subject
+        if repo.store.manifest(repo.repository, subject.index) is None:
+            lines.append(f"{subject.index} is not in {repo} any more")
             return None
         revocations = {**dict(image.revocations), **self.revocations.get(subject.manifest, {})}
-        for repository in (place, local_place(self.project, ANY)):
+        for repository in (repo, local_place(self.project, ANY)):
             rows = read_revocations(repository, subject.manifest)
             revocations.update({row.digest: row.envelope for row in rows})
         revocations = dict(readable_envelopes(revocations))
@@ -553,7 +555,9 @@ class _ImageReview:
         judged = verify_verdicts(dict(image.envelopes), subject, replace(self.policy, revocations=heeded))
         valid = {row.digest for row in judged if row.standing is VerdictStatus.GOOD}
         invalid = Counter(str(row.standing) for row in judged if row.standing is not VerdictStatus.GOOD)
-        lines += [f"verdicts that do not count now: {count} {why}" for why, count in sorted(invalid.items())]
+        lines += [
+            f"verdicts that do not count now: {count} {reason}" for reason, count in sorted(invalid.items())
+        ]
         envelopes: Envelopes = tuple((digest, data) for digest, data in image.envelopes if digest in valid)
         again = replace(image, envelopes=envelopes, revocations=tuple(sorted(revocations.items())))
         return again, revoked_cells(judged, subject, self.policy.trust)

@@ -26,7 +26,7 @@ from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
 from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
-from imagefactory.project import Project, invalid_note, is_project, load_lenient
+from imagefactory.project import Project, invalid_note, load_lenient, uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import SettingValue, listed
 from imagefactory.settings.files import FILE_NAME
@@ -107,13 +107,13 @@ class CachedCatalog:
             replace_text(self.seen_path, format_time(time))
 
 
-def place_name(place: str) -> str:
+def place_name(location: str) -> str:
     """Return the full name of a catalog's place: `HOST/PATH/catalog:current`, or the path of a file."""
-    return place if place.startswith("/") else str(catalog_repository(place))
+    return location if location.startswith("/") else str(catalog_repository(location))
 
 
-def _cached(settings: Settings, place: str) -> CachedCatalog:
-    return CachedCatalog(cache=settings.cache_path, where=place_name(place))
+def _cached(settings: Settings, location: str) -> CachedCatalog:
+    return CachedCatalog(cache=settings.cache_path, where=place_name(location))
 
 
 def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
@@ -145,13 +145,13 @@ def read_catalog(
 
     Raises UsageError if none is set, StatementError for a rejected one, RegistryError.
     """
-    place = settings.catalog.value
+    location = settings.catalog.value
     trust = read_trust(settings.files, settings.limits)
     reader = _CatalogReader(settings=settings, environ=environ, trust=trust, now=now)
     origin = settings.catalog.origin
-    near = place and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
-    if not is_project(settings) or near:
-        return reader.read(place or settings.registry.value, HURRIED if hurried else None)
+    near = location and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
+    if uses_catalog(settings) or near:
+        return reader.read(location or settings.registry.value, HURRIED if hurried else None)
     project, registry = load_lenient(settings, environ), settings.registry.value
     targets = (project.select_single(name),) if name else project.targets
     cached = _cached(settings, registry) if registry else None
@@ -183,13 +183,13 @@ class _CatalogReader:
         except (RegistryError, UsageError) as error:
             faults = [error.message]
             for mirror in mirrors:
-                where = place_name(mirror)
+                location = place_name(mirror)
                 try:
-                    catalog = self._open(cached, self._fetch(mirror, cached, HURRIED), where)
+                    catalog = self._open(cached, self._fetch(mirror, cached, HURRIED), location)
                 except (RegistryError, UsageError, StatementError) as fault:
-                    faults.append(f"its mirror {where}: {fault.message}")
+                    faults.append(f"its mirror {location}: {fault.message}")
                     continue
-                note = f"this is the catalog of its mirror {where}, {age_of(catalog, self.now)}"
+                note = f"this is the catalog of its mirror {location}, {age_of(catalog, self.now)}"
                 return self._with_notes(replace(catalog, source=CatalogSource.MIRROR), *faults, note)
             return self.read_cached(cached, error, *faults[1:])
         return self._with_notes(self._open(cached, data, cached.where))
@@ -207,9 +207,9 @@ class _CatalogReader:
         note = f"this is the catalog that is kept here, {age_of(catalog, self.now)}"
         return self._with_notes(replace(catalog, source=CatalogSource.KEPT), error.message, *faults, note)
 
-    def _open(self, cached: CachedCatalog, data: bytes, where: str) -> Catalog:
+    def _open(self, cached: CachedCatalog, data: bytes, location: str) -> Catalog:
         """Return the catalog in these bytes, and cache it. Raises StatementError if it is rejected."""
-        catalog = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
+        catalog = verify_catalog(unpack_artifact(data, location), self.trust, self.now, location)
         cached.refuse_older(catalog.made)
         cached.write(data, catalog.made)
         return catalog
@@ -221,16 +221,16 @@ class _CatalogReader:
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
         return replace(catalog, notes=notes)
 
-    def _fetch(self, place: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
-        if not place.startswith("/"):
+    def _fetch(self, location: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
+        if not location.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
-            return _read_registry(access, catalog_repository(place), cached.read(), retry_policy)
+            return _read_registry(access, catalog_repository(location), cached.read(), retry_policy)
         hint = "check the setting catalog (imagefactory config), or ask your center where the file is"
-        data = read_limited(Path(place), LARGEST, hint)
+        data = read_limited(Path(location), LARGEST, hint)
         if len(data) > LARGEST:
             raise StatementError(
                 "catalog-too-large",
-                f"{place} is not a catalog: it has more than {LARGEST} bytes",
+                f"{location} is not a catalog: it has more than {LARGEST} bytes",
                 hint="fix the setting catalog (imagefactory config)",
             )
         return data

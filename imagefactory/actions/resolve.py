@@ -56,14 +56,14 @@ def resolve_image(
     an image, UsageError for an image that is not of this project's targets or, with `gpu`, only for CPUs,
     and StaleError for an image of another lock.
     """
-    artifact, where = _find(project, name, registry, progress)
+    artifact, reference = _find(project, name, registry, progress)
     definition = definition_of(project, artifact, name)
     if gpu:
         check_not_cpu(definition.target)
     subject = subject_of(artifact, definition.target.name)
-    if registry and where is None:
-        where = _in_registry(project, definition.target, subject, registry)
-    return ResolvedImage(made=artifact, subject=subject, definition=definition, where=where)
+    if registry and reference is None:
+        reference = _in_registry(project, definition.target, subject, registry)
+    return ResolvedImage(made=artifact, subject=subject, definition=definition, where=reference)
 
 
 def check_not_cpu(target: Target) -> None:
@@ -112,8 +112,8 @@ def _from_registry(
 ) -> tuple[Image | SifArtifact, ImageReference]:
     """Pull an image under a name derived from its digest, so that the tag of the target does not move."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
-    place = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
-    digest = read_manifest(place, mirror.tag_or_digest).descriptor.digest
+    repo = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
+    digest = read_manifest(repo, mirror.tag_or_digest).descriptor.digest
     pinned = replace(reference, tag="", digest=digest)
     manifest = access.layout.manifest(digest)
     if manifest is not None:
@@ -140,10 +140,10 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
     target = project.target(labels.get(TARGET_LABEL, ""))
     if target is None:
         label = printable_value(labels.get(TARGET_LABEL, ""))
-        what = f"this project has no target '{label}'" if label else "it has no label of a target"
+        message = f"this project has no target '{label}'" if label else "it has no label of a target"
         raise UsageError(
             "image-target-unknown",
-            f"cannot verify {name}: {what}",
+            f"cannot verify {name}: {message}",
             hint="verify it in the project that built it (-C DIR)",
         )
     plain, at, digest = name.partition("@")

@@ -47,14 +47,14 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
     Raises UsageError for unreadable trust, so that nothing is deleted.
     """
     court, layout, digests = read_verification_policy(access, now), access.layout, []
-    place = local_place(access, ANY)
+    repo = local_place(access, ANY)
     for digest in layout.subjects():
         digests += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
         try:
-            subject = read_subject(place, digest)
+            subject = read_subject(repo, digest)
         except RegistryError:  # the image is gone, and its verdicts count if it comes back
             subject = VerifiedImage(target="", index=digest, manifest=digest, config=digest)
-        for judged in find_in(access, place, subject, court).judged:
+        for judged in find_in(access, repo, subject, court).judged:
             if judged.standing is VerdictStatus.GOOD:
                 digests.append(judged.digest)
             if judged.proves and judged.verdict:
@@ -117,12 +117,12 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck
     """Return the findings of `check`, and the journals with unreadable lines."""
     result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
-        place = path.relative_to(layout.path)
-        hint = f"run imagefactory verdict sync --registry {place.parts[1]} to rewrite it without them"
+        relative = path.relative_to(layout.path)
+        hint = f"run imagefactory verdict sync --registry {relative.parts[1]} to rewrite it without them"
         faults.append(
             StoreFault(
-                place=str(place),
-                error=StoreError("store-corrupt", f"{place}: {count} lines are corrupt", hint=hint),
+                place=str(relative),
+                error=StoreError("store-corrupt", f"{relative}: {count} lines are corrupt", hint=hint),
             )
         )
     return replace(result, faults=(*result.faults, *faults))
@@ -151,8 +151,8 @@ def list_registry(
         names = sorted({repository_of(path, target.family) for target in targets})
         places = [StoreRepository(store=store, repository=name) for name in names]
         return tuple(
-            RepositoryListing(registry=host, repository=place.repository, tagged=read_tagged(place, plain))
-            for place in places
+            RepositoryListing(registry=host, repository=repo.repository, tagged=read_tagged(repo, plain))
+            for repo in places
         )
 
 
@@ -183,8 +183,8 @@ def prune_registry(
     store, repository = open_registry(project, host), repository_of(path, family)
     with progress.stage(f"prune {host}/{repository}"):
         plain = {plain_tag(target) for target in project.targets}
-        place = StoreRepository(store=store, repository=repository)
-        tagged = read_tagged(place, plain, count_valid(project, place, now), records=True)
+        repo = StoreRepository(store=store, repository=repository)
+        tagged = read_tagged(repo, plain, count_valid(project, repo, now), records=True)
         fates = list(plan_prune(tagged, before))
         for number, fate in enumerate(fates):
             if fate.remove and not dry_run and (tag := remove_candidate(store, repository, fate)):

@@ -295,8 +295,8 @@ def prepare_sweep(
     kind = choose_image_type(project, options.image, registry)
     folder = options.folder or sweeps_directory(project.settings) / name
     bench.pools(options.pool).check_folder(folder)
-    place = ImageDelivery(kind=kind, registry=registry, folder=folder, now=now)
-    plan = plan_sweep(read_pool_stages(project, targets, place), inventory, options.asked)
+    delivery = ImageDelivery(kind=kind, registry=registry, folder=folder, now=now)
+    plan = plan_sweep(read_pool_stages(project, targets, delivery), inventory, options.asked)
     lookup = SweepLookup(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     images = _images(project, plan, kind)
     seen, notes = read_underway(sweeps_directory(project.settings), images, lookup)
@@ -313,7 +313,7 @@ def prepare_sweep(
         plan = leave_out_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return SweepDraft(
-        plan=plan, inventory=chosen, place=place, id=name, options=options, own=own, faults=faults
+        plan=plan, inventory=chosen, place=delivery, id=name, options=options, own=own, faults=faults
     )
 
 

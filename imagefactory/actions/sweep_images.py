@@ -70,18 +70,18 @@ def choose_image_type(project: Project, requested: str, registry: str) -> ImageK
 
 
 def read_pool_stages(
-    project: Project, targets: Sequence[Target], place: ImageDelivery
+    project: Project, targets: Sequence[Target], delivery: ImageDelivery
 ) -> tuple[TargetStatus, ...]:
     """Return the status of each target, with the verdicts on the pool's format of its image."""
-    if place.kind is ImageKind.DOCKER:
-        return read_stages(project, targets, PlanLookup(now=place.now, registry=place.registry))
-    reader = VerdictReader(project, place.now)
+    if delivery.kind is ImageKind.DOCKER:
+        return read_stages(project, targets, PlanLookup(now=delivery.now, registry=delivery.registry))
+    reader = VerdictReader(project, delivery.now)
 
     def of_sif(stage: TargetStatus) -> TargetStatus:
         sif = None if stage.missing else ensure_stored_sif(project, stage.target)
-        return replace(stage, verdicts=to_renew(reader.stored(sif), place.now) if sif else ())
+        return replace(stage, verdicts=to_renew(reader.stored(sif), delivery.now) if sif else ())
 
-    return tuple(map(of_sif, read_stages(project, targets, PlanLookup(now=place.now))))
+    return tuple(map(of_sif, read_stages(project, targets, PlanLookup(now=delivery.now))))
 
 
 def ensure_stored_sif(project: Project, target: Target) -> SifArtifact | None:
@@ -96,14 +96,14 @@ def _sif_of(project: Project, image: Image) -> SifArtifact | None:
 
 
 def ensure_image(
-    project: Project, stage: TargetStatus, place: ImageDelivery, progress: Progress
+    project: Project, stage: TargetStatus, delivery: ImageDelivery, progress: Progress
 ) -> PoolImage:
     """Build, convert and send the image of a target, as far as needed. Return its location for jobs.
 
     Raises the errors of these steps, and CheckFailedError for an image that fails its CPU checks.
     """
     target = stage.target
-    if place.kind is ImageKind.DOCKER:
+    if delivery.kind is ImageKind.DOCKER:
         reference = stage.reference
         if not reference:
             image = _locked_image(project, target, progress)
@@ -113,16 +113,16 @@ def ensure_image(
                     f"Apptainer built {target.name} as a .sif, so it has no image for --image-format docker",
                     hint="pass --image-format oras or --image-format sif",
                 )
-            reference = str(replace(_push(project, target, image, place, progress), tag=""))
+            reference = str(replace(_push(project, target, image, delivery, progress), tag=""))
         return _in_registry(project, target, reference)
     sif = _locked_sif(project, target, progress)
-    if place.kind is ImageKind.ORAS:
-        where = _push(project, target, sif, place, progress)
-        address = f"oras://{where.registry}/{where.repository}@{where.digest}"
+    if delivery.kind is ImageKind.ORAS:
+        location = _push(project, target, sif, delivery, progress)
+        address = f"oras://{location.registry}/{location.repository}@{location.digest}"
     else:
-        address = _place_file(project, target, sif, place, progress)
+        address = _place_file(project, target, sif, delivery, progress)
     return PoolImage(
-        kind=place.kind,
+        kind=delivery.kind,
         address=address,
         subject=subject_of(sif, target.name),
         size=sif.file.size,
@@ -162,23 +162,23 @@ def _push(
     project: Project,
     target: Target,
     artifact: Image | SifArtifact,
-    place: ImageDelivery,
+    delivery: ImageDelivery,
     progress: Progress,
 ) -> ImageReference:
-    options = PushOptions(now=place.now, registry=place.registry, made=artifact)
+    options = PushOptions(now=delivery.now, registry=delivery.registry, made=artifact)
     return push_target(project, target, options, progress).reference
 
 
 def _in_registry(project: Project, target: Target, reference: str) -> PoolImage:
     """Return an image from its registry, for a machine that never had the image."""
-    where = parse_reference(reference)
-    place = place_of(project, where)
-    subject = replace(read_subject(place, where.tag_or_digest), target=target.name)
-    _, blobs = parse_parts(read_manifest(place, subject.manifest))
+    destination = parse_reference(reference)
+    repo = place_of(project, destination)
+    subject = replace(read_subject(repo, destination.tag_or_digest), target=target.name)
+    _, blobs = parse_parts(read_manifest(repo, subject.manifest))
     size = sum(blob.size for blob in blobs)
     return PoolImage(
         kind=ImageKind.DOCKER,
-        address=f"docker://{where.registry}/{where.repository}@{subject.index}",
+        address=f"docker://{destination.registry}/{destination.repository}@{subject.index}",
         subject=subject,
         size=size,
         unpacked=unpacked_of(size),
@@ -191,13 +191,13 @@ def unpacked_of(size: int) -> int:
 
 
 def _place_file(
-    project: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
+    project: Project, target: Target, sif: SifArtifact, delivery: ImageDelivery, progress: Progress
 ) -> str:
     """Return the path of the .sif for jobs, copied if needed. Its name contains its digest."""
     name, shared = sif_name(target.name, sif.file.digest), project.settings.sif_folder.value
-    if place.kind is ImageKind.OSDF:
+    if delivery.kind is ImageKind.OSDF:
         return f"{shared.rstrip('/')}/{name}"
-    path = (Path(shared) if shared else place.folder.absolute() / "images") / name
+    path = (Path(shared) if shared else delivery.folder.absolute() / "images") / name
     if not (path.is_file() and path.stat().st_size == sif.file.size):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

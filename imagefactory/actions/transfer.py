@@ -263,14 +263,14 @@ def _push(
         root = graph.root.descriptor
         mark = {f"{repository}@{root.digest} key": hash_key("mac", inputs, key)} if key else {}
         if known != inputs or not mark.items() <= memory.items():
-            place = StoreRepository(store=registry, repository=repository)
+            repo = StoreRepository(store=registry, repository=repository)
             if not lacks:
-                _annotate_inputs(place, root, options.now, inputs, key)
+                _annotate_inputs(repo, root, options.now, inputs, key)
             # Read again: another push may have changed it.
             memory = layout.recall("pushed", host) or {}
             layout.record("pushed", host, remember_transfer(memory, repository, graph, inputs) | mark)
-    where = ImageReference(registry=host, repository=repository, tag=candidate, digest=sent.digest)
-    return where, sent
+    reference = ImageReference(registry=host, repository=repository, tag=candidate, digest=sent.digest)
+    return reference, sent
 
 
 def make_image(
@@ -314,19 +314,19 @@ def inputs_digest(project: Project, target: Target, digest: str = "") -> str:
 
 
 def _annotate_inputs(
-    place: StoreRepository, candidate: Descriptor, now: datetime, inputs: str, key: str
+    repo: StoreRepository, candidate: Descriptor, now: datetime, inputs: str, key: str
 ) -> None:
     """Add the inputs to the record of a candidate that was pushed before. Its time stays."""
     if not inputs:
         return
-    records = read_records(place, candidate.digest, key=key)
+    records = read_records(repo, candidate.digest, key=key)
     if all(row.get(INPUTS_LABEL) != inputs for row in records):
-        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, inputs, key=key))
+        put_artifact(repo, pushed_record(candidate, read_pushed(records) or now, inputs, key=key))
 
 
-def explain_no_candidate(project: Project, place: StoreRepository) -> str:
+def explain_no_candidate(project: Project, repo: StoreRepository) -> str:
     """Return why `find_candidate` found none. Without the key, pushes of other stores are ignored."""
-    reason = f"no image of the current lock is in {place}"
+    reason = f"no image of the current lock is in {repo}"
     if read_nonce_store_key(project.environ):
         return reason
     return (
@@ -335,22 +335,22 @@ def explain_no_candidate(project: Project, place: StoreRepository) -> str:
     )
 
 
-def find_candidate(project: Project, target: Target, place: StoreRepository) -> Descriptor | None:
+def find_candidate(project: Project, target: Target, repo: StoreRepository) -> Descriptor | None:
     """Return the candidate of the current lock in a registry, None without one.
 
     Only the local record of pushes counts, and records with the MAC of IMAGEFACTORY_LEDGER_KEY. Raises
     LockError and StaleError as `define_target` does.
     """
     inputs = inputs_digest(project, target)
-    memory = project.layout.recall("pushed", place.store.name) or {}
-    digests = digests_sent_as(memory, place.repository, inputs)
-    manifests = [place.store.manifest(place.repository, digest) for digest in digests]
+    memory = project.layout.recall("pushed", repo.store.name) or {}
+    digests = digests_sent_as(memory, repo.repository, inputs)
+    manifests = [repo.store.manifest(repo.repository, digest) for digest in digests]
     if present := [manifest[0] for manifest in manifests if manifest]:
         if len(present) == 1:
             return present[0]
         oldest = datetime.min.replace(tzinfo=UTC)  # several if the engine is not reproducible
-        return max(present, key=lambda row: read_pushed(read_records(place, row.digest)) or oldest)
-    return find_by_inputs(place, plain_tag(target), inputs, read_nonce_store_key(project.environ))
+        return max(present, key=lambda row: read_pushed(read_records(repo, row.digest)) or oldest)
+    return find_by_inputs(repo, plain_tag(target), inputs, read_nonce_store_key(project.environ))
 
 
 # --- From a registry into the store, or into a .sif file
@@ -384,8 +384,8 @@ def target_reference(project: Project, text: str, registry: str = "") -> tuple[T
     host, path = registry_place(project, registry)
     if not colon and not at:
         tag = plain_tag(target)
-    place = f"{host}/{repository_of(path, target.family)}"
-    return target, parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
+    address = f"{host}/{repository_of(path, target.family)}"
+    return target, parse_reference(address + (f":{tag}" if colon or tag else "") + at + digest)
 
 
 def pull_image(
@@ -560,9 +560,9 @@ def copy_image(
     with progress.stage(f"copy {mirror} to {destination}"):
         brake = CancelToken()
         registry = open_registry(access, mirror.registry, brake)
-        place = StoreRepository(store=registry, repository=mirror.repository)
+        repo = StoreRepository(store=registry, repository=mirror.repository)
         same = mirror.registry == destination.registry
-        graph = read_graph(place, mirror.tag_or_digest, referrers=referrers)
+        graph = read_graph(repo, mirror.tag_or_digest, referrers=referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
         record = pushed_record(graph.root.descriptor, now, key=read_nonce_store_key(access.environ))
         sending = TransferRequest(
@@ -576,7 +576,7 @@ def copy_image(
             brake=brake,
         )
         store = registry if same else open_registry(access, destination.registry, brake)
-        sent = send(place, store, sending, progress)
+        sent = send(repo, store, sending, progress)
     return CopyResult(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
 
 

@@ -75,17 +75,17 @@ def registry_of(access: Access, family: str, registry: str = "") -> StoreReposit
     return StoreRepository(store=open_registry(access, host), repository=repository_of(path, family))
 
 
-def place_of(access: Access, where: ImageReference | None, family: str = ANY) -> StoreRepository:
+def place_of(access: Access, reference: ImageReference | None, family: str = ANY) -> StoreRepository:
     """Return the repository of a reference, or the family's repository in the local store without one."""
-    if where is None:
+    if reference is None:
         return local_place(access, family)
-    store = open_registry(access, where.registry) if where.registry else LayoutStore(access.layout)
-    return StoreRepository(store=store, repository=where.repository)
+    store = open_registry(access, reference.registry) if reference.registry else LayoutStore(access.layout)
+    return StoreRepository(store=store, repository=reference.repository)
 
 
-def subject_name(place: StoreRepository) -> str:
+def subject_name(repo: StoreRepository) -> str:
     """Return the name of a place to show. The local store has one name for all repositories."""
-    return place.store.name if isinstance(place.store, LayoutStore) else str(place)
+    return repo.store.name if isinstance(repo.store, LayoutStore) else str(repo)
 
 
 def subject_of(artifact: Image | SifArtifact, target: str) -> VerifiedImage:
@@ -115,12 +115,12 @@ class VerdictReader:
         """Return the verdicts in the local store on one of its images or .sif files."""
         return self._verify(local_place(self.access, ""), subject_of(artifact, ""))
 
-    def there(self, place: StoreRepository, digest: str) -> tuple[VerificationResult, ...]:
+    def there(self, repo: StoreRepository, digest: str) -> tuple[VerificationResult, ...]:
         """Return the verdicts in a store on one of its images. Raises RegistryError or StoreError."""
-        return self._verify(place, read_subject(place, digest)) if self.court.trust.keys else ()
+        return self._verify(repo, read_subject(repo, digest)) if self.court.trust.keys else ()
 
-    def _verify(self, place: StoreRepository, subject: VerifiedImage) -> tuple[VerificationResult, ...]:
-        return find_in(self.access, place, subject, self.court).judged if self.court.trust.keys else ()
+    def _verify(self, repo: StoreRepository, subject: VerifiedImage) -> tuple[VerificationResult, ...]:
+        return find_in(self.access, repo, subject, self.court).judged if self.court.trust.keys else ()
 
 
 def read_verification_policy(access: Access, now: datetime) -> VerificationPolicy:
@@ -129,37 +129,37 @@ def read_verification_policy(access: Access, now: datetime) -> VerificationPolic
 
 
 def find_in(
-    access: Access, place: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
+    access: Access, repo: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
 ) -> VerdictSet:
     """Return `find_verdicts` with the revocations of the local store, which a registry may not list."""
-    return find_verdicts(place, subject, court, (local_place(access, ANY),))
+    return find_verdicts(repo, subject, court, (local_place(access, ANY),))
 
 
-def verdicts_of(access: Access, place: StoreRepository, name: str, now: datetime) -> VerdictSet:
+def verdicts_of(access: Access, repo: StoreRepository, name: str, now: datetime) -> VerdictSet:
     """Return the verdicts on the image of a tag or digest. Raises RegistryError if there is none."""
-    return find_in(access, place, read_subject(place, name), read_verification_policy(access, now))
+    return find_in(access, repo, read_subject(repo, name), read_verification_policy(access, now))
 
 
-def count_valid(access: Access, place: StoreRepository, now: datetime) -> Callable[[str], int]:
-    """Return a function that counts the valid `verified` verdicts on a manifest of `place`."""
+def count_valid(access: Access, repo: StoreRepository, now: datetime) -> Callable[[str], int]:
+    """Return a function that counts the valid `verified` verdicts on a manifest of `repo`."""
     court = read_verification_policy(access, now)
 
     def count(digest: str) -> int:
-        if place.store.manifest(place.repository, digest) is None:
+        if repo.store.manifest(repo.repository, digest) is None:
             return 0  # an index lists it, and it is missing
-        if not place.store.referrers(place.repository, digest, VERDICT_TYPE):
+        if not repo.store.referrers(repo.repository, digest, VERDICT_TYPE):
             return 0
         return sum(
-            result.proves for result in find_in(access, place, read_subject(place, digest), court).judged
+            result.proves for result in find_in(access, repo, read_subject(repo, digest), court).judged
         )
 
     return count
 
 
-def read_signed(place: StoreRepository, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, Verdict]:
+def read_signed(repo: StoreRepository, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, Verdict]:
     """Return the verdicts on an image that one of `keys` (by their ids) signed, by the nonce of the run."""
     signed: dict[str, Verdict] = {}
-    for attached in read_verdicts(place, manifest):
+    for attached in read_verdicts(repo, manifest):
         try:
             envelope = parse_envelope(attached.envelope, "a verdict")
             verdict = parse_verdict(envelope.payload, "a verdict", envelope.keyid)
@@ -186,43 +186,43 @@ class StatementRequest:
 
 
 def attach_signed(
-    access: Access, signed: SignedVerdict, where: ImageReference | None, progress: Progress
+    access: Access, signed: SignedVerdict, reference: ImageReference | None, progress: Progress
 ) -> tuple[str, ...]:
-    """Attach a verdict to its image in the local store and at `where`. Return the names of the places.
+    """Attach a verdict to its image in the local store and at `reference`. Return the names of the places.
 
     Raises UsageError if neither has the image, RegistryError and StoreError. Statements that a registry
     rejected stay in the journal, and `verdict sync` sends them again.
     """
-    places = places_of(access, signed.verdict.report.subject, where)
-    for place, subject in places:
+    places = places_of(access, signed.verdict.report.subject, reference)
+    for repo, subject in places:
         envelopes = (signed.envelope, signed.test_result)
         statements = verdict_statements(envelopes, signed.verdict.expires, subject)
-        for fault in attach_all(access, place, statements, progress):
+        for fault in attach_all(access, repo, statements, progress):
             if fault:
                 raise fault
-    return tuple(subject_name(place) for place, _ in places)
+    return tuple(subject_name(repo) for repo, _ in places)
 
 
 def places_of(
-    access: Access, own: VerifiedImage, where: ImageReference | None
+    access: Access, own: VerifiedImage, reference: ImageReference | None
 ) -> tuple[tuple[StoreRepository, VerifiedImage], ...]:
-    """Return the places for verdicts on an image (the local store, and `where`), each with its subject.
+    """Return the places for verdicts on an image (the local store, and `reference`), each with its subject.
 
     Raises UsageError if neither has the image, RegistryError.
     """
     places = []
     if access.layout.manifest(own.manifest) is not None:
         places.append((local_place(access, ANY), own))
-    if where is not None:
-        place = place_of(access, where)
-        subject = read_subject(place, where.tag_or_digest)
+    if reference is not None:
+        repo = place_of(access, reference)
+        subject = read_subject(repo, reference.tag_or_digest)
         if own.manifest != subject.manifest:
             raise UsageError(
                 "verdict-other-image",
-                f"{where} is {subject.manifest}, but the verdict is for {own.manifest}",
+                f"{reference} is {subject.manifest}, but the verdict is for {own.manifest}",
                 hint="pass the digest of the image that was verified",
             )
-        places.append((place, subject))
+        places.append((repo, subject))
     if not places:
         raise UsageError(
             "image-not-stored",
@@ -243,7 +243,7 @@ def verdict_statements(
 
 
 def attach_all(
-    access: Access, place: StoreRepository, batch: Sequence[StatementRequest], progress: Progress
+    access: Access, repo: StoreRepository, batch: Sequence[StatementRequest], progress: Progress
 ) -> tuple[ImagefactoryError | None, ...]:
     """Attach statements at one place, under one lock. Return the error of each, or None.
 
@@ -251,9 +251,9 @@ def attach_all(
     """
     statements: dict[int, SignedStatement] = {}
     faults: list[ImagefactoryError | None] = [None] * len(batch)
-    with writing(access, place, progress) as journal:
+    with writing(access, repo, progress) as journal:
         manifests = dict.fromkeys(request.subject.manifest for request in batch)
-        subjects = {manifest: _descriptor(place, manifest) for manifest in manifests}
+        subjects = {manifest: _descriptor(repo, manifest) for manifest in manifests}
         for number, request in enumerate(batch):
             subject = subjects[request.subject.manifest]
             if isinstance(subject, ImagefactoryError):
@@ -262,22 +262,22 @@ def attach_all(
                 statements[number] = _statement(request, subject)
         if journal and statements:
             try:
-                journal.append(place, *statements.values())
+                journal.append(repo, *statements.values())
             except StoreError as error:  # a registry gets nothing that the journal does not have
                 return tuple(fault or error for fault in faults)
         workers = WORKERS if journal else 1  # a disk is fast enough
-        errors = put_all(place, tuple(statements.values()), workers=workers)
+        errors = put_all(repo, tuple(statements.values()), workers=workers)
     for number, fault in zip(statements, errors, strict=True):
         faults[number] = fault
     log_statements(
-        access, subject_name(place), [row for number, row in statements.items() if not faults[number]]
+        access, subject_name(repo), [row for number, row in statements.items() if not faults[number]]
     )
     return tuple(faults)
 
 
-def _descriptor(place: StoreRepository, manifest: str) -> Descriptor | ImagefactoryError:
+def _descriptor(repo: StoreRepository, manifest: str) -> Descriptor | ImagefactoryError:
     try:
-        return read_manifest(place, manifest).descriptor
+        return read_manifest(repo, manifest).descriptor
     except ImagefactoryError as error:
         return error
 
@@ -286,21 +286,21 @@ def _statement(request: StatementRequest, subject: Descriptor) -> SignedStatemen
     return SignedStatement(kind=request.kind, subject=subject, envelope=request.envelope, until=request.until)
 
 
-def attach_to(access: Access, place: StoreRepository, request: StatementRequest, progress: Progress) -> str:
+def attach_to(access: Access, repo: StoreRepository, request: StatementRequest, progress: Progress) -> str:
     """Attach one statement. Return the digest of its artifact. Raises RegistryError and StoreError."""
-    statement = _statement(request, read_manifest(place, request.subject.manifest).descriptor)
-    with writing(access, place, progress) as journal:
-        digest = attach(place, statement, journal)
-    log_statements(access, subject_name(place), (statement,))
+    statement = _statement(request, read_manifest(repo, request.subject.manifest).descriptor)
+    with writing(access, repo, progress) as journal:
+        digest = attach(repo, statement, journal)
+    log_statements(access, subject_name(repo), (statement,))
     return digest
 
 
 @contextmanager
-def writing(access: Access, place: StoreRepository, progress: Progress) -> Iterator[AttachJournal | None]:
-    """Lock out other writers and garbage collection. Yields the journal if `place` is in a registry."""
+def writing(access: Access, repo: StoreRepository, progress: Progress) -> Iterator[AttachJournal | None]:
+    """Lock out other writers and garbage collection. Yields the journal if `repo` is in a registry."""
     journal = AttachJournal(access.layout.path)
     with access.layout.in_use(progress), journal.alone(progress):
-        yield None if isinstance(place.store, LayoutStore) else journal
+        yield None if isinstance(repo.store, LayoutStore) else journal
 
 
 def repair_all_referrers(
@@ -318,9 +318,9 @@ def repair_all_referrers(
     with project.layout.in_use(progress), journal.alone(progress):
         local = stored_statements(project.layout)
         for repository in sorted(repositories):
-            place = StoreRepository(store=store, repository=repository)
+            repo = StoreRepository(store=store, repository=repository)
             with progress.stage(f"reconcile {host}/{repository}"):
-                results.append(repair_referrers(place, journal, local, now))
+                results.append(repair_referrers(repo, journal, local, now))
     return tuple(results)
 
 
@@ -339,29 +339,31 @@ def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None
         access.tell(f"cannot write to the log of the store ({rows[0].action} {rows[0].what}): {error}")
 
 
-def log_statements(access: Access, where: str, statements: Iterable[SignedStatement]) -> None:
-    """Log statements that were attached at `where`."""
-    log_acts(access, (entry for statement in statements if (entry := _entry(where, statement))))
+def log_statements(access: Access, location: str, statements: Iterable[SignedStatement]) -> None:
+    """Log statements that were attached at `location`."""
+    log_acts(access, (entry for statement in statements if (entry := _entry(location, statement))))
 
 
-def _entry(where: str, statement: SignedStatement) -> AuditEntry | None:
+def _entry(location: str, statement: SignedStatement) -> AuditEntry | None:
     if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE):
         return None
     try:
         opened = parse_envelope(statement.envelope, "a statement")
         if statement.kind == REVOCATION_TYPE:
             revocation = parse_revocation(opened.payload, "a statement", opened.keyid)
-            action, why = REVOKE, revocation.why
+            action, reason = REVOKE, revocation.why
         elif statement.kind == APPROVAL_TYPE:
             request, _ = parse_approval(opened.payload, "a statement")
-            action, why = APPROVE, f"{request.tag} -> {request.subject.index}"
+            action, reason = APPROVE, f"{request.tag} -> {request.subject.index}"
         else:
             report = parse_verdict(opened.payload, "a statement", opened.keyid).report
             action = SIGN
-            why = f"{report.outcome} on {report.device.capability if report.device else 'no GPU'}"
+            reason = f"{report.outcome} on {report.device.capability if report.device else 'no GPU'}"
     except StatementError:
         return None
-    return AuditEntry(action=action, what=statement.subject.digest, where=where, key=opened.keyid, why=why)
+    return AuditEntry(
+        action=action, what=statement.subject.digest, where=location, key=opened.keyid, why=reason
+    )
 
 
 # --- Signing: the key of this machine, and the nonce that a report spends

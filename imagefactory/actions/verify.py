@@ -248,10 +248,10 @@ def write_unsigned_report(access: Access, report: GpuReport, output: Path | None
 
 
 def _promote(
-    project: Project, target: Target, where: ImageReference | None, now: datetime, progress: Progress
+    project: Project, target: Target, reference: ImageReference | None, now: datetime, progress: Progress
 ) -> PromotionResult:
-    place = place_of(project, where, target.family)
-    return promote(project, PromotionRequest(target=target, place=place, now=now), progress)
+    repo = place_of(project, reference, target.family)
+    return promote(project, PromotionRequest(target=target, place=repo, now=now), progress)
 
 
 # --- Kits, for a machine with a GPU and without imagefactory
@@ -279,7 +279,7 @@ class KitFiles:
 
 
 def write_kit(
-    project: Project, name: str, options: VerifyOptions, place: KitDestination, progress: Progress
+    project: Project, name: str, options: VerifyOptions, destination: KitDestination, progress: Progress
 ) -> KitFiles:
     """Write a kit for the image of a name, with the level, capability and registry of the options.
 
@@ -287,7 +287,7 @@ def write_kit(
     """
     check_name(project, name)
     image = resolve_image(project, name, options.registry, progress)
-    definition, where = image.definition, image.where
+    definition, reference = image.definition, image.where
     if rocm_of(definition.target.cuda):
         raise UsageError(
             "amd-not-supported",
@@ -310,16 +310,16 @@ def write_kit(
         argv=suite_argv(definition),
         waive=definition.target.waive,
         timeout=timeout_of(options.level),
-        reference=str(where) if where else "",
-        plain_http=open_registry(project, where.registry).plain if where else False,
+        reference=str(reference) if reference else "",
+        plain_http=open_registry(project, reference.registry).plain if reference else False,
         sifs=tuple(
             row.artifact.file.digest
             for row in stored_sifs(project.layout, image.subject.manifest)
             if isinstance(row.artifact, SifArtifact)
         ),
     )
-    nonces = nonce_store(project, place.ledger)
-    issued = make_kit(place.folder, kit, nonces, utc_now())
+    nonces = nonce_store(project, destination.ledger)
+    issued = make_kit(destination.folder, kit, nonces, utc_now())
     return KitFiles(
         subject=image.subject,
         reference=kit.reference,
@@ -373,19 +373,19 @@ def collect(
     if signed is None:
         copied = options.ledger is not None
         kit = collect_kit(folder, nonces, now, project.environ, again=copied)
-        where = _image_source(project, kit.report, kit.reference, options.registry)
-        if copied and (before := _signed_before(project, kit.report, where, now)):
+        reference = _image_source(project, kit.report, kit.reference, options.registry)
+        if copied and (before := _signed_before(project, kit.report, reference, now)):
             verdict, attached = before
-            promotion = _promote_kit(project, verdict.report, where, options, now, progress)
+            promotion = _promote_kit(project, verdict.report, reference, options, now, progress)
             return KitResult(verdict=verdict, attached=attached, again=True, promotion=promotion)
         check_open(nonces.look(kit.report.nonce), now)
         with project.layout.in_use(progress):
             write_unsigned_report(project, kit.report, None)
         signed = _sign_kit(project, kit, nonces, now)
     verdict = signed[0].verdict
-    where = _image_source(project, verdict.report, signed[1], options.registry)
-    attached = attach_signed(project, signed[0], where, progress)
-    promotion = _promote_kit(project, verdict.report, where, options, now, progress)
+    reference = _image_source(project, verdict.report, signed[1], options.registry)
+    attached = attach_signed(project, signed[0], reference, progress)
+    promotion = _promote_kit(project, verdict.report, reference, options, now, progress)
     nonces.settle(verdict.report.nonce)  # last: if tags could not be moved, the same call can be repeated
     return KitResult(verdict=verdict, attached=attached, again=earlier is not None, promotion=promotion)
 
@@ -393,18 +393,20 @@ def collect(
 def _promote_kit(
     project: Project,
     report: GpuReport,
-    where: ImageReference | None,
+    reference: ImageReference | None,
     options: CollectOptions,
     now: datetime,
     progress: Progress,
 ) -> PromotionResult | None:
     if not options.promote:
         return None
-    return _promote(project, _target(project, report, "so its tags cannot be moved"), where, now, progress)
+    return _promote(
+        project, _target(project, report, "so its tags cannot be moved"), reference, now, progress
+    )
 
 
 def _signed_before(
-    project: Project, report: GpuReport, where: ImageReference | None, now: datetime
+    project: Project, report: GpuReport, reference: ImageReference | None, now: datetime
 ) -> tuple[Verdict, tuple[str, ...]] | None:
     """Return the attached verdict of this run, and the places that have it; None if there is none.
 
@@ -415,9 +417,9 @@ def _signed_before(
     keys = {key.keyid: key.public} if key else {}
     keys |= {trusted.keyid: trusted.public for trusted in read_trust(project.settings.files).keys}
     verdicts: dict[str, Verdict] = {}
-    for place, subject in places_of(project, report.subject, where):
-        if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
-            verdicts[subject_name(place)] = verdict
+    for repo, subject in places_of(project, report.subject, reference):
+        if verdict := read_signed(repo, subject.manifest, keys).get(report.nonce):
+            verdicts[subject_name(repo)] = verdict
             if _result_of(verdict.report) != _result_of(report):
                 raise NonceError(
                     "nonce-replayed",
@@ -496,12 +498,12 @@ def _image_source(
     )
 
 
-def _target(project: Project, report: GpuReport, why: str) -> Target:
+def _target(project: Project, report: GpuReport, reason: str) -> Target:
     target = project.target(report.subject.target)
     if target is None:
         raise UsageError(
             "target-not-in-project",
-            f"this project has no target '{report.subject.target}', {why}",
+            f"this project has no target '{report.subject.target}', {reason}",
             hint="collect it in the project that created the kit (-C DIR), or omit --registry and --promote",
         )
     return target

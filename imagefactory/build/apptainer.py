@@ -79,7 +79,7 @@ class ApptainerEngine:
         secrets = self.secrets(definition.lock)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             write_definitions(folder, render(definition), copied_files(definition))
-            lent = render_apptainer(definition, bootstrap="oci", place=SHARED_IMAGE)
+            lent = render_apptainer(definition, bootstrap="oci", image_path=SHARED_IMAGE)
             (folder / DEFINITION).write_text(lent, encoding="utf-8")
             share_layout(self.layout, base.image.manifest, folder / SHARED_IMAGE)
             site = folder / "site"

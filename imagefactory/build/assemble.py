@@ -187,10 +187,10 @@ def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> I
     for (keeper, loser), paths in sorted(settled.lost.items()):
         (_, unnamed, name), (_, other_unnamed, other) = ranks[keeper], ranks[loser]
         files = f"{min(paths)}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
-        why = "" if unnamed else ", which the recipe names,"
+        reason = "" if unnamed else ", which the recipe names,"
         how = f"exclude: [{other}] in the recipe" if other_unnamed else f"a recipe that does not name {other}"
         yield (
-            f"{name} and {other} both bring /{files}, not the same: those of {name}{why} are kept "
+            f"{name} and {other} both bring /{files}, not the same: those of {name}{reason} are kept "
             f"({how} leaves the other out)"
         )
 

@@ -71,8 +71,8 @@ def define(
         }
     for name, _ in target.environment:
         if name in environment:
-            what = f"environment sets {name}, which imagefactory sets in every image"
-            raise RecipeError([Diagnostic("name-reserved", str(target.where), what, "remove it")])
+            message = f"environment sets {name}, which imagefactory sets in every image"
+            raise RecipeError([Diagnostic("name-reserved", str(target.where), message, "remove it")])
     environment |= _defaults(target, lock) | dict(target.environment)
     if cuda and not base.image:  # such an image sets its own directories
         own = environment.get("LD_LIBRARY_PATH")
@@ -241,24 +241,24 @@ def _check_parent(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
 
 def _check_fit(target: Target, base: BaseSpec, lock: Lock) -> None:
     if target.base != base.name or not (lock.conda or target.python == base.python):
-        what = (
+        message = (
             f"{target.name} requires Python {target.python} on {target.base}, "
             f"but {base.name} has Python {base.python}"
         )
         raise RecipeError(
-            [Diagnostic("python-mismatch", str(target.where), what)],
+            [Diagnostic("python-mismatch", str(target.where), message)],
             hint=f'write python: "{base.python}", or another base',
         )
     if f"{base.python_path}/".startswith(f"{PREFIX}/") or base.python_path.count("/") < 2:
-        what = f"the interpreter {base.python_path} is in {PREFIX}, which imagefactory replaces"
+        message = f"the interpreter {base.python_path} is in {PREFIX}, which imagefactory replaces"
         raise RecipeError(
-            [Diagnostic("interpreter-not-allowed", str(base.where), what)],
+            [Diagnostic("interpreter-not-allowed", str(base.where), message)],
             hint="write the path of the base's own Python, such as /usr/local/bin/python3.11",
         )
     machine = MACHINES.get(target.platform)
     if machine is None:
-        what, fix = f"unknown platform '{target.platform}'", f"use one of {', '.join(MACHINES)}"
-        raise RecipeError([Diagnostic("platform-unknown", str(target.where), what, fix)])
+        message, fix = f"unknown platform '{target.platform}'", f"use one of {', '.join(MACHINES)}"
+        raise RecipeError([Diagnostic("platform-unknown", str(target.where), message, fix)])
     if (lock.target, lock.python) != (target.name, target.python) or not lock.platform.endswith(machine):
         raise LockError(
             "lock-mismatch",

@@ -170,15 +170,15 @@ class BuildLog:
         event = parse_line(line)
         if event.kind is BuildEventKind.BEGAN and event.step is not None:
             self._names[event.step] = event.text
-            place = _PLACE.match(event.text)
-            if place:
-                self._stages[place[1] or ""] = int(place[3])
+            match = _PLACE.match(event.text)
+            if match:
+                self._stages[match[1] or ""] = int(match[3])
         elif event.kind is BuildEventKind.FAILED:
             self._failed = event
         elif event.kind in (BuildEventKind.DONE, BuildEventKind.CACHED) and event.step is not None:
-            place = _PLACE.match(self._names.get(event.step, ""))
-            if place:
-                self._finished.add((place[1] or "", place[2]))
+            match = _PLACE.match(self._names.get(event.step, ""))
+            if match:
+                self._finished.add((match[1] or "", match[2]))
         elif event.text and event.kind in (BuildEventKind.OUTPUT, BuildEventKind.OTHER):
             self._tails.setdefault(event.step, deque(maxlen=TAIL_LINES)).append(event.text)
         return event
@@ -200,10 +200,10 @@ class BuildLog:
     def name(self, step: int | None) -> str:
         """Return a step's short name: `build 3/3: RUN pip install ...`."""
         text = self._names.get(step, "") if step is not None else ""
-        place = _PLACE.match(text)
-        if place:
-            stage = f"{place[1]} " if place[1] else ""
-            text = f"{stage}{place[2]}/{place[3]}: {_PREAMBLE.sub('', ' '.join(text[place.end() :].split()))}"
+        match = _PLACE.match(text)
+        if match:
+            stage = f"{match[1]} " if match[1] else ""
+            text = f"{stage}{match[2]}/{match[3]}: {_PREAMBLE.sub('', ' '.join(text[match.end() :].split()))}"
         return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + " ..."
 
     def failure(self) -> BuildFailure:
@@ -549,7 +549,7 @@ def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
         return BuildError(
             "docker-build-failed", f"{target}: docker build failed: {problem[0]}", hint=problem[1]
         )
-    where = f" at {failure.step}" if failure.step else ""
+    location = f" at {failure.step}" if failure.step else ""
     lines = "".join(f"\n  | {line}" for line in failure.tail)
     text = " ".join((failure.reason, *failure.tail))
     if code < 0:
@@ -565,5 +565,5 @@ def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
     else:
         hint = f"to see all output, run docker build definitions/{target}"
     return BuildError(
-        "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{lines}", hint=hint
+        "docker-build-failed", f"{target}: docker build failed{location}: {failure.reason}{lines}", hint=hint
     )

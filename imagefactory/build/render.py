@@ -88,8 +88,8 @@ def facts(definition: BuildSpec) -> str:
     )
 
 
-def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place: str = "") -> str:
-    """Return apptainer.def on the definition's public base, or on `place` with the agent `bootstrap`.
+def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", image_path: str = "") -> str:
+    """Return apptainer.def on the definition's public base, or on `image_path` with the agent `bootstrap`.
 
     spython can turn it into a Dockerfile. It turns each command line of %post into a RUN and has no build
     arguments, so each step is one command. Raises UsageError for an invalid value.
@@ -99,7 +99,7 @@ def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place:
         target=definition.target,
         base=definition.base,
         bootstrap=bootstrap,
-        place=place or definition.base.public,
+        place=image_path or definition.base.public,
         # With apptainer users have their own home, or none.
         environment=tuple(pair for pair in definition.environment if pair[0] != "HOME"),
         labels=definition.labels,

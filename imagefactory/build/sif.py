@@ -91,7 +91,7 @@ class SifBuilder:
         squeeze = SQUEEZES[origin.compression]
         store = SquashStore(self.layout, squeeze, self.workers)
         layers = list({layer.diff_id: layer for layer in image.layers}.values())
-        places = {layer.diff_id: place for place, layer in enumerate(layers)}
+        places = {layer.diff_id: number for number, layer in enumerate(layers)}
         order = [places[layer.diff_id] for layer in image.layers]
         subject = self.layout.manifest(image.manifest)
         if subject is None:

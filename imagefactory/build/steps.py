@@ -38,10 +38,10 @@ class QuotedText(str):
     __slots__ = ()
 
 
-def _reject(value: str, why: str) -> UsageError:
+def _reject(value: str, reason: str) -> UsageError:
     return UsageError(
         "value-not-quotable",
-        f"{value!r} cannot be in a Dockerfile or definition: {why}",
+        f"{value!r} cannot be in a Dockerfile or definition: {reason}",
         hint="change this value in the recipe",
     )
 

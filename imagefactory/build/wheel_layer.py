@@ -224,13 +224,13 @@ class WheelSource(WheelFile):
                 and _PROGRAM.match(line)
                 and not _ENTRY.fullmatch(line.partition("=")[2].strip())
             ):
-                what = f"expected NAME = MODULE:FUNCTION, found {line.strip()[:200]!a}"
-                raise _InvalidWheelError(f"{name}, line {number}: {what}")
+                message = f"expected NAME = MODULE:FUNCTION, found {line.strip()[:200]!a}"
+                raise _InvalidWheelError(f"{name}, line {number}: {message}")
         try:
             list(parse_entrypoints(text))
         except AssertionError:  # what a [DEFAULT] or an indented line adds to a program
-            what = "a program is not NAME = MODULE:FUNCTION, because of [DEFAULT] or an indented line"
-            raise _InvalidWheelError(f"{name}: {what}") from None
+            message = "a program is not NAME = MODULE:FUNCTION, because of [DEFAULT] or an indented line"
+            raise _InvalidWheelError(f"{name}: {message}") from None
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         archive: zipfile.ZipFile = self._zipfile
@@ -280,8 +280,8 @@ _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 class LayerDestination(WheelDestination):
     """Writes the files of pypa/installer as tar entries below `place`."""
 
-    def __init__(self, segment: TarSegment, place: InstallPrefix, distribution: str) -> None:
-        self.segment, self.place, self.distribution = segment, place, distribution
+    def __init__(self, segment: TarSegment, install_prefix: InstallPrefix, distribution: str) -> None:
+        self.segment, self.place, self.distribution = segment, install_prefix, distribution
         self.laid: list[InstalledFile] = []
         self.sources: list[tuple[str, WheelMember]] = []
 
@@ -359,14 +359,14 @@ def _fed(digest: hashlib._Hash, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def lay_wheel(
     wheel: Path,
-    place: InstallPrefix,
+    install_prefix: InstallPrefix,
     segment: TarSegment,
     compiler: BytecodeCompiler,
     *,
     sha256: str,
     report: Callable[[int], None],
 ) -> tuple[InstalledFile, ...]:
-    """Write all files of `wheel` below `place` into `segment`, its .pyc files last.
+    """Write all files of `wheel` below `install_prefix` into `segment`, its .pyc files last.
 
     Directories named `tests` get no byte code, which would be a fifth of it: jobs do not import them.
     `report` is called with the number of bytes read. Return the files without .pyc. Raises
@@ -379,12 +379,12 @@ def lay_wheel(
         with zipfile.ZipFile(raw) as archive:
             source = WheelSource(archive, VerifiedWheelReader(file=raw, report=report))
             source.check_scripts()
-            destination = LayerDestination(segment, place, source.distribution)
+            destination = LayerDestination(segment, install_prefix, source.distribution)
             install(source, destination, {"INSTALLER": b"imagefactory\n"})
             for target, member in destination.sources:
                 pyc = compiler.compile(f"/{target}", member.bytes())
                 if pyc is not None:
-                    path = cached_path(target, place.python)
+                    path = cached_path(target, install_prefix.python)
                     segment.file(path, [pyc], size=len(pyc), executable=False)
             return tuple(destination.laid)
 
@@ -412,19 +412,19 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
     with _naming_wheel(wheel):
         for member, executable in _members(wheel, sha256):
             parts = member.info.filename.split("/")
-            place = folder / "site" / member.info.filename
+            path = folder / "site" / member.info.filename
             if len(parts) > 2 and parts[0].endswith(".data"):
                 if parts[1] not in ("scripts", "purelib", "platlib"):
                     continue
-                place = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
+                path = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
             size += member.size
             if size > most:
                 raise BuildError("wheel-too-large", f"it unpacks to more than {most:,} bytes, the free space")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("wb") as out:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as out:
                 out.writelines(member.chunks())
             if executable or parts[1:2] == ["scripts"]:
-                place.chmod(0o755)
+                path.chmod(0o755)
     return size
 
 
@@ -481,8 +481,8 @@ def _reason(error: Exception) -> str:
     return " ".join(str(text).split()) or type(error).__name__
 
 
-def _altered(wheel: Path, what: str) -> PackageMismatchError:
-    error = PackageMismatchError("package-altered", f"{wheel.name} {what}", hint=_fix_hint(wheel))
+def _altered(wheel: Path, message: str) -> PackageMismatchError:
+    error = PackageMismatchError("package-altered", f"{wheel.name} {message}", hint=_fix_hint(wheel))
     error.name = wheel.name
     return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +22,9 @@ from imagefactory.cli.output import (
     print_result,
     reject_conflict,
     terminal_width,
+    write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, NothingSelectedError, RecipeError, UsageError
+from imagefactory.errors import EXIT_CHECK, EXIT_UNKNOWN, NothingSelectedError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.gpu.values import CellClaim, Compatibility
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
+    from imagefactory.schedulers.pool import Inventory
     from imagefactory.views.inspect import GpuQuery, ScannedGpuRow
 
 
@@ -85,7 +88,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     "--cover",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="GPUS.YAML",
+    metavar="FILE",
     help=(
         "Show the fewest images of each family for these GPUs: a list of {name: V100, driver: "
         '"535.129.03", count: 24}, or capability: "7.0".'
@@ -136,7 +139,7 @@ def compat(
     a target. Without a scan, the answer comes from tables of known releases, and nothing is downloaded.
 
     Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if a part of the scan does
-    not run.
+    not run. Exit code 11 if that is not known.
     """
     place = names[0] if len(names) == 1 and (scan or _is_place(names[0])) else None
     reject_conflict(
@@ -189,10 +192,12 @@ def _is_place(name: str) -> bool:
 def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
     from imagefactory.gpu.builds import rocm_of
-    from imagefactory.matrix.compat import columns, rows
+    from imagefactory.matrix.compat import check_known, columns, rows
     from imagefactory.views.compat import format_rows
 
     amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
+    if not any(candidate.name for candidate in candidates):
+        check_known([row for maker in sorted(set(amd)) for row in rows(candidates, columns(amd=maker))])
     if as_json:
         gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
         return _print_rows(rows(candidates, gpus), gpus)
@@ -208,10 +213,13 @@ def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) ->
 def _parse_single_gpu(
     gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
 ) -> None:
-    from imagefactory.matrix.compat import rows, serves
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import check_known, rows, serves
     from imagefactory.views.compat import format_gpu
 
     table = rows(candidates, (gpu,))
+    check_known(table)
+    unknown = [row.candidate for row in table if row.cells[0].answer is Compatibility.UNKNOWN]
     if as_json:
         _print_rows(table, (gpu,))
     else:
@@ -219,26 +227,22 @@ def _parse_single_gpu(
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
             print_next_command("show", named[0])
+        elif unknown and unknown[0].name:  # the suite on such a GPU answers it
+            print_next_command("verify" if unknown[0].lock == "ok" else "lock", unknown[0].name)
     if not any(serves(row.cells[0]) for row in table):
-        raise click.exceptions.Exit(EXIT_CHECK)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
 def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
-    from imagefactory.matrix.compat import CompatGpu, by_group, cover
-    from imagefactory.matrix.gpus import read_gpus
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import by_group, check_known, cover, rows
+    from imagefactory.schedulers.inventory import read_inventory
     from imagefactory.views.compat import covers_json, format_covers
 
-    gpus = [
-        CompatGpu(
-            name=row.own_name or str(row.capability),
-            capability=row.capability,
-            driver=row.driver,
-            count=row.count,
-            host=row.host,
-        )
-        for row in read_gpus(file)
-    ]
-    covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
+    gpus = _pool_gpus(read_inventory(file))
+    candidates = _candidates(call, names)
+    check_known(rows(candidates, gpus))
+    covers = [cover(group, some, gpus) for group, some in by_group(candidates)]
     if as_json:
         print_json(covers_json(covers))
     else:
@@ -246,8 +250,36 @@ def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources:
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
             print_next_command("build", *named)
-    if any(all(gpu in [row.gpu for row in cover.unserved] for cover in covers) for gpu in gpus):
-        raise click.exceptions.Exit(EXIT_CHECK)
+    lacking = [[row for cover in covers for row in cover.unserved if row.gpu == gpu] for gpu in gpus]
+    lacking = [rows for rows in lacking if len(rows) == len(covers)]
+    if lacking:
+        unknown = all(any(row.answer is Compatibility.UNKNOWN for row in rows) for rows in lacking)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
+
+
+def _pool_gpus(inventory: Inventory) -> list[CompatGpu]:
+    """Return each type of GPU of an inventory, with its count. Raises NothingSelectedError."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.gpu.knowledge import native_driver
+    from imagefactory.matrix.compat import CompatGpu
+
+    counts = Counter((gpu.name, gpu.capability, gpu.driver, gpu.cuda, gpu.host) for gpu in inventory.known)
+    if not counts:
+        raise NothingSelectedError(
+            "inventory-no-gpu",
+            "the inventory has no GPU with a known capability",
+            hint="add one: - name: V100",
+        )
+    return [
+        CompatGpu(
+            name=name or capability,
+            capability=parse_capability(capability),
+            driver=driver or (native_driver(cuda) if cuda else ""),
+            count=count,
+            host=host,
+        )
+        for (name, capability, driver, cuda, host), count in counts.items()
+    ]
 
 
 def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
@@ -385,6 +417,7 @@ def _scan(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
+    from imagefactory.gpu.values import Compatibility
     from imagefactory.trust.claims import verified_claims
     from imagefactory.views.inspect import (
         RUNS,
@@ -419,7 +452,12 @@ def _scan(
                     gpus=[row for _, _, row in answers],
                 )
             )
-        raise click.exceptions.Exit(0 if all(answer in RUNS for answer, _, _ in answers) else EXIT_CHECK)
+        wrong = [answer for answer, _, _ in answers if answer not in RUNS]
+        unknown = all(answer is Compatibility.UNKNOWN for answer in wrong)
+        if wrong and unknown and not as_json:
+            image = name if inspected.digest else "TARGET, after building an image with it"
+            write_terminal(2, f"hint: run the suite on such a GPU to know: imagefactory verify {image}")
+        raise click.exceptions.Exit(0 if not wrong else EXIT_UNKNOWN if unknown else EXIT_CHECK)
     inspection = Inspection(
         name=name,
         how=inspected.how,

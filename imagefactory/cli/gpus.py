@@ -34,7 +34,8 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
         "--inventory",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="Use the GPUs that `imagefactory gpus -o FILE` saved, in place of those of the pool.",
+        help="The GPUs, in place of those of the cluster: a file of `imagefactory gpus -o FILE`, or a YAML "
+        "list such as - {name: V100, count: 4}.",
     )(command)
 
 

@@ -275,7 +275,7 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
     """Return the options as values. Raises UsageError for invalid ones."""
     from imagefactory.jobs.make import read_files
     from imagefactory.jobs.spec import JobParameters, number_runs, read_rows
-    from imagefactory.project import is_project
+    from imagefactory.project import uses_catalog
     from imagefactory.schedulers.pool import ImageKind
     from imagefactory.schedulers.sites import site_of
     from imagefactory.schedulers.sizes import parse_size, parse_time
@@ -314,7 +314,7 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
         sif_folder=settings.sif_folder.value,
         predicted=options.allow_unverified or options.allow_known_bad,
         faulty=options.allow_known_bad,
-        own=is_project(settings),
+        own=not uses_catalog(settings),
         prefix=center.prefix,
         name=file_name,
         executable=options.executable,

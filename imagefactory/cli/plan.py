@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.arguments import Command, section
+from imagefactory.cli.gpus import inventory_option
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
@@ -36,15 +37,7 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
 @click.command(cls=Command)
 @targets_argument(required=False)
 @section("What to plan")
-@click.option(
-    "--inventory",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help=(
-        'The GPUs: a list of {name: V100, driver: "535.129.03"} or capability: "7.0", or a file of '
-        "`imagefactory gpus -o FILE`."
-    ),
-)
+@inventory_option
 @click.option(
     "--machine",
     "machines",

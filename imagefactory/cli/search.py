@@ -21,7 +21,7 @@ from imagefactory.cli.output import (
     terminal_width,
     write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, ImagefactoryError
+from imagefactory.errors import EXIT_CHECK, EXIT_UNKNOWN, ImagefactoryError
 from imagefactory.settings.choices import HTCONDOR, SITES
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def search(
     STATUS is verified if the suite passed on such a GPU, predicted if a scan of the image's GPU code says
     that it runs, and documented if the framework's documentation says so.
 
-    Exit code 3 if no image matches, 9 if none of them runs on a GPU of this cluster.
+    Exit code 3 if no image matches, 9 if none of them runs on a GPU of this cluster, 11 if that is not known.
     """
     from imagefactory.actions.find import FindRequest, find_images
     from imagefactory.jobs.offer import ResourceRequest
@@ -88,7 +88,8 @@ def search(
         print_result(format_matches(result, terminal_width()))
         print_next_command(*next_command(result))
     if not any(row.gpus or not row.candidate.gpu for row in result.matches):
-        raise click.exceptions.Exit(EXIT_CHECK)
+        unknown = any(row.unknown for row in result.matches)
+        raise click.exceptions.Exit(EXIT_UNKNOWN if unknown else EXIT_CHECK)
 
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:

@@ -695,7 +695,8 @@ def status(call: CommandContext, sweep: str, as_json: bool) -> None:
                 )
             )
         for row in statuses:
-            print_result(format_status(row.sweep, row.results, row.driven, datetime.now(UTC)))
+            now = datetime.now(UTC)
+            print_result(format_status(row.sweep, row.results, row.driven, now, terminal_width()))
             failed = format_failed_machines(row.machines, terminal_width())
             print_result(f"\n{failed}\n", unless=not failed)
             print_result(f"in {row.folder}")

@@ -131,7 +131,7 @@ def _not_verified(
     predicted = ", ".join(str(gpu_class.capability) for gpu_class in expected.classes)
     denied = ", ".join(str(row[0]) for row in expected.refused if row not in form.grounds.refused)
     reasons.append(f"predicted to run on {predicted}" if predicted else "no GPU is predicted to run it")
-    reasons += [f"predicted or documented not to run on {denied}"] if denied else []
+    reasons += [f"not predicted to run on {denied}"] if denied else []
     untrusted = not trust.keys or any(row.standing is VerdictStatus.WRONG_KEY for row in poor)
     if request.own and untrusted:
         hint = "compare the fingerprint of the key with its owner, then run imagefactory key trust FILE.pub"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from datetime import timedelta
 
-from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.errors import CheckFailedError, UnknownAnswerError, UsageError
 from imagefactory.jobs.offer import ResourceRequest, fits
 from imagefactory.jobs.spec import (
     CHECKPOINTED,
@@ -97,7 +97,7 @@ def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
     """Return the #SBATCH options that request only GPUs of the job's classes, and the GPUs that they can get.
 
     Without an inventory, the options request any GPU. Raises CheckFailedError if the cluster has no such GPU,
-    UsageError if Slurm cannot select it.
+    UnknownAnswerError if some of its GPUs are not known, UsageError if Slurm cannot select it.
     """
     inventory = spec.inventory
     if inventory is None or not spec.gpus:
@@ -111,12 +111,11 @@ def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
     request = request_gpu_count(inventory, matches, spec.gpus)
     if request is None:
         types = sorted({f"{gpu.name or 'of no type'} ({gpu.capability or '?'})" for gpu in inventory.gpus})
-        raise CheckFailedError(
-            "no-matching-gpu",
-            f"the image is verified on {', '.join(sorted(names))}, but this cluster has {', '.join(types)}",
-            hint="choose another image (imagefactory search); "
-            "ask the site for the capability of types with (?)",
-        )
+        what = f"the image is verified on {', '.join(sorted(names))}, but this cluster has {', '.join(types)}"
+        if not all(gpu.capability for gpu in inventory.gpus):
+            hint = "find out what the types with (?) are: imagefactory gpus --probe 5m"
+            raise UnknownAnswerError("gpu-match-unknown", what, hint=hint)
+        raise CheckFailedError("no-matching-gpu", what, hint="choose another image: imagefactory search")
     if not request[0]:
         types = sorted({gpu.name for gpu in inventory.gpus if matches(gpu)})
         raise UsageError(

@@ -141,5 +141,5 @@ def wrong_entries(lock: LayerLock, built: Sequence[OciLayer], file: str) -> tupl
 _AGAIN = "restore it from git, or write it again: imagefactory lock --layers {}"
 
 
-def _malformed(file: str, number: int, what: str) -> LockError:
-    return LockError("lock-malformed", f"{file}:{number}: {what}", hint=_AGAIN.format("TARGET"))
+def _malformed(file: str, number: int, message: str) -> LockError:
+    return LockError("lock-malformed", f"{file}:{number}: {message}", hint=_AGAIN.format("TARGET"))

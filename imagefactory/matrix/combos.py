@@ -186,7 +186,9 @@ def _combo(entry: ComboEntry, capability: Capability, node: SweepNodeState | Non
             return combo(ComboState.VALID, "", VERIFIED, claim.reason, claim.source, claim.driver)
     if claims:
         return combo(ComboState.FAILED, claims[0].rule, VERIFIED, claims[0].reason, claims[0].source)
-    if verdicts := [verdict for where, verdict in _signed(entry.judged) if where == capability]:
+    if verdicts := [
+        verdict for capability_of, verdict in _signed(entry.judged) if capability_of == capability
+    ]:
         # the newest signed outcome that is not about the image itself (`timeout`, an old driver)
         newest = max(verdicts, key=lambda verdict: (verdict.issued, verdict.digest))
         report = newest.report

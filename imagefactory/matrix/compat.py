@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
@@ -75,9 +76,9 @@ class CompatGpu:
     def title(self) -> str:
         name = "" if self.name == str(self.capability) else f"{self.name}, "
         kind = "processor" if self.capability.processor else "compute capability"
-        beside = f", beside {self.host}" if self.host else ""
+        host = f", with {self.host}" if self.host else ""
         driver = f", driver {self.driver}" if self.driver else ""
-        return f"{name}{kind} {self.capability}{beside}{driver}"
+        return f"{name}{kind} {self.capability}{host}{driver}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +182,27 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
     return newest_first(_release(framework, version, cuda) for cuda in cudas)
 
 
+def check_known(table: Sequence[CompatRow]) -> None:
+    """Raise UnknownAnswerError if all rows are releases of which nothing is known."""
+    if not table or any(row.candidate.name or any(cell.claims for cell in row.cells) for row in table):
+        return
+    questions = [row.candidate.question for row in table]
+    named = [
+        f"{question.framework} {question.version}{question.cuda and f' for CUDA {question.cuda}'}"
+        for question in questions
+    ]
+    known = sorted({row.version for row in knowledge.releases(questions[0].framework)}, key=natural)
+    at = bisect(known, natural(questions[0].version), key=natural)
+    near = ", ".join(known[max(at - 2, 0) : at + 2])
+    hint = f"the nearest known versions are {near}" if near else "`imagefactory compat` lists what is known"
+    verb = "is not a known release" if len(named) == 1 else "are not known releases"
+    raise UnknownAnswerError(
+        "release-unknown",
+        f"{' and '.join(named)} {verb}, so it is not known on which GPUs that runs",
+        hint=f"{hint}; to scan a wheel: imagefactory compat FILE.whl",
+    )
+
+
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:
     """Return candidates and the other versions x CUDA of their framework, the newest first."""
     own = tuple(candidates)
@@ -243,11 +265,12 @@ class CoverChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnservedGpu:
-    """A GPU that no image serves: the best candidate, and the reason why it does not serve."""
+    """A GPU that no image serves: the best candidate, its answer there, and the reason."""
 
     gpu: CompatGpu
     candidate: CoverCandidate | None
     claim: CellClaim | None
+    answer: Compatibility
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,11 +388,13 @@ def _grade(cell: Cell) -> Grade:
 
 def _unserved(table: Sequence[CompatRow], number: int, gpu: CompatGpu) -> UnservedGpu:
     if not table:
-        return UnservedGpu(gpu=gpu, candidate=None, claim=None)
+        return UnservedGpu(gpu=gpu, candidate=None, claim=None, answer=Compatibility.NO)
     order = (*RUNS, Compatibility.PARTLY, Compatibility.UNKNOWN, Compatibility.NO)
     row = min(table, key=lambda row: order.index(row.cells[number].answer))
     nearest = row.cells[number]
     against = (
         tuple(claim for claim in severe_rules(nearest) if claim.answer is Compatibility.NO) or nearest.claims
     )
-    return UnservedGpu(gpu=gpu, candidate=row.candidate, claim=against[0] if against else None)
+    claim = against[0] if against else None
+    answer = claim.answer if claim else Compatibility.UNKNOWN
+    return UnservedGpu(gpu=gpu, candidate=row.candidate, claim=claim, answer=answer)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from imagefactory.errors import UsageError, os_problem
+from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import read_driver
 from imagefactory.gpu.knowledge import find_gpu
@@ -60,20 +59,6 @@ def _unnamed(capability: Capability) -> str:
 _LIST = 'pass a YAML file with a list such as - {name: "V100", driver: "535", count: 2}'
 
 
-def read_gpus(path: Path) -> tuple[GpuGroup, ...]:
-    """Return the types of GPU in a file, in its order.
-
-    Raises UsageError for an unreadable file, RecipeError with the location of each problem.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(*os_problem("read", path, error), hint=_LIST) from error
-    except UnicodeDecodeError as error:
-        raise UsageError("gpu-list-not-text", f"{path} is not UTF-8 text", hint=_LIST) from error
-    return parse_gpus(text, str(path))
-
-
 def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
     """Return the types of GPU in the text of a `gpus.yaml`; errors name `file`. Raises RecipeError."""
     if all(not line or line.startswith("#") for line in map(str.strip, text.splitlines())):
@@ -96,8 +81,8 @@ def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
             return None
     name, capability = values.get("name"), values.get("capability")
     if not name and not capability:
-        what = "has neither name nor capability"
-        reader.fault(item.where, "missing-key", what, "write name: V100 or capability: 8.6")
+        message = "has neither name nor capability"
+        reader.fault(item.where, "missing-key", message, "write name: V100 or capability: 8.6")
         return None
     called = _text(name, "name", _NAME, reader) if name else ""
     gpu_capability = _capability(capability, reader) if capability else None
@@ -142,15 +127,15 @@ _WRITE = {
 }
 
 
-def _invalid(node: YamlNode, key: str, reader: NodeReader, why: str = "") -> None:
+def _invalid(node: YamlNode, key: str, reader: NodeReader, reason: str = "") -> None:
     value = show(node.text) if node.kind == "text" else node.called
-    reader.fault(node.where, "value-invalid", f"'{key}' cannot be {value}{why}", f"write {_WRITE[key]}")
+    reader.fault(node.where, "value-invalid", f"'{key}' cannot be {value}{reason}", f"write {_WRITE[key]}")
 
 
 def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
     if node.kind != "text":
-        what = f"'{key}' must be text, not {node.called}"
-        reader.fault(node.where, "not-text", what, f"write {_WRITE[key]}")
+        message = f"'{key}' must be text, not {node.called}"
+        reader.fault(node.where, "not-text", message, f"write {_WRITE[key]}")
     elif re.fullmatch(pattern, node.text, re.ASCII) and len(node.text) <= 100:
         return node.text
     else:
@@ -164,8 +149,8 @@ def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
     if not architecture:
         _invalid(node, "arch", reader)
     elif only and architecture != only:
-        what, write = f"that GPU comes only with {only}", f"write arch: {only}, or remove it"
-        reader.fault(node.where, "arch-mismatch", what, write)
+        message, write = f"that GPU comes only with {only}", f"write arch: {only}, or remove it"
+        reader.fault(node.where, "arch-mismatch", message, write)
     return architecture
 
 

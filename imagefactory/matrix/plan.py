@@ -57,7 +57,7 @@ PRUNING = (
     NO_MATCH,
 )
 """The rules that prune. cells.py describes them."""
-NOTHING_KNOWN_REASON = "nothing is known of it: a test would tell"
+NOTHING_KNOWN_REASON = "no evidence: a test would decide"
 
 
 class CellState(StrEnum):
@@ -287,11 +287,11 @@ def _image_state(stage: TargetStatus) -> CellState | None:
 
 def _target_reason(stage: TargetStatus, state: CellState) -> str:
     if state is CellState.PRUNED:
-        return "no GPU asked about is left"
+        return "every requested GPU is excluded"
     if state is CellState.BLOCKED:
         return stage.block
-    where = "candidate in the registry" if stage.reference else "image in the store"
-    return stage.missing or f"the {where} is what the lock gives: nothing to build"
+    location = "candidate in the registry" if stage.reference else "image in the store"
+    return stage.missing or f"the {location} matches the lock: nothing to build"
 
 
 def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:

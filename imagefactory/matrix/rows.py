@@ -77,20 +77,20 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Versi
     _check_header(header_where, columns)
     faults: list[Diagnostic] = []
     rows: list[VersionSpaceRow] = []
-    for where, values in lines:
+    for location, values in lines:
         if len(rows) + len(faults) >= MAX_ROWS:
             raise RecipeError(
-                [Diagnostic("too-many-rows", where, f"more than {MAX_ROWS:,} rows", "split the file")]
+                [Diagnostic("too-many-rows", location, f"more than {MAX_ROWS:,} rows", "split the file")]
             )
         if len(values) != len(columns):
             message = f"{len(values)} values for {len(columns)} columns"
-            faults.append(Diagnostic("columns-mismatch", where, message, f"write {','.join(columns)}"))
+            faults.append(Diagnostic("columns-mismatch", location, message, f"write {','.join(columns)}"))
             continue
         fields = dict(zip(columns, (value.strip() for value in values), strict=True))
-        wrong = tuple(_row_errors(where, fields, families))
+        wrong = tuple(_row_errors(location, fields, families))
         faults += wrong
         if not wrong:
-            rows.append(_row(where, fields, families))
+            rows.append(_row(location, fields, families))
     if faults:
         more = (
             [Diagnostic("more-problems", file, f"{len(faults) - 20} more problems")]
@@ -118,7 +118,7 @@ def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
         ) from error
 
 
-def _check_header(where: str, columns: Sequence[str]) -> None:
+def _check_header(location: str, columns: Sequence[str]) -> None:
     known = (*COLUMNS, *OPTIONAL)
     missing = [name for name in COLUMNS if name not in columns]
     unknown = [name for name in columns if name not in known]
@@ -127,42 +127,44 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
         near = nearest(unknown[0], known)
         meant = f"did you mean '{near}'?" if near else ""
         raise RecipeError(
-            [Diagnostic("column-unknown", where, f"unknown column {show(unknown[0])}", meant)], hint=hint
+            [Diagnostic("column-unknown", location, f"unknown column {show(unknown[0])}", meant)], hint=hint
         )
     if missing or len(set(columns)) < len(columns):
         problem = (
-            Diagnostic("column-missing", where, f"the column {missing[0]} is missing")
+            Diagnostic("column-missing", location, f"the column {missing[0]} is missing")
             if missing
-            else Diagnostic("duplicate-column", where, "a column is duplicate", "remove one of the two")
+            else Diagnostic("duplicate-column", location, "a column is duplicate", "remove one of the two")
         )
         raise RecipeError([problem], hint=hint)
 
 
-def _row_errors(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
+def _row_errors(
+    location: str, fields: Mapping[str, str], families: Mapping[str, str]
+) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
-        yield Diagnostic("hidden-character", where, f"{hidden} has an invisible character", "remove it")
+        yield Diagnostic("hidden-character", location, f"{hidden} has an invisible character", "remove it")
         return
     name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
         near = nearest(name, names)
         meant = f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}"
-        yield Diagnostic("framework-unknown", where, f"unknown framework '{name[:40]}'", meant)
+        yield Diagnostic("framework-unknown", location, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
             yield Diagnostic(
-                "value-invalid", where, f"{column} cannot be '{fields[column][:40]}'", f"write {example}"
+                "value-invalid", location, f"{column} cannot be '{fields[column][:40]}'", f"write {example}"
             )
     try:
         parse_capability(fields["capability"])
     except ValueError as error:
-        yield Diagnostic("capability-invalid", where, str(error), "write a capability such as 8.0")
+        yield Diagnostic("capability-invalid", location, str(error), "write a capability such as 8.0")
 
 
-def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> VersionSpaceRow:
+def _row(location: str, fields: Mapping[str, str], families: Mapping[str, str]) -> VersionSpaceRow:
     name = fields["framework"].lower()
     return VersionSpaceRow(
-        where=where,
+        where=location,
         given=name,
         framework=families.get(name, name),
         version=fields["version"],

@@ -214,13 +214,15 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> Impor
                         layers_by_path[name] = _take_layer(layout, file, taking)
         return _assemble_image(layout, taking, _SavedImage(small=small, links=links, layers=layers_by_path))
     except _NO_IMAGE as error:
-        why = (
+        reason = (
             f"it has no {error}"
             if isinstance(error, KeyError)
             else printable(str(error)) or type(error).__name__
         )
         raise StoreError(
-            "docker-archive-invalid", f"Docker did not save a complete image: {why}", hint="rebuild the image"
+            "docker-archive-invalid",
+            f"Docker did not save a complete image: {reason}",
+            hint="rebuild the image",
         ) from error
 
 
@@ -265,19 +267,19 @@ def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> 
     return ImportedImage(config=config, layers=tuple(layers))
 
 
-def _parse(what: str, data: bytes, kind: type = list) -> Any:
+def _parse(message: str, data: bytes, kind: type = list) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(f"its {what} is not JSON") from None
+        raise ValueError(f"its {message} is not JSON") from None
     if not isinstance(value, kind):
-        raise TypeError(f"its {what} is not {'a list' if kind is list else 'an object'}")
+        raise TypeError(f"its {message} is not {'a list' if kind is list else 'an object'}")
     return value
 
 
-def _texts(what: str, value: object) -> list[str]:
+def _texts(message: str, value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TypeError(f"the {what} are not a list of names")
+        raise TypeError(f"the {message} are not a list of names")
     return value
 
 

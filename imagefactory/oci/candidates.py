@@ -95,15 +95,15 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
             f"'{tag}' is not a valid tag",
             hint="use letters, digits, '.', '_' and '-', at most 128 characters",
         )
-    why = {
+    reason = {
         "target": "is the tag of a verified target: only promotion moves it",
         "capability": "is the tag of a GPU that verified it: only promotion moves it",
         "candidate": "is the tag of a candidate: push creates it from the digest",
         "referrers": "is the tag in which a registry keeps referrers",
     }.get(tag_type(tag, plain))
-    if why:
+    if reason:
         raise UsageError(
-            "tag-reserved", f"--tag {tag}: '{tag}' {why}", hint="choose another name, such as 'nightly'"
+            "tag-reserved", f"--tag {tag}: '{tag}' {reason}", hint="choose another name, such as 'nightly'"
         )
 
 
@@ -125,10 +125,10 @@ def pushed_record(
     return make_artifact(PUSHED_TYPE, candidate, row)
 
 
-def read_records(place: StoreRepository, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
+def read_records(repo: StoreRepository, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
     """Return the annotations of a candidate's push records, with a `key` only those with its MAC."""
-    records = place.store.referrers(place.repository, digest, PUSHED_TYPE)
-    rows = (_annotations(place, record) for record in records)
+    records = repo.store.referrers(repo.repository, digest, PUSHED_TYPE)
+    rows = (_annotations(repo, record) for record in records)
     return tuple(row for row in rows if not key or _has_mac(digest, row, key))
 
 
@@ -141,18 +141,18 @@ def _has_mac(candidate: str, row: Mapping[str, str], key: str) -> bool:
     return hmac.compare_digest(str(row.get(RECORD_MAC, "")).encode(), _mac(candidate, row, key).encode())
 
 
-def find_by_inputs(place: StoreRepository, plain: str, made_from: str, key: str) -> Descriptor | None:
+def find_by_inputs(repo: StoreRepository, plain: str, made_from: str, key: str) -> Descriptor | None:
     """Return the newest candidate of a target (by its plain tag) with these inputs, or None.
 
     Only records with the MAC of `key` count; without a key there are none.
     """
     if not key:
         return None
-    tags = [tag for tag in place.store.tags(place.repository) if _is_candidate(tag, plain)]
+    tags = [tag for tag in repo.store.tags(repo.repository) if _is_candidate(tag, plain)]
 
     def look(tag: str) -> tuple[datetime, str, Descriptor] | None:
-        there = place.store.manifest(place.repository, tag)
-        records = read_records(place, there[0].digest, key=key) if there else ()
+        there = repo.store.manifest(repo.repository, tag)
+        records = read_records(repo, there[0].digest, key=key) if there else ()
         pushed = read_pushed([row for row in records if row.get(INPUTS_LABEL) == made_from])
         return (pushed, tag, there[0]) if there and pushed else None
 
@@ -201,7 +201,7 @@ class TagTarget:
 
 
 def read_tagged(
-    place: StoreRepository,
+    repo: StoreRepository,
     plain: Collection[str],
     count: Callable[[str], int] | None = None,
     *,
@@ -213,29 +213,29 @@ def read_tagged(
     returns for the digest of a manifest. A tag that is deleted meanwhile is skipped. A tag whose platforms
     were deleted is included, so that it can be deleted.
     """
-    tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
+    tags = [tag for tag in repo.store.tags(repo.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
-        counting = (count or _any_verdict(place)) if records else None
-        targets = pool.map(lambda tag: _read_tag(place, tag, tag_type(tag, plain), counting), tags)
+        counting = (count or _any_verdict(repo)) if records else None
+        targets = pool.map(lambda tag: _read_tag(repo, tag, tag_type(tag, plain), counting), tags)
         return tuple(target for target in targets if target is not None)
 
 
-def _any_verdict(place: StoreRepository) -> Callable[[str], int]:
-    return lambda digest: len(place.store.referrers(place.repository, digest, VERDICT_TYPE))
+def _any_verdict(repo: StoreRepository) -> Callable[[str], int]:
+    return lambda digest: len(repo.store.referrers(repo.repository, digest, VERDICT_TYPE))
 
 
 def _read_tag(
-    place: StoreRepository, tag: str, kind: str, count: Callable[[str], int] | None
+    repo: StoreRepository, tag: str, kind: str, count: Callable[[str], int] | None
 ) -> TagTarget | None:
-    there = place.store.manifest(place.repository, tag)
+    there = repo.store.manifest(repo.repository, tag)
     if there is None:
         return None
     root = Manifest(descriptor=there[0], data=there[1])
-    digest, below = root.descriptor.digest, _read_graph(place, root)
+    digest, below = root.descriptor.digest, _read_graph(repo, root)
     blobs = {blob.digest: blob for row in below.values() for blob in row}
     pushed, verdicts = None, 0
     if count and kind == "candidate":
-        pushed = read_pushed(read_records(place, digest))
+        pushed = read_pushed(read_records(repo, digest))
         verdicts = sum(count(part) for part in below)
     # An image is named after its index or, in docker, after its config; a .sif after its file.
     configs = [blob.digest for row in below.values() for blob in row[:1] if blob.media_type in CONFIG_TYPES]
@@ -253,7 +253,7 @@ def _read_tag(
     )
 
 
-def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descriptor, ...]]:
+def _read_graph(repo: StoreRepository, root: Manifest) -> dict[str, tuple[Descriptor, ...]]:
     """Return the digests of `root` and of all manifests below it, each with its blobs, the config first.
 
     A missing manifest has no blobs. Raises RegistryError for a rejected request and an invalid manifest.
@@ -266,12 +266,10 @@ def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descr
         if len(blobs) >= MOST_MANIFESTS:
             raise RegistryError(
                 "manifest-invalid",
-                f"{place} {root.descriptor.digest} has more than {MOST_MANIFESTS} manifests",
+                f"{repo} {root.descriptor.digest} has more than {MOST_MANIFESTS} manifests",
                 hint=INVALID_HINT,
             )
-        there = (
-            place.store.manifest(place.repository, descriptor.digest) if blobs else (descriptor, root.data)
-        )
+        there = repo.store.manifest(repo.repository, descriptor.digest) if blobs else (descriptor, root.data)
         children, blobs[descriptor.digest] = (
             parse_parts(Manifest(descriptor=there[0], data=there[1])) if there else ((), ())
         )
@@ -279,12 +277,12 @@ def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descr
     return blobs
 
 
-def _annotations(place: StoreRepository, record: Descriptor) -> Mapping[str, str]:
+def _annotations(repo: StoreRepository, record: Descriptor) -> Mapping[str, str]:
     """Return the annotations of a record; a registry may omit them in the list of referrers."""
     listed = dict(record.annotations)
     if CREATED in listed:
         return listed
-    value = json.loads(read_manifest(place, record.digest).data)
+    value = json.loads(read_manifest(repo, record.digest).data)
     annotations = value.get("annotations") if isinstance(value, dict) else None
     return annotations if isinstance(annotations, dict) else {}
 
@@ -309,14 +307,14 @@ def plan_prune(tagged: Sequence[TagTarget], before: datetime) -> tuple[PruneDeci
     if the time of its push is unknown, or if its tag does not match its content.
     """
     candidates = [image for image in tagged if image.kind == "candidate"]
-    why = {candidate.tag: _keep_reason(candidate, tagged, before) for candidate in candidates}
-    others = [image for image in tagged if why.get(image.tag, "not one")]
+    reason = {candidate.tag: _keep_reason(candidate, tagged, before) for candidate in candidates}
+    others = [image for image in tagged if reason.get(image.tag, "not one")]
     needed = {digest for image in others for digest in (image.digest, *image.parts)}
     return tuple(
         PruneDecision(
             candidate=candidate,
-            remove=not why[candidate.tag],
-            why=why[candidate.tag] or f"pushed {_day(candidate.pushed)}",
+            remove=not reason[candidate.tag],
+            why=reason[candidate.tag] or f"pushed {_day(candidate.pushed)}",
             parts=tuple(part for part in candidate.parts if part not in needed),
         )
         for candidate in candidates
@@ -333,11 +331,11 @@ def _keep_reason(candidate: TagTarget, tagged: Sequence[TagTarget], before: date
             return f"{other.tag} points to it"
     match = CANDIDATE.fullmatch(candidate.tag)
     if match is None or match["hex"] not in candidate.names:
-        return "its name is not that of its content: somebody else's"
+        return "its name does not match its content, so another program pushed it"
     if candidate.verdicts:
         return "it has a verdict"
     if candidate.pushed is None:
-        return "nobody knows when it was pushed"
+        return "the time of its push is unknown"
     if candidate.pushed >= before:
         return f"pushed {_day(candidate.pushed)}"
     return ""

@@ -86,10 +86,10 @@ def _find_credential(path: Path, host: str, environ: Mapping[str, str]) -> Crede
         return None
     except (OSError, ValueError, RecursionError) as error:
         # The parser's own message quotes its input, which may be a secret.
-        why = os_reason(error) if isinstance(error, OSError) else "it is not JSON"
+        reason = os_reason(error) if isinstance(error, OSError) else "it is not JSON"
         raise RegistryError(
             "credentials-invalid",
-            f"cannot read the credentials in {path}: {why}",
+            f"cannot read the credentials in {path}: {reason}",
             hint=f"fix or delete {path}",
         ) from None
     if not isinstance(data, dict):

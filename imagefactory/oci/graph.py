@@ -86,17 +86,17 @@ class LocalArtifact:
     blobs: tuple[tuple[Descriptor, bytes], ...]
 
 
-def read_graph(place: StoreRepository, reference: str, *, referrers: bool = False) -> ManifestGraph:
+def read_graph(repo: StoreRepository, reference: str, *, referrers: bool = False) -> ManifestGraph:
     """Return the root of a tag or digest, and all its parts.
 
     With `referrers`, also the artifacts whose subject is any manifest of the graph, and their own referrers.
     Raises RegistryError for a missing or invalid manifest, and for manifests nested too deep.
     """
-    reader = _GraphReader(place)
+    reader = _GraphReader(repo)
     root = reader.read(reference, depth=0)
     subjects = list(reader.manifests) if referrers else []
     for subject in subjects:  # the list grows during the loop: referrers have referrers
-        for referrer in place.store.referrers(place.repository, subject):
+        for referrer in repo.store.referrers(repo.repository, subject):
             if referrer.digest not in reader.manifests:
                 reader.read(referrer.digest, depth=1)
                 subjects.append(referrer.digest)
@@ -106,8 +106,8 @@ def read_graph(place: StoreRepository, reference: str, *, referrers: bool = Fals
 
 
 class _GraphReader:
-    def __init__(self, place: StoreRepository) -> None:
-        self.place = place
+    def __init__(self, repo: StoreRepository) -> None:
+        self.place = repo
         self.manifests: dict[str, Manifest] = {}
         self.blobs: dict[str, Descriptor] = {}
 
@@ -130,18 +130,18 @@ class _GraphReader:
         return manifest
 
 
-def read_manifest(place: StoreRepository, reference: str) -> Manifest:
+def read_manifest(repo: StoreRepository, reference: str) -> Manifest:
     """Return the manifest of a tag or digest. Raises RegistryError if there is none."""
-    manifest = place.store.manifest(place.repository, reference)
+    manifest = repo.store.manifest(repo.repository, reference)
     if manifest is None:
         raise RegistryError(
-            "manifest-not-found", f"{place} has no {reference}", hint="check the name, or push the image"
+            "manifest-not-found", f"{repo} has no {reference}", hint="check the name, or push the image"
         )
     descriptor, data = manifest
     if len(data) > MANIFEST_LIMIT:
         raise RegistryError(
             "manifest-invalid",
-            f"{place} {reference}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
+            f"{repo} {reference}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
             hint=INVALID_HINT,
         )
     return Manifest(descriptor=descriptor, data=data)
@@ -188,7 +188,7 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
     return tuple(children), tuple(blobs)
 
 
-def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | None:
+def read_config(repo: StoreRepository, manifest: Manifest) -> ImageConfig | None:
     """Return the config of an image's manifest, None for an artifact. Raises RegistryError if malformed."""
     config, *layers = parse_parts(manifest)[1]
     if config.media_type not in CONFIG_TYPES:
@@ -201,7 +201,7 @@ def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | Non
             hint=INVALID_HINT,
         )
     try:
-        return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
+        return parse_config(b"".join(repo.store.read(repo.repository, config)), len(layers))
     except MALFORMED as error:
         raise RegistryError(
             "image-config-invalid",
@@ -361,34 +361,34 @@ WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPT
 """The artifact for a withdrawn tag in a registry that cannot remove tags. No engine runs it."""
 
 
-def withdraw_tag(place: StoreRepository, tag: str) -> bool:
+def withdraw_tag(repo: StoreRepository, tag: str) -> bool:
     """Remove a tag. Return False if the registry cannot: the tag then points to WITHDRAWN.
 
     Docker's registry before 3.0 cannot remove tags. Raises RegistryError if neither is possible.
     """
     try:
-        place.store.untag(place.repository, tag)
+        repo.store.untag(repo.repository, tag)
     except RegistryError:
-        put_bytes(place, EMPTY_BLOB, EMPTY)
-        put_manifest(place, WITHDRAWN, tag)
+        put_bytes(repo, EMPTY_BLOB, EMPTY)
+        put_manifest(repo, WITHDRAWN, tag)
         return False
     return True
 
 
-def put_artifact(place: StoreRepository, artifact: LocalArtifact) -> None:
+def put_artifact(repo: StoreRepository, artifact: LocalArtifact) -> None:
     """Put an artifact next to its subject. Raises RegistryError if the store does not confirm it."""
     for blob, data in artifact.blobs:
-        put_bytes(place, blob, data)
-    put_manifest(place, artifact.manifest)
+        put_bytes(repo, blob, data)
+    put_manifest(repo, artifact.manifest)
 
 
-def put_files(place: StoreRepository, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
+def put_files(repo: StoreRepository, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
     """Put an artifact whose layers are files on disk. Raises RegistryError like `put_artifact`."""
-    put_bytes(place, EMPTY_BLOB, EMPTY)
+    put_bytes(repo, EMPTY_BLOB, EMPTY)
     for blob, path in files.items():
-        if not place.store.has(place.repository, blob):
-            place.store.write(place.repository, blob, functools.partial(_chunks, path))
-    put_manifest(place, manifest)
+        if not repo.store.has(repo.repository, blob):
+            repo.store.write(repo.repository, blob, functools.partial(_chunks, path))
+    put_manifest(repo, manifest)
 
 
 def _chunks(path: Path, offset: int) -> Iterator[bytes]:
@@ -398,21 +398,21 @@ def _chunks(path: Path, offset: int) -> Iterator[bytes]:
             yield chunk
 
 
-def put_bytes(place: StoreRepository, descriptor: Descriptor, data: bytes) -> int:
+def put_bytes(repo: StoreRepository, descriptor: Descriptor, data: bytes) -> int:
     """Put a small blob unless it exists; return the bytes that were sent."""
-    if place.store.has(place.repository, descriptor):
+    if repo.store.has(repo.repository, descriptor):
         return 0
-    return place.store.write(place.repository, descriptor, lambda offset: iter((data[offset:],)))
+    return repo.store.write(repo.repository, descriptor, lambda offset: iter((data[offset:],)))
 
 
-def put_manifest(place: StoreRepository, manifest: Manifest, tag: str = "") -> None:
+def put_manifest(repo: StoreRepository, manifest: Manifest, tag: str = "") -> None:
     """Put a manifest. Raises RegistryError unless the store confirms it, by its tag if there is one."""
     media_type = manifest.descriptor.media_type
-    stored = place.store.put_manifest(place.repository, manifest.data, media_type, tag)
+    stored = repo.store.put_manifest(repo.repository, manifest.data, media_type, tag)
     if stored.digest != manifest.descriptor.digest:
         raise RegistryError(
             "push-overwritten",
-            f"{place}: {manifest.descriptor.digest} was pushed, but "
+            f"{repo}: {manifest.descriptor.digest} was pushed, but "
             f"{tag or 'the stored manifest'} is now {stored.digest}",
             hint="stop the other program that pushes this tag, then push again",
         )

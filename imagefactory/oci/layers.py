@@ -127,10 +127,10 @@ def _gzip() -> LayerCodec:
     )
 
 
-def _damaged(path: Path, why: str) -> StoreError:
+def _damaged(path: Path, reason: str) -> StoreError:
     return StoreError(
         "store-corrupt",
-        f"{path} is corrupt: {why}",
+        f"{path} is corrupt: {reason}",
         hint=f"delete it (rm {path}) and run imagefactory build TARGET",
     )
 

@@ -210,12 +210,12 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
         wrong += [mismatch for path in referring if (mismatch := _wrong_referrer(layout, path, bad))]
         faults = [_blob_fault(layout, mismatch, mend=mend) for mismatch in wrong]
         unpacked = UnpackedLayers(layout.path / "unpacked")
-        for name, what in unpacked.check_all(progress, mend=mend):
-            place = f"unpacked/{name}"
+        for name, message in unpacked.check_all(progress, mend=mend):
+            location = f"unpacked/{name}"
             faults.append(
                 StoreFault(
-                    place=place,
-                    error=StoreError("store-corrupt", f"{place}: {what}", hint=FIX_HINT),
+                    place=location,
+                    error=StoreError("store-corrupt", f"{location}: {message}", hint=FIX_HINT),
                     mended=mend,
                 )
             )
@@ -244,10 +244,10 @@ class _BlobMismatch:
 
 
 def _blob_fault(layout: Layout, wrong: _BlobMismatch, *, mend: bool) -> StoreFault:
-    place = str(wrong.path.relative_to(layout.path))
-    error = StoreError("store-corrupt", f"{place} {wrong.what}", hint=FIX_HINT)
+    location = str(wrong.path.relative_to(layout.path))
+    error = StoreError("store-corrupt", f"{location} {wrong.what}", hint=FIX_HINT)
     if not mend:
-        return StoreFault(place=place, error=error)
+        return StoreFault(place=location, error=error)
     try:
         if wrong.right is None:
             remove_inside(layout.path, wrong.path)
@@ -256,12 +256,12 @@ def _blob_fault(layout: Layout, wrong: _BlobMismatch, *, mend: bool) -> StoreFau
     except OSError as failed:
         hint = f"check its permissions, or delete it: rm -r {wrong.path}"
         return StoreFault(
-            place=place,
+            place=location,
             error=StoreError(
                 "store-corrupt", f"{error.message}; cannot repair it: {os_reason(failed)}", hint=hint
             ),
         )
-    return StoreFault(place=place, error=error, mended=True)
+    return StoreFault(place=location, error=error, mended=True)
 
 
 def _wrong_blobs(blobs: list[Path], task: ProgressTask) -> Iterator[_BlobMismatch]:
@@ -277,9 +277,9 @@ def _wrong_blobs(blobs: list[Path], task: ProgressTask) -> Iterator[_BlobMismatc
         return "" if digest == path.name else "does not match its digest"
 
     with ThreadPoolExecutor(_WORKERS) as pool:
-        for path, what in zip(blobs, pool.map(look, blobs), strict=True):
-            if what:
-                yield _BlobMismatch(path, what)
+        for path, message in zip(blobs, pool.map(look, blobs), strict=True):
+            if message:
+                yield _BlobMismatch(path, message)
 
 
 def _wrong_referrer(layout: Layout, path: Path, bad: frozenset[str]) -> _BlobMismatch | None:

@@ -316,8 +316,8 @@ def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int)
         padding = -at % _PAGE if row[0] == _PARTITION else 0
         length = size if row[0] == _PARTITION else len(plain)
         parts += bytes(padding) + plain
-        place = (at + padding, length, padding + length, moment, moment, 0, 0)
-        table += _DESCRIPTOR.pack(*row[:5], *place, *row[12:])
+        extent = (at + padding, length, padding + length, moment, moment, 0, 0)
+        table += _DESCRIPTOR.pack(*row[:5], *extent, *row[12:])
         at += padding + length
     header[4:7] = bytes(16), moment, moment
     header[12] = at - first

@@ -348,9 +348,9 @@ class SquashRow:
 class StoredSifChangedError(Exception):
     """A row in a .sif of the store changed. `place` is its number."""
 
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
-        self.place = place
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.place = number
 
 
 class SquashStore:
@@ -365,10 +365,10 @@ class SquashStore:
         Raises StoreError for a corrupt layer, ToolError for a missing codec.
         """
         records = [self._recall(layer) for layer in layers]
-        missing = [place for place, row in enumerate(records) if row is None]
-        missing.sort(key=lambda place: -layers[place].descriptor.size)  # the longest first
+        missing = [number for number, row in enumerate(records) if row is None]
+        missing.sort(key=lambda number: -layers[number].descriptor.size)  # the longest first
         if missing:
-            total = sum(layers[place].descriptor.size for place in missing)
+            total = sum(layers[number].descriptor.size for number in missing)
             title = f"pack {len(missing)} of {len(layers)} layers"
             with (
                 progress.task(title, total=total) as task,
@@ -377,9 +377,9 @@ class SquashStore:
             ):
                 packing = {
                     readers.submit(
-                        self._pack, layers[place], folder / f"row-{place}", packers, task, progress
-                    ): place
-                    for place in missing
+                        self._pack, layers[number], folder / f"row-{number}", packers, task, progress
+                    ): number
+                    for number in missing
                 }
                 for future in as_completed(packing):
                     records[packing[future]] = future.result()
@@ -396,8 +396,8 @@ class SquashStore:
 
     def remember(self, layer: OciLayer, sif: str, row: SquashRow) -> None:
         """Record that the row of `layer` is in the blob with the digest `sif`."""
-        place = {"digest": sif, "offset": row.offset, "size": row.size, "sha256": row.digest}
-        data = json.dumps({**place, "index": format_index(row.index)}, separators=(",", ":")).encode()
+        record = {"digest": sif, "offset": row.offset, "size": row.size, "sha256": row.digest}
+        data = json.dumps({**record, "index": format_index(row.index)}, separators=(",", ":")).encode()
         self.layout.keep(self._record(layer), data)
 
     def forget(self, layer: OciLayer) -> None:
@@ -450,16 +450,16 @@ class SquashStore:
                     pool.submit(_copy, row, file, start, task)
                     for row, start in zip(rows, starts, strict=True)
                 ]
-                for place, (row, copy) in enumerate(zip(rows, copies, strict=True)):
+                for number, (row, copy) in enumerate(zip(rows, copies, strict=True)):
                     digest = copy.result()
                     if row.digest not in ("", digest):
-                        raise StoredSifChangedError(place)
+                        raise StoredSifChangedError(number)
                     written.append(
                         SquashRow(
-                            index=row.index, path=path, offset=starts[place], size=row.size, digest=digest
+                            index=row.index, path=path, offset=starts[number], size=row.size, digest=digest
                         )
                     )
-                    whole.to(starts[place] + row.size)
+                    whole.to(starts[number] + row.size)
             whole.to(at + len(tail))
         finally:
             os.close(file)
@@ -536,8 +536,8 @@ def format_image(
     for _, size in rows:
         starts.append(at)
         at += size
-    for place in order:
-        tree.lay(rows[place][0], starts[place])
+    for number in order:
+        tree.lay(rows[number][0], starts[number])
     tree.dress(rows[-1][0], starts[-1])
     return format_tables(
         tree.root,

@@ -54,8 +54,8 @@ class ImageReference:
         return self.digest or self.tag
 
     def __str__(self) -> str:
-        place = f"{self.registry}/{self.repository}" if self.registry else self.repository
-        return place + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+        full_name = f"{self.registry}/{self.repository}" if self.registry else self.repository
+        return full_name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
 
 def parse_reference(text: str) -> ImageReference:
@@ -185,14 +185,14 @@ def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReferenc
     matches = [pair for pair in mirrors if f"{name}/".startswith(f"{pair[0]}/")]
     if not matches:
         return reference
-    prefix, place = max(matches, key=lambda pair: len(pair[0]))
-    host, path = split_place(place)
+    prefix, mirror = max(matches, key=lambda pair: len(pair[0]))
+    host, path = split_place(mirror)
     repository = "/".join(filter(None, (path, name.removeprefix(prefix).strip("/"))))
     if not repository:
         raise UsageError(
             "mirror-invalid",
-            f"mirrors: '{prefix}' is an image, but its mirror {place} has no image name",
-            hint=f"write the image's name on the mirror: {place}/NAME",
+            f"mirrors: '{prefix}' is an image, but its mirror {mirror} has no image name",
+            hint=f"write the image's name on the mirror: {mirror}/NAME",
         )
     return replace(reference, registry=host, repository=repository)
 

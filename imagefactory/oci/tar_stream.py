@@ -393,14 +393,16 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
         if kind == tarfile.GNUTYPE_SPARSE or (kind in tarfile.REGULAR_TYPES and _is_sparse(extended)):
             sparse = extended, block if kind == tarfile.GNUTYPE_SPARSE else b""
             name = extended.get("GNU.sparse.name") or name
-        what = _ENTRY_TYPES[kind]
+        message = _ENTRY_TYPES[kind]
         if kind == tarfile.AREGTYPE and name.endswith("/"):
-            what = DIRECTORY  # before POSIX a directory was a file whose name ends in a slash
+            message = DIRECTORY  # before POSIX a directory was a file whose name ends in a slash
         if size < 0:
             raise CorruptDataError(f"'{printable(name)}' has an invalid size: {size} bytes")
         mtime = min(max(mtime, 0), LAST_TIME) if math.isfinite(mtime) else 0
         # Directories, links and devices have no bytes, whatever their header says.
-        yield _TarHeader(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
+        yield _TarHeader(
+            name, message, linkname, size if message == FILE else 0, mode, uid, gid, mtime, sparse
+        )
         extended = {}
 
 
@@ -503,8 +505,8 @@ def _expand(stream: TarStream, header: _TarHeader) -> tuple[int, Iterator[bytes]
         if end > size or sum(length for _, length in regions) != stored:
             raise ValueError("its parts do not add up to its size")
     except (KeyError, ValueError) as error:
-        why = printable(f"it has no {error}" if isinstance(error, KeyError) else str(error))
-        raise CorruptDataError(f"'{printable(header.name)}' is a broken sparse file: {why}") from error
+        reason = printable(f"it has no {error}" if isinstance(error, KeyError) else str(error))
+        raise CorruptDataError(f"'{printable(header.name)}' is a broken sparse file: {reason}") from error
     return size, _filled(stream, regions, size)
 
 

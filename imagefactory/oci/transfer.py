@@ -70,7 +70,7 @@ def remember_transfer(
     new = {blob.digest: repository for blob in graph.blobs} | {
         _root_key(repository, graph.root.descriptor.digest): inputs
     }
-    old = [(digest, place) for digest, place in memory.items() if digest not in new]
+    old = [(digest, repo) for digest, repo in memory.items() if digest not in new]
     return {**dict(old[: max(0, MOST_REMEMBERED - len(new))]), **new}
 
 
@@ -199,28 +199,28 @@ def send(
     """
     began = time.monotonic()
     sending.brake.release()
-    place = StoreRepository(store=destination, repository=sending.repository)
+    repo = StoreRepository(store=destination, repository=sending.repository)
     root = sending.graph.root
-    if _graph_exists(place, sending):
+    if _graph_exists(repo, sending):
         arrivals, bytes_sent = {blob.digest: BlobArrival.PRESENT for blob in sending.graph.blobs}, 0
     else:
-        arrivals, bytes_sent = _send_blobs(source, place, sending, progress)
+        arrivals, bytes_sent = _send_blobs(source, repo, sending, progress)
         if missing := tuple(digest for digest, how in arrivals.items() if how is BlobArrival.NOWHERE):
             raise BlobNotFoundError(
                 "blobs-not-found",
-                f"{len(missing)} blobs are neither in {place} nor in {source}",
+                f"{len(missing)} blobs are neither in {repo} nor in {source}",
                 hint=REBUILD,
                 digests=missing,
             )
         for artifact in sending.attach:
-            bytes_sent += sum(put_bytes(place, blob, data) for blob, data in artifact.blobs)
-        _put_manifests(place, sending)
+            bytes_sent += sum(put_bytes(repo, blob, data) for blob, data in artifact.blobs)
+        _put_manifests(repo, sending)
     counts = list(arrivals.values())
     return TransferResult(
         repository=sending.repository,
         candidate=sending.candidate,
         digest=root.descriptor.digest,
-        tags=tuple((tag, _move_tag(place, tag, root)) for tag in sending.tags),
+        tags=tuple((tag, _move_tag(repo, tag, root)) for tag in sending.tags),
         bytes_sent=bytes_sent,
         sent=counts.count(BlobArrival.SENT),
         mounted=counts.count(BlobArrival.MOUNTED),
@@ -229,24 +229,24 @@ def send(
     )
 
 
-def _resolve(place: StoreRepository, reference: str) -> str:
+def _resolve(repo: StoreRepository, reference: str) -> str:
     """Return the digest of a tag or digest in the store, empty if there is none."""
-    manifest = place.store.manifest(place.repository, reference)
+    manifest = repo.store.manifest(repo.repository, reference)
     return manifest[0].digest if manifest else ""
 
 
-def _candidate_exists(place: StoreRepository, candidate: str, root: Descriptor) -> bool:
-    digest = _resolve(place, candidate) if candidate else ""
+def _candidate_exists(repo: StoreRepository, candidate: str, root: Descriptor) -> bool:
+    digest = _resolve(repo, candidate) if candidate else ""
     if digest and digest != root.digest:
         raise RegistryError(
             "candidate-conflict",
-            f"{place}:{candidate} exists already and is {digest}, not {root.digest}",
+            f"{repo}:{candidate} exists already and is {digest}, not {root.digest}",
             hint="push to another registry, or delete this tag there: a candidate never changes",
         )
     return bool(digest)
 
 
-def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
+def _graph_exists(repo: StoreRepository, sending: TransferRequest) -> bool:
     """Return whether the candidate and all its parts exist. A deletion may have removed parts.
 
     For a known graph only its manifests are queried, all at once: a registry deletes them first.
@@ -255,19 +255,19 @@ def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="whole") as pool:
 
         def resolve(manifests: Sequence[Manifest]) -> Iterator[str]:
-            return pool.map(lambda manifest: _resolve(place, manifest.descriptor.digest), manifests)
+            return pool.map(lambda manifest: _resolve(repo, manifest.descriptor.digest), manifests)
 
         below, above = _around_root(graph)
         if sending.known:
             digests = resolve(below)
-            return _candidate_exists(place, sending.candidate, root) and all(digests)
-        if not _candidate_exists(place, sending.candidate, root) or above:
+            return _candidate_exists(repo, sending.candidate, root) and all(digests)
+        if not _candidate_exists(repo, sending.candidate, root) or above:
             return False  # referrers follow it
-        has = functools.partial(place.store.has, place.repository)
+        has = functools.partial(repo.store.has, repo.repository)
         return all(resolve(graph.manifests)) and all(pool.map(has, graph.blobs))
 
 
-def _put_manifests(place: StoreRepository, sending: TransferRequest) -> None:
+def _put_manifests(repo: StoreRepository, sending: TransferRequest) -> None:
     """Put children, then attached artifacts, then the root under its tag.
 
     An artifact may be put before its subject (distribution-spec 1.1, "Pushing Manifests with Subject"). So a
@@ -275,10 +275,10 @@ def _put_manifests(place: StoreRepository, sending: TransferRequest) -> None:
     """
     below, above = _around_root(sending.graph)
     for manifest in (*below, *(artifact.manifest for artifact in sending.attach)):
-        put_manifest(place, manifest)
-    put_manifest(place, sending.graph.root, sending.candidate)
+        put_manifest(repo, manifest)
+    put_manifest(repo, sending.graph.root, sending.candidate)
     for manifest in above:
-        put_manifest(place, manifest)
+        put_manifest(repo, manifest)
 
 
 def _around_root(graph: ManifestGraph) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
@@ -286,25 +286,25 @@ def _around_root(graph: ManifestGraph) -> tuple[tuple[Manifest, ...], tuple[Mani
     return graph.manifests[:at], graph.manifests[at + 1 :]
 
 
-def _move_tag(place: StoreRepository, tag: str, root: Manifest) -> str:
+def _move_tag(repo: StoreRepository, tag: str, root: Manifest) -> str:
     """Point a tag to the root, unless it does already. Return its digest in the end."""
     descriptor = root.descriptor
-    if _resolve(place, tag) == descriptor.digest:
+    if _resolve(repo, tag) == descriptor.digest:
         return descriptor.digest
-    return place.store.put_manifest(place.repository, root.data, descriptor.media_type, tag).digest
+    return repo.store.put_manifest(repo.repository, root.data, descriptor.media_type, tag).digest
 
 
 def _send_blobs(
-    source: StoreRepository, place: StoreRepository, sending: TransferRequest, progress: Progress
+    source: StoreRepository, repo: StoreRepository, sending: TransferRequest, progress: Progress
 ) -> tuple[dict[str, BlobArrival], int]:
     """Send all blobs, the largest first, so that no large one is last."""
     arrivals: dict[str, BlobArrival] = {}
     bytes_sent = 0
     blobs = sorted(sending.graph.blobs, key=lambda blob: (-blob.size, blob.digest))
     pool = ThreadPoolExecutor(max(1, sending.workers), thread_name_prefix="transfer")
-    with progress.task(f"{place.repository}: {len(blobs)} blobs", total=sending.graph.size) as task:
+    with progress.task(f"{repo.repository}: {len(blobs)} blobs", total=sending.graph.size) as task:
         futures = {
-            pool.submit(_BlobTransfer(source, sending, blob, task).run, place.store): blob for blob in blobs
+            pool.submit(_BlobTransfer(source, sending, blob, task).run, repo.store): blob for blob in blobs
         }
         try:
             for future in as_completed(futures):

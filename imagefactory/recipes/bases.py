@@ -38,8 +38,8 @@ def parse_bases(text: str, file: str) -> tuple[BaseSpec, ...]:
         base = _base(reader, node)
         for other in bases:
             if base.name and other.name == base.name:
-                what = f"base '{base.name}' is also at {other.where}"
-                reader.fault(node.where, "duplicate-base", what, "remove one of them")
+                message = f"base '{base.name}' is also at {other.where}"
+                reader.fault(node.where, "duplicate-base", message, "remove one of them")
         bases.append(base)
     reader.finish()
     return tuple(bases)
@@ -79,9 +79,9 @@ def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[Bas
         if not other.python:
             by_name[base.name] = base
         if _described(other, base) != _described(base, other):
-            what = f"base '{base.name}' is described differently at {other.where}"
+            message = f"base '{base.name}' is described differently at {other.where}"
             write = "write the same glibc, interpreter and python, or give each its own name in bases.yaml"
-            faults.append(Diagnostic("base-described-twice", str(base.where), what, write))
+            faults.append(Diagnostic("base-described-twice", str(base.where), message, write))
     if faults:
         raise RecipeError(dict.fromkeys(faults))
     return tuple(by_name.values())
@@ -95,8 +95,8 @@ def _described(base: BaseSpec, other: BaseSpec) -> tuple[str, ...]:
 
 def without_tag(image: str) -> str:
     """Return a reference without a tag, as some tools reject a tag with a digest."""
-    place, at, digest = image.partition("@")
-    host, slash, path = place.partition("/")
+    reference, at, digest = image.partition("@")
+    host, slash, path = reference.partition("/")
     return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
 
 
@@ -136,16 +136,16 @@ def read_base(reader: NodeReader, fields: Mapping[str, YamlNode]) -> BaseName:
     beside = {key: fields[key] for key in BASE_ONLY_KEYS if key in fields}
     if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
         for key, value in beside.items():
-            what = f"'{key}' requires a 'base' with an image digest"
-            reader.fault(value.where, "key-without-base", what, f"remove it, or set '{key}' in bases.yaml")
+            message = f"'{key}' requires a 'base' with an image digest"
+            reader.fault(value.where, "key-without-base", message, f"remove it, or set '{key}' in bases.yaml")
         return BaseName(name=reader.text(node, "base", "base"))
     if "glibc" not in beside:
-        what = "'glibc' is missing: a base by digest needs the version of its C library"
+        message = "'glibc' is missing: a base by digest needs the version of its C library"
         write = 'write glibc: "2.36", the version that `ldd --version` prints in the image'
-        reader.fault(node.where, "missing-key", what, write)
+        reader.fault(node.where, "missing-key", message, write)
     image = reader.image(node, "base")
     glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BASE_ONLY_KEYS)
-    place, _, digest = image.partition("@sha256:")
-    last = re.sub("[^a-z0-9]+", "-", place.rpartition("/")[2].partition(":")[0])
+    reference, _, digest = image.partition("@sha256:")
+    last = re.sub("[^a-z0-9]+", "-", reference.rpartition("/")[2].partition(":")[0])
     name = f"{last}-{digest[:12]}" if image else ""
     return BaseName(name=name, image=image, glibc=glibc, interpreter=interpreter, where=node.where)

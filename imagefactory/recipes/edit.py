@@ -84,10 +84,10 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
     row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
     end = _end(lines, before, nodes, len(begun[1]))
     new = "\n".join([*lines[:end], "", *row, *lines[end:]])
-    notes = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
+    notes = [f"copied from the row of {near.version} ({near.where}): check its bounds"]
     notes += _without(recipe, node, version, near.python)
     if skipped := [key for key in node.keys if key not in _COPIED_KEYS]:
-        notes.append(f"not taken over from there: {', '.join(skipped)}")
+        notes.append(f"not copied from that row: {', '.join(skipped)}")
     return RecipeAddition(text=new, row="\n".join(row), notes=tuple(notes))
 
 
@@ -159,9 +159,9 @@ def _fields(
         "capabilities": () if sorted(family) == sorted(capabilities) else capabilities,
     }
     own = (recipe.base, recipe.python) != (near.base, near.python)
-    place = [f"base: {near.base}", f'python: "{near.python}"'] if own and not near.own_base else []
+    lines_of_base = [f"base: {near.base}", f'python: "{near.python}"'] if own and not near.own_base else []
     written = [f"{key}: [{', '.join(map(quoted, values))}]" for key, values in lists.items() if values]
-    return [f'cuda: ["{cuda}"]', *place, *written]
+    return [f'cuda: ["{cuda}"]', *lines_of_base, *written]
 
 
 def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
@@ -187,12 +187,12 @@ def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Itera
     available = {row.package for row in knowledge.companions(framework, version, python)}
     for name in sorted(knowledge.companion_names(framework) & _requested(recipe, node) - available):
         if series.get(name):
-            why = f"{name} {series[name]} has no wheels for Python {python}"
+            reason = f"{name} {series[name]} has no wheels for Python {python}"
         elif series:
-            why = f"no release of {name} for {framework} {version} is known"
+            reason = f"no release of {name} for {framework} {version} is known"
         else:
-            why = f"the companions of {framework} {version} are not known"
-        yield f"without {name}: {why}; if there is one, add it to packages"
+            reason = f"the companions of {framework} {version} are not known"
+        yield f"without {name}: {reason}; if there is one, add it to packages"
 
 
 def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...]:
@@ -310,7 +310,7 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
         if wheel.package == framework and natural(base.python) >= natural(wheel.python)
     ]
     version, cuda, extras_line = "1.0", "12", ""
-    known = "  # nothing is known about this framework yet: look up its versions and their CUDA\n"
+    known = "  # the versions of this framework are unknown: look them up, with their CUDA versions\n"
     if wheels:
         wheel = max(wheels, key=lambda wheel: (natural(wheel.version), natural(wheel.cuda)))
         version, cuda, known = wheel.version, wheel.cuda, f"  # {wheel.source}\n"
@@ -331,9 +331,9 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
 def check_name(value: str, rule: str) -> None:
     """Raise UsageError for an argument that RULES[rule] rejects."""
     if not RULES[rule].allows(value):
-        what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
-        what = what or f"{show(value)} is not a valid name for a {rule}"
-        raise UsageError("option-invalid", what, hint=f"write {RULES[rule].write}")
+        message = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
+        message = message or f"{show(value)} is not a valid name for a {rule}"
+        raise UsageError("option-invalid", message, hint=f"write {RULES[rule].write}")
 
 
 _SCAFFOLD = """\
@@ -344,15 +344,15 @@ source: pypi
 framework: {framework}    # the distribution's name in the source
 platform: linux/amd64
 base: {base}    # a name of bases.yaml
-python: "{python}"    # what that base carries; versions always stand in quotes
+python: "{python}"    # the Python of that base; versions are always in quotes
 
 # The compute capabilities that every image of this family must support.
 capabilities: ["8.0", "9.0"]
 
-# The checks that every image must pass; without this line it is all that know the framework.
+# The checks that every image must pass; without this line all checks for the framework.
 checks: [{checks}]
 
-# Packages beside the framework, and bounds on what it brings along. Rows can add their own.
+# Further packages, and bounds on dependencies. Rows can add their own.
 packages: []
 constraints: []
 
@@ -367,26 +367,26 @@ family: {family}
 description: {framework} from conda packages, with their CUDA libraries
 source: conda
 framework: {framework}    # the package's name in the channels
-channels: [conda-forge]    # asked in this order; the first that has a package of a name gives it
+channels: [conda-forge]    # searched in this order; the first channel that has a package is used for it
 platform: linux/amd64
 base: {base}    # a name of bases.yaml
-python: "{python}"    # the environment's own, a conda package; versions always stand in quotes
+python: "{python}"    # the environment's own, a conda package; versions are always in quotes
 
 # The compute capabilities that every image of this family must support.
 capabilities: ["8.0", "9.0"]
 
-# The checks that every image must pass; without this line it is all that know the framework.
+# The checks that every image must pass; without this line all checks for the framework.
 checks: [{checks}]
 
-# Packages beside the framework, and bounds on what it brings along, as conda matches them: "numpy <2",
-# "numpy 1.26.*", "jaxlib * *cuda12*". pip is for packages of PyPI. Rows can add their own.
+# Further packages, and bounds on dependencies, as match specs: "numpy <2", "numpy 1.26.*",
+# "jaxlib * *cuda12*". pip is for packages of PyPI. Rows can add their own.
 packages: []
 constraints: []
 pip: []
 
 matrix:
-  # Change the version: `imagefactory lock` says which there are. cuda-version pins the CUDA libraries of
-  # conda-forge.
+  # Change the version: `imagefactory lock` prints the available ones. cuda-version pins the CUDA libraries
+  # of conda-forge.
   - version: "1.0"
     cuda: ["12.6"]
     packages: [cuda-version=12.6]

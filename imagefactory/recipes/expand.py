@@ -47,8 +47,8 @@ def place_of(row: RecipeRow, key: str) -> SourceLocation:
     return dict(row.places).get(key, row.where)
 
 
-def _at(row: RecipeRow, key: str, code: str, what: str, write: str) -> Diagnostic:
-    return Diagnostic(code, str(place_of(row, key)), what, write)
+def _at(row: RecipeRow, key: str, code: str, message: str, write: str) -> Diagnostic:
+    return Diagnostic(code, str(place_of(row, key)), message, write)
 
 
 def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, SourceLocation]:
@@ -70,28 +70,28 @@ def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
         for index, text in enumerate(getattr(row, key)):
             fault = requirement_problem(text, key, source)
             if not RULES[rule].allows(text):
-                what = f"'{key}' cannot be {show(text)}, because {under.name} has source: {under.source}"
-                fault = "value-invalid", what, f"write {RULES[rule].write}"
+                message = f"'{key}' cannot be {show(text)}, because {under.name} has source: {under.source}"
+                fault = "value-invalid", message, f"write {RULES[rule].write}"
             if fault:
                 yield _at(row, f"{key}.{index}", *fault)
     for check in row.checks:
         fault = check_name_problem(check, under.framework)
         if check in GPU_CHECKS and not under.gpu:
-            what = f"the check '{check}' is for GPU images, and {under.name} is for CPUs"
-            fault = "gpu-only-key", what, "remove it"
+            message = f"the check '{check}' is for GPU images, and {under.name} is for CPUs"
+            fault = "gpu-only-key", message, "remove it"
         if fault:
             yield _at(row, f"checks.{check}", *fault)
     for key in ("capabilities", "waive"):
         if getattr(row, key) and not under.gpu:
-            what = f"'{key}' is for GPUs, and {under.name} is for CPUs"
-            yield _at(row, key, "gpu-only-key", what, "remove it")
+            message = f"'{key}' is for GPUs, and {under.name} is for CPUs"
+            yield _at(row, key, "gpu-only-key", message, "remove it")
     for text in row.capabilities if under.gpu else ():
         if text.startswith("gfx") != bool(rocm_of(under.cuda)):
-            what = f"{text} cannot run {under.name}, which is for {platform_of(under.cuda)}"
-            yield _at(row, "capabilities", "capability-mismatch", what, "remove it")
+            message = f"{text} cannot run {under.name}, which is for {platform_of(under.cuda)}"
+            yield _at(row, "capabilities", "capability-mismatch", message, "remove it")
     if row.pip and under.source != "conda":
-        what = f"'pip' requires a conda target, and {under.name} takes all packages from PyPI"
-        yield _at(row, "pip.0", "key-not-for-source", what, "write these under 'packages'")
+        message = f"'pip' requires a conda target, and {under.name} takes all packages from PyPI"
+        yield _at(row, "pip.0", "key-not-for-source", message, "write these under 'packages'")
 
 
 def exclude_problems(row: RecipeRow, target: Target) -> Iterator[Diagnostic]:
@@ -100,11 +100,11 @@ def exclude_problems(row: RecipeRow, target: Target) -> Iterator[Diagnostic]:
     for index, name in enumerate(row.exclude):
         key = f"exclude.{index}"
         if name in named:
-            what = f"'{name}' is excluded, but {target.name} requires it"
-            yield _at(row, key, "exclude-conflict", what, "remove one of the two")
+            message = f"'{name}' is excluded, but {target.name} requires it"
+            yield _at(row, key, "exclude-conflict", message, "remove one of the two")
         elif target.source == "conda" and not target.pip:
-            what = f"'exclude' is for PyPI packages, and {target.name} has none"
-            yield _at(row, key, "key-not-for-source", what, "remove it")
+            message = f"'exclude' is for PyPI packages, and {target.name} has none"
+            yield _at(row, key, "key-not-for-source", message, "remove it")
 
 
 def base_problems(row: RecipeRow, base: BaseSpec | None, names: Sequence[str]) -> Iterator[Diagnostic]:
@@ -120,29 +120,29 @@ def virtual_package_problems(
     """Yield the problems of virtual packages that no machine has, or no machine for the image."""
     cuda, virtual = row.cuda[index], dict(row.virtual)
     if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
-        what = f"base '{base.name}' has glibc {base.glibc}, older than {virtual['glibc']}"
+        message = f"base '{base.name}' has glibc {base.glibc}, older than {virtual['glibc']}"
         write = f'write "{base.glibc}" or less, or remove it'
-        yield _at(row, "virtual.glibc", "glibc-too-new", what, write)
+        yield _at(row, "virtual.glibc", "glibc-too-new", message, write)
     machine = MACHINES.get(platform, "")
     if "archspec" in virtual and not virtual["archspec"].startswith(machine):
-        what = f"'{virtual['archspec']}' is not a processor of {platform}"
+        message = f"'{virtual['archspec']}' is not a processor of {platform}"
         write = f"write {machine}, remove it, or write a row per platform"
-        yield _at(row, "virtual.archspec", "archspec-mismatch", what, write)
+        yield _at(row, "virtual.archspec", "archspec-mismatch", message, write)
     if cuda == NO_CUDA:
         return
     driver, newest = virtual.get("cuda") or cuda, knowledge.newest_cuda()
     key = "virtual.cuda" if "cuda" in virtual else f"cuda.{index}"
     if "." not in driver:
-        what = f"CUDA {cuda} does not say which driver the packages need"
+        message = f"CUDA {cuda} does not say which driver the packages need"
         write = f'write virtual: {{cuda: "{cuda}.4"}} with the oldest supported driver'
-        yield _at(row, key, "driver-missing", what, write)
+        yield _at(row, key, "driver-missing", message, write)
     elif int(driver.partition(".")[0]) > newest or not RULES["driver"].allows(driver):
-        what = f"no driver is known for CUDA {driver}"
-        yield _at(row, key, "driver-unknown", what, f"write a version of CUDA {newest} or older")
+        message = f"no driver is known for CUDA {driver}"
+        yield _at(row, key, "driver-unknown", message, f"write a version of CUDA {newest} or older")
     elif natural(driver.partition(".")[0]) < natural(cuda.partition(".")[0]):
-        what = f"a driver for CUDA {driver} cannot run CUDA {cuda}"
+        message = f"a driver for CUDA {driver} cannot run CUDA {cuda}"
         write = f"write a version of CUDA {cuda.partition('.')[0]}, or remove it"
-        yield _at(row, key, "driver-mismatch", what, write)
+        yield _at(row, key, "driver-mismatch", message, write)
 
 
 def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagnostic]:
@@ -160,28 +160,28 @@ def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagn
         known = sorted({wheel.cuda for wheel in wheels}, key=natural)
         offers = " and ".join(known)
         write = " or ".join(f'"{version}"' for version in known)
-        what = f"{name} on PyPI is built for CUDA {offers}, not {cuda}"
-        yield _at(row, f"cuda.{index}", "cuda-not-offered", what, f"write {write}")
+        message = f"{name} on PyPI is built for CUDA {offers}, not {cuda}"
+        yield _at(row, f"cuda.{index}", "cuda-not-offered", message, f"write {write}")
         return
     wheel = fitting[0]
     if missing := [extra for extra in wheel.extras if extra not in row.extras]:
-        what = f"{name} on PyPI has CUDA {cuda} only with the extras {' and '.join(map(repr, missing))}"
-        yield _at(row, "extras", "extras-missing", what, f"write extras: [{', '.join(wheel.extras)}]")
+        message = f"{name} on PyPI has CUDA {cuda} only with the extras {' and '.join(map(repr, missing))}"
+        yield _at(row, "extras", "extras-missing", message, f"write extras: [{', '.join(wheel.extras)}]")
     if wheel.python and natural(row.python) < natural(wheel.python):
-        what = f"{name} on PyPI needs Python {wheel.python} or newer, not {row.python}"
-        yield _at(row, "python", "python-too-old", what, "choose a base that has it")
+        message = f"{name} on PyPI needs Python {wheel.python} or newer, not {row.python}"
+        yield _at(row, "python", "python-too-old", message, "choose a base that has it")
 
 
 def _cpu_problems(row: RecipeRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
     """Yield packages that bring CUDA to a row for other devices. The lock detects unknown ones."""
     if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
         such = "tensorflow-rocm" if row.rocm else "onnxruntime"
-        what = f"'{row.framework}' is built for CUDA, and the row is for {whose}"
+        message = f"'{row.framework}' is built for CUDA, and the row is for {whose}"
         write = f"write the build for {whose} in the row, such as framework: {such}"
-        yield _at(row, "framework", "build-mismatch", what, write)
+        yield _at(row, "framework", "build-mismatch", message, write)
     for extra in sorted(gpu_extras.intersection(row.extras)):
-        what = f"the extra '{extra}' of {name} brings CUDA, and the row is for {whose}"
-        yield _at(row, "extras", "build-mismatch", what, "remove it")
+        message = f"the extra '{extra}' of {name} brings CUDA, and the row is for {whose}"
+        yield _at(row, "extras", "build-mismatch", message, "remove it")
 
 
 # --- Packages that come from elsewhere than the machine's package index
@@ -233,15 +233,15 @@ def origin_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
     pip = set(map(package_of, row.pip))
     for key, text in row.sources if under.source == "conda" else ():
         if key == "packages":
-            what = f"{show(text)} under 'packages' is not in the channels of {under.name}"
-            yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
+            message = f"{show(text)} under 'packages' is not in the channels of {under.name}"
+            yield Diagnostic("not-a-channel-package", str(row.where), message, "write it under 'pip'")
     for name, _ in row.origins if under.source == "conda" else ():
         if name not in pip:
-            what = (
+            message = (
                 f"'{name}' under 'packages' must come from the channels of {under.name}, not "
                 "from an index or a file"
             )
-            yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
+            yield Diagnostic("not-a-channel-package", str(row.where), message, "write it under 'pip'")
 
 
 def _sources(row: RecipeRow) -> Iterator[tuple[str, str]]:
@@ -263,10 +263,10 @@ def _files(
     ):
         name = package_of(text)
         if name in named or name in wheels:
-            where = _item(sections, text) or row.where
+            location = _item(sections, text) or row.where
             other = wheels.get(name) or f"the index '{named[name]}'"
             reader.fault(
-                where, "origin-conflict", f"'{name}' already comes from {other}", "remove one of the two"
+                location, "origin-conflict", f"'{name}' already comes from {other}", "remove one of the two"
             )
         wheels[name] = text
     return wheels
@@ -360,8 +360,8 @@ def _waits(recipe: Recipe, families: Sequence[str], faulty: Mapping[str, object]
     for row in recipe.matrix:
         owners = [family for family in families if row.on.startswith(f"{family}-")]
         if owners and (owner := max(owners, key=len)) in faulty:
-            what = f"the recipe of '{row.on}' has problems"
-            yield Diagnostic("parent-invalid", str(place_of(row, "on")), what, f"fix {owner}.yaml")
+            message = f"the recipe of '{row.on}' has problems"
+            yield Diagnostic("parent-invalid", str(place_of(row, "on")), message, f"fix {owner}.yaml")
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
@@ -450,8 +450,8 @@ def _on_platform(
     below = bases.get(base.name, base)
     base = replace(below, name=with_suffix(below.name, target.platform), platform=target.platform)
     if (other := bases.setdefault(base.name, base)) != base:
-        what = f"its base '{base.name}' for {base.platform} is already defined at {other.where}"
-        faults.append(Diagnostic("duplicate-base", str(target.where), what, "rename one of them"))
+        message = f"its base '{base.name}' for {base.platform} is already defined at {other.where}"
+        faults.append(Diagnostic("duplicate-base", str(target.where), message, "rename one of them"))
     return replace(target, base=base.name)
 
 
@@ -463,15 +463,15 @@ def _on_system(
     if not recipe.system or below is None:
         return target
     if below.image:
-        what = f"{below.name} is an image of a registry, and 'system' requires a base of Debian packages"
+        message = f"{below.name} is an image of a registry, and 'system' requires a base of Debian packages"
         write = "remove 'system', or choose another base"
-        faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), what, write))
+        faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), message, write))
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
-    where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
-    base = replace(below, name=name, packages=packages, where=where, on=below.name)
+    location, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
+    base = replace(below, name=name, packages=packages, where=location, on=below.name)
     if (other := bases.setdefault(name, base)) != base:
-        what = f"its base '{name}' is already defined at {other.where}"
-        faults.append(Diagnostic("duplicate-base", str(where), what, "rename one of them"))
+        message = f"its base '{name}' is already defined at {other.where}"
+        faults.append(Diagnostic("duplicate-base", str(location), message, "rename one of them"))
     return replace(target, base=name)
 
 
@@ -521,13 +521,13 @@ def _build_on(
                 name: target.family for name, target in expanded.items() if target.family != recipe.family
             }
             hint = suggest(row.on, others) or "choose a target whose family has 'source'"
-            what = f"no target '{row.on}'"
-            faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), what, hint))
+            message = f"no target '{row.on}'"
+            faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), message, hint))
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))
-            what = f"'{recipe.family}' is built on itself: {round_trip}"
+            message = f"'{recipe.family}' is built on itself: {round_trip}"
             write = "choose a target whose family has 'source'"
-            faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), what, write))
+            faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), message, write))
 
 
 def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, RecipeRow]]) -> list[str]:
@@ -588,8 +588,10 @@ def _unique(targets: Iterable[Target], faults: Iterable[Diagnostic]) -> tuple[Ta
     first: dict[str, Target] = {}
     for target in targets:
         if (other := first.setdefault(target.name, target)) is not target:
-            what = f"target '{target.name}' is also defined at {other.where}"
-            all_faults.append(Diagnostic("duplicate-target", str(target.where), what, "remove one of them"))
+            message = f"target '{target.name}' is also defined at {other.where}"
+            all_faults.append(
+                Diagnostic("duplicate-target", str(target.where), message, "remove one of them")
+            )
     if all_faults:
         raise RecipeError(all_faults)
     return tuple(first.values())

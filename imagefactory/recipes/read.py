@@ -49,9 +49,9 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
         if recipe.family == path.stem:
             recipes.append(recipe)
         else:
-            what = f"the family {show(recipe.family)} does not match the name of its file"
+            message = f"the family {show(recipe.family)} does not match the name of its file"
             write = f"rename it to {recipe.family}.yaml, or write family: {path.stem}"
-            faults[path.stem] = (Diagnostic("family-name-mismatch", str(recipe.where), what, write),)
+            faults[path.stem] = (Diagnostic("family-name-mismatch", str(recipe.where), message, write),)
     return tuple(recipes), faults
 
 
@@ -65,19 +65,21 @@ def read_file(path: Path) -> tuple[str, str]:
     file = f"{path.parent.name}/{show(path.name)[1:-1]}"
     start = first_place(file)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):
-        what = "a recipe's file name may have only letters, digits and . _ -"
-        raise recipe_problem(start, "file-name-invalid", what, "rename it to FAMILY.yaml")
+        message = "a recipe's file name may have only letters, digits and . _ -"
+        raise recipe_problem(start, "file-name-invalid", message, "rename it to FAMILY.yaml")
     try:
         if path.resolve().parent != path.parent.resolve():
-            what = "the recipe is a link to outside its directory"
-            raise recipe_problem(start, "link-not-allowed", what, "replace the link by a copy of its target")
+            message = "the recipe is a link to outside its directory"
+            raise recipe_problem(
+                start, "link-not-allowed", message, "replace the link by a copy of its target"
+            )
         if path.exists() and not path.is_file():
             raise recipe_problem(start, "not-a-file", "the recipe is not a file", "replace it by a file")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        what = f"cannot read the recipe: {os_reason(error)}"
-        raise recipe_problem(start, "file-not-readable", what, "check its permissions") from error
+        message = f"cannot read the recipe: {os_reason(error)}"
+        raise recipe_problem(start, "file-not-readable", message, "check its permissions") from error
     if len(data) > MAX_BYTES:
         raise too_large(file)
     try:
@@ -85,7 +87,7 @@ def read_file(path: Path) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        where = SourceLocation(file=file, line=line, column=column)
+        location = SourceLocation(file=file, line=line, column=column)
         raise recipe_problem(
-            where, "not-utf8", "the line is not UTF-8 text", "save the file as UTF-8"
+            location, "not-utf8", "the line is not UTF-8 text", "save the file as UTF-8"
         ) from error

@@ -56,7 +56,7 @@ def read_environment(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[s
 def read_labels(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     values = {}
     rules = ("labels", "label", "label value")
-    for name, value, where in _read_settings(
+    for name, value, location in _read_settings(
         reader, node, rules, lambda n: bool(RESERVED_LABELS.fullmatch(n))
     ):
         values[name] = value
@@ -65,7 +65,7 @@ def read_labels(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, s
                 canonicalize_license_expression(value)
             except InvalidLicenseExpression as error:
                 write = 'write an SPDX expression, such as "BSD-3-Clause AND LicenseRef-NVIDIA-Proprietary"'
-                reader.fault(where, "value-invalid", str(error), write)
+                reader.fault(location, "value-invalid", str(error), write)
     return tuple(values.items())
 
 
@@ -77,8 +77,8 @@ def _read_settings(
     for name, key, value in reader.pairs(node, section):
         if reader.text(key, section, name_rule):
             if reserved(name):
-                what = f"'{name}' is set by imagefactory in every image"
-                reader.fault(key.where, "name-reserved", what, "remove it")
+                message = f"'{name}' is set by imagefactory in every image"
+                reader.fault(key.where, "name-reserved", message, "remove it")
             yield name, reader.text(value, name, value_rule), value.where
 
 
@@ -129,14 +129,14 @@ def check_rocm_row(
             reader.fault(item.where, "rocm-unknown", f"unknown ROCm version {item.text}", write)
     for item in row["checks"].items if "checks" in row else ():
         if item.text == CUDA_CHECK:
-            what = f"the check '{CUDA_CHECK}' needs the CUDA compiler, and the row is for ROCm"
-            reader.fault(item.where, "check-not-applicable", what, "remove it")
+            message = f"the check '{CUDA_CHECK}' needs the CUDA compiler, and the row is for ROCm"
+            reader.fault(item.where, "check-not-applicable", message, "remove it")
     capabilities = row.get("capabilities") or family.get("capabilities")
     amd = capabilities is not None and any(item.text.startswith("gfx") for item in capabilities.items)
     if capabilities is None or ("capabilities" not in row and not amd):
-        what = "'capabilities' with AMD processors is missing in the row"
+        message = "'capabilities' with AMD processors is missing in the row"
         write = "write the processors that the image must support: capabilities: [gfx90a, gfx942]"
-        reader.fault(node.where, "capabilities-missing", what, write)
+        reader.fault(node.where, "capabilities-missing", message, write)
 
 
 def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm: bool) -> None:
@@ -146,12 +146,12 @@ def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm:
             continue
         amd = item.text.startswith("gfx")
         if amd and not rocm:
-            what = f"'{item.text}' is an AMD processor, and the row is for CUDA"
+            message = f"'{item.text}' is an AMD processor, and the row is for CUDA"
             write = "write a separate row for AMD GPUs, with rocm instead of cuda"
-            reader.fault(item.where, "capability-mismatch", what, write)
+            reader.fault(item.where, "capability-mismatch", message, write)
         elif rocm and not amd:
-            what = f"'{item.text}' is not an AMD processor, and the row is for ROCm"
-            reader.fault(item.where, "capability-mismatch", what, "write an AMD processor, such as gfx90a")
+            message = f"'{item.text}' is not an AMD processor, and the row is for ROCm"
+            reader.fault(item.where, "capability-mismatch", message, "write an AMD processor, such as gfx90a")
         elif amd and item.text not in knowledge.all_processors():
             near = " or ".join(
                 str(processor)
@@ -178,13 +178,13 @@ def check_gpu_row(
     reader: NodeReader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
 ) -> None:
     if "capabilities" not in row and "capabilities" not in family:
-        what = "'capabilities' is missing in the row and in the family"
+        message = "'capabilities' is missing in the row and in the family"
         write = 'write the capabilities that the image must support: capabilities: ["8.0"]'
-        reader.fault(node.where, "capabilities-missing", what, write)
+        reader.fault(node.where, "capabilities-missing", message, write)
     if named := row.get("framework"):
-        what = "'framework' in a row requires cuda: [none] or rocm"
+        message = "'framework' in a row requires cuda: [none] or rocm"
         write = "remove it: CUDA rows use the family's framework"
-        reader.fault(named.where, "framework-in-gpu-row", what, write)
+        reader.fault(named.where, "framework-in-gpu-row", message, write)
 
 
 def check_cpu_row(reader: NodeReader, row: Mapping[str, YamlNode]) -> None:
@@ -198,8 +198,10 @@ def check_cpu_row(reader: NodeReader, row: Mapping[str, YamlNode]) -> None:
         about += [("virtual.cuda", key.where) for key, _ in row["virtual"].pairs if key.text == "cuda"]
     if "checks" in row:
         about += [(item.text, item.where) for item in row["checks"].items if item.text in GPU_CHECKS]
-    for key, where in about:
-        reader.fault(where, "gpu-only-key", f"'{key}' is for GPUs, and cuda: [none] is for CPUs", "remove it")
+    for key, location in about:
+        reader.fault(
+            location, "gpu-only-key", f"'{key}' is for GPUs, and cuda: [none] is for CPUs", "remove it"
+        )
 
 
 # --- The file
@@ -310,25 +312,25 @@ def _check_misplaced_keys(reader: NodeReader, section: YamlNode, kind: str) -> N
     for key, value in section.pairs if section.kind == "map" else ():
         name, code = key.text, "key-not-for-source"
         if kind == "on" and name in _NOT_WITH_ON:
-            code, what = "key-not-with-on", f"'{name}' comes from the target in 'on'"
+            code, message = "key-not-with-on", f"'{name}' comes from the target in 'on'"
             write = "remove it"
         elif kind == "on" and name == "matrix" and "on" in section.keys:
-            code, what = "key-not-with-on", "'matrix' and 'on' cannot both be in a family"
+            code, message = "key-not-with-on", "'matrix' and 'on' cannot both be in a family"
             write = "remove one of them"
         elif kind == "pypi" and name in _OF_CONDA:
-            what = f"'{name}' requires source: conda"
+            message = f"'{name}' requires source: conda"
             write = "move its items to 'packages'" if name == "pip" else "remove it, or write source: conda"
         elif kind == "conda" and name == "rocm":
-            what, write = "'rocm' requires source: pypi", "remove it: conda rows are for CUDA or CPUs"
+            message, write = "'rocm' requires source: pypi", "remove it: conda rows are for CUDA or CPUs"
         elif kind == "conda" and name == "extras" and value.kind == "list":
-            what = "'extras' requires source: pypi, because conda packages have none"
+            message = "'extras' requires source: pypi, because conda packages have none"
             write = "remove it, and choose a build with a constraint such as 'jaxlib * *cuda12*'"
         elif kind != "on" and name == "on":
-            code, what = "on-with-source", "'on' cannot be in a family that has a source"
+            code, message = "on-with-source", "'on' cannot be in a family that has a source"
             write = "create a separate family with 'on' instead of 'source'"
         else:
             continue
-        reader.fault(key.where, code, what, write)
+        reader.fault(key.where, code, message, write)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +346,7 @@ class _FamilyDefaults:
 
 
 def _common(
-    reader: NodeReader, fields: Mapping[str, YamlNode], kind: str, where: SourceLocation
+    reader: NodeReader, fields: Mapping[str, YamlNode], kind: str, location: SourceLocation
 ) -> RecipeRow:
     """Return the values that a family and a row can both set."""
 
@@ -358,7 +360,7 @@ def _common(
     channels = reader.texts(fields.get("channels"), "channels", "channel", empty=False)
     virtual = reader.mapping(fields["virtual"], tuple(_VIRTUAL), {}) if "virtual" in fields else {}
     return RecipeRow(
-        where=where,
+        where=location,
         capabilities=in_order(capabilities),
         checks=tuple(check for check in SMOKE_CHECKS if check in checks),
         waive=tuple(check for check in WAIVABLE if check in waived),
@@ -488,7 +490,7 @@ def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLo
         for section in sections:
             for item in section[key].items if key in section else ():
                 first.setdefault(item.text, item.where)
-        places |= {f"{key}.{index}": where for index, where in enumerate(first.values())}
+        places |= {f"{key}.{index}": location for index, location in enumerate(first.values())}
     return places
 
 

@@ -107,19 +107,19 @@ class Shell:
     sets: Mapping[str, RunWord]
 
 
-def split_shell_words(text: str, where: SourceLocation, variables: Mapping[str, str]) -> list[RunWord]:
+def split_shell_words(text: str, location: SourceLocation, variables: Mapping[str, str]) -> list[RunWord]:
     """Return words without operators, as in Dockerfiles. Raises RecipeError for an unclosed quote."""
-    return list(_ShellReader(text, where, variables, ends=" \t\n").rest())
+    return list(_ShellReader(text, location, variables, ends=" \t\n").rest())
 
 
 def read_commands(
-    text: str, where: SourceLocation, variables: Mapping[str, str], *, joined: bool
+    text: str, location: SourceLocation, variables: Mapping[str, str], *, joined: bool
 ) -> Iterator[RunCommand]:
     """Yield the commands of a script. `variables` is read again for each. Raises RecipeError.
 
     With `joined` the caller joins lines that end in a backslash, comments included.
     """
-    return _RunScript(_ShellReader(text, where, variables, ends=_ENDS, joined=joined)).commands()
+    return _RunScript(_ShellReader(text, location, variables, ends=_ENDS, joined=joined)).commands()
 
 
 def read_shell(text: str) -> Shell:
@@ -228,21 +228,21 @@ class _ShellReader:
         """Return the word that begins here, or several words of an unquoted variable."""
         start = self.at
         pieces = tuple(self._pieces())
-        where = self.place(start)
+        location = self.place(start)
         if self.loose:
-            return [RunWord("".join(piece.text for piece in pieces), where, pieces=pieces)]
+            return [RunWord("".join(piece.text for piece in pieces), location, pieces=pieces)]
         if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
-            what = f"a word has more than {MOST_CHARACTERS} characters"
-            raise recipe_problem(where, "word-too-long", what, "shorten the word")
+            message = f"a word has more than {MOST_CHARACTERS} characters"
+            raise recipe_problem(location, "word-too-long", message, "shorten the word")
         if not all(piece.known for piece in pieces):
-            return [RunWord(self.text[start : self.at], where, known=False)]
+            return [RunWord(self.text[start : self.at], location, known=False)]
         parts = [""]
         for piece in pieces:
             first, *more = re.split(r"\s+", piece.text) if self.shell and piece.splits else [piece.text]
             parts[-1] += first
             parts += more
         solid = len(parts) == 1 and not all(piece.splits for piece in pieces)
-        return [RunWord(part, where) for part in parts if part or solid]
+        return [RunWord(part, location) for part in parts if part or solid]
 
     def _pieces(self) -> Iterator[_Piece]:
         start = self.at
@@ -295,8 +295,8 @@ class _ShellReader:
                 self.at = match.end()
                 yield _Piece(match[0])
         if not self.loose:
-            what = f"a quote ({quote}) is not closed"
-            raise recipe_problem(self.place(start), "quote-unclosed", what, f"add the closing {quote}")
+            message = f"a quote ({quote}) is not closed"
+            raise recipe_problem(self.place(start), "quote-unclosed", message, f"add the closing {quote}")
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
         """Return the value of `$...` or of a command in backticks, or its text without a value."""
@@ -309,8 +309,8 @@ class _ShellReader:
             value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                what = f"the values of variables have more than {_MOST_EXPANDED} characters"
-                raise recipe_problem(self.place(self.at), "variables-too-long", what, "use shorter values")
+                message = f"the values of variables have more than {_MOST_EXPANDED} characters"
+                raise recipe_problem(self.place(self.at), "variables-too-long", message, "use shorter values")
             if usual and (usual == "+") == bool(value):
                 value = _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2], "$"), match[4])
                 return _Piece(value, "$" not in value, splits=splits)
@@ -335,8 +335,8 @@ class _ShellReader:
                 return match.end()
         if self.loose:
             return len(self.text)
-        what = f"a bracket ({opened}) is not closed"
-        raise recipe_problem(self.place(at), "bracket-unclosed", what, "add the closing bracket")
+        message = f"a bracket ({opened}) is not closed"
+        raise recipe_problem(self.place(at), "bracket-unclosed", message, "add the closing bracket")
 
 
 _BRACKETS = {
@@ -359,8 +359,8 @@ class _RunScript:
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                what = f"the script has more than {MOST_COMMANDS} commands"
-                raise recipe_problem(reader.first, "too-many-commands", what, "split the script")
+                message = f"the script has more than {MOST_COMMANDS} commands"
+                raise recipe_problem(reader.first, "too-many-commands", message, "split the script")
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()
             self._open_and_close(command, operator)
@@ -447,9 +447,9 @@ class _RunScript:
                 if reader.at >= len(reader.text):
                     if reader.loose:
                         break
-                    what = f"a here-document (<<{ascii(end)[1:-1]}) does not end"
+                    message = f"a here-document (<<{ascii(end)[1:-1]}) does not end"
                     raise recipe_problem(
-                        command.where, "heredoc-unclosed", what, f"add the line {ascii(end)[1:-1]}"
+                        command.where, "heredoc-unclosed", message, f"add the line {ascii(end)[1:-1]}"
                     )
                 line = self._line()
                 if (line.lstrip("\t") if tabs else line) == end:

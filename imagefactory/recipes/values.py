@@ -408,19 +408,19 @@ def requirement_problem(text: str, key: str, source: RequirementContext) -> tupl
     if spec is None:
         return None
     if name == "python" and key == "packages":
-        what = "'python' cannot be in 'packages': every environment has it"
-        return "python-listed", what, "remove it, and write python: next to base:"
+        message = "'python' cannot be in 'packages': every environment has it"
+        return "python-listed", message, "remove it, and write python: next to base:"
     if key == "constraints" and not (spec.version or spec.build or spec.channel):
         write = f"write bounds, such as '{name} <2', or move it to 'packages'"
         return "constraint-empty", f"'{name}' has no bounds", write
     if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
-        what, write = f"the channel of {show(text)} is not in 'channels'", f"use one of {known}"
+        message, write = f"the channel of {show(text)} is not in 'channels'", f"use one of {known}"
         if source.on:
-            what = f"{source.on} does not have the channel of {show(text)}"
+            message = f"{source.on} does not have the channel of {show(text)}"
         else:
             write = f"add {channel_name(spec.channel)} to 'channels', or {write}"
-        return "channel-unknown", what, write
+        return "channel-unknown", message, write
     return None
 
 
@@ -483,8 +483,8 @@ class NodeReader:
         self.file = file
         self.faults: set[tuple[int, int, Diagnostic]] = set()
 
-    def fault(self, where: SourceLocation, code: str, what: str, write: str) -> None:
-        self.faults.add((where.line, where.column, Diagnostic(code, str(where), what, write)))
+    def fault(self, location: SourceLocation, code: str, what: str, write: str) -> None:
+        self.faults.add((location.line, location.column, Diagnostic(code, str(location), what, write)))
 
     def finish(self) -> None:
         """Raise RecipeError with all problems in the order of the file."""
@@ -501,8 +501,8 @@ class NodeReader:
         """Return key -> value. Reports unknown, repeated and missing keys."""
         if node.kind != "map":
             write = f"write {next(iter(required.values()), f'{known[0]}: and its value')}"
-            what = f"expected keys and values, found {node.called}"
-            self.fault(node.where, "not-a-mapping", what, write)
+            message = f"expected keys and values, found {node.called}"
+            self.fault(node.where, "not-a-mapping", message, write)
             return {}
         values: dict[str, YamlNode] = {}
         for name, key, value in self.pairs(node, "keys"):
@@ -522,19 +522,19 @@ class NodeReader:
         if node is None:
             return
         if node.kind != "map":
-            what = f"'{key}' must have names and values, not {node.called}"
-            self.fault(node.where, "not-a-mapping", what, 'write NAME: "value"')
+            message = f"'{key}' must have names and values, not {node.called}"
+            self.fault(node.where, "not-a-mapping", message, 'write NAME: "value"')
             return
         seen: dict[str, SourceLocation] = {}
         for name, value in node.pairs:
             if name.kind != "text":
                 self.fault(name.where, "key-not-text", f"expected a key, found {name.called}", "write a word")
             elif name.text in seen:
-                what = f"{show(name.text)} is already set at {seen[name.text]}"
-                self.fault(name.where, "duplicate-key", what, "remove one of them")
+                message = f"{show(name.text)} is already set at {seen[name.text]}"
+                self.fault(name.where, "duplicate-key", message, "remove one of them")
             elif name.text == "<<":
-                what = "merge keys (<<) are not supported"
-                self.fault(name.where, "yaml-unsupported", what, "write the values out")
+                message = "merge keys (<<) are not supported"
+                self.fault(name.where, "yaml-unsupported", message, "write the values out")
             else:
                 seen[name.text] = name.where
                 yield name.text, name, value
@@ -544,8 +544,8 @@ class NodeReader:
         if node is None:
             return []
         if node.kind != "list":
-            what = f"'{key}' must be a list, not {node.called}"
-            self.fault(node.where, "not-a-list", what, f"write {write}")
+            message = f"'{key}' must be a list, not {node.called}"
+            self.fault(node.where, "not-a-list", message, f"write {write}")
         elif not node.items:
             self.fault(node.where, "empty-list", f"'{key}' is empty", f"write {write}")
         return node.items
@@ -556,20 +556,20 @@ class NodeReader:
             return ""
         allowed = RULES[rule]
         if node.kind != "text" or node.made == "nothing":
-            what = f"'{key}' must be text, not {node.called}"
-            self.fault(node.where, "not-text", what, f"write {allowed.write}")
+            message = f"'{key}' must be text, not {node.called}"
+            self.fault(node.where, "not-text", message, f"write {allowed.write}")
         elif node.made:
             quoted = f'"{node.text}"' if allowed.allows(node.text) else allowed.write
-            what = f"'{key}' must be text, but YAML reads {show(node.text)} as {node.made}"
-            self.fault(node.where, "quotes-missing", what, f"write it in quotes: {quoted}")
+            message = f"'{key}' must be text, but YAML reads {show(node.text)} as {node.made}"
+            self.fault(node.where, "quotes-missing", message, f"write it in quotes: {quoted}")
         elif not allowed.allows(node.text):
             named = rule in ("check", "waived")
             near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
             write = f"did you mean '{near}'?" if near else rule_hint(node.text, rule)
             size = len(node.text)
             long = f" of {size} characters (limit {allowed.limit})" if size > max(allowed.limit, 20) else ""
-            what = f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}"
-            self.fault(node.where, "value-invalid", what, write)
+            message = f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}"
+            self.fault(node.where, "value-invalid", message, write)
         else:
             return node.text
         return ""
@@ -583,12 +583,12 @@ class NodeReader:
         if not full or full == node.text:
             return self.text(node, key, "image")
         if digest:
-            what = f"'{key}' {quoted} is a short name without a registry"
-            self.fault(node.where, "image-short-name", what, f"write {full}")
+            message = f"'{key}' {quoted} is a short name without a registry"
+            self.fault(node.where, "image-short-name", message, f"write {full}")
         else:
             write = f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` prints the digest"
-            what = f"'{key}' {quoted} has no digest, so it can change"
-            self.fault(node.where, "image-not-pinned", what, write)
+            message = f"'{key}' {quoted} has no digest, so it can change"
+            self.fault(node.where, "image-not-pinned", message, write)
         return ""
 
     def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
@@ -602,8 +602,8 @@ class NodeReader:
         for item in node.items:
             text = self.text(item, key, rule)
             if text and (first := seen.setdefault(text, item.where)) is not item.where:
-                what = f"duplicate {show(text)} in '{key}', first at {first}"
-                self.fault(item.where, "duplicate-value", what, "remove one")
+                message = f"duplicate {show(text)} in '{key}', first at {first}"
+                self.fault(item.where, "duplicate-value", message, "remove one")
         return tuple(seen)
 
 
@@ -613,10 +613,10 @@ def _written_out(text: str) -> str:
     Docker reads a name without a host as one of docker.io, and one of docker.io without a directory as one
     of library.
     """
-    place, _, digest = text.partition("@")
-    host, slash, rest = place.partition("/")
+    reference, _, digest = text.partition("@")
+    host, slash, rest = reference.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
-        host, rest = "docker.io", place
+        host, rest = "docker.io", reference
     if host == "docker.io" and "/" not in rest:
         rest = f"library/{rest}"
     image = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"

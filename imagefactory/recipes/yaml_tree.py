@@ -86,13 +86,13 @@ def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
     except (yaml.YAMLError, ValueError) as pure_error:
         error = pure_error
     mark = getattr(error, "problem_mark", None)
-    where = _place_of(file, mark) if mark else first_place(file)
+    location = _place_of(file, mark) if mark else first_place(file)
     problem = getattr(error, "problem", None) or "a value that YAML does not have"
     write = "fix the line"
     if "mapping values are not allowed" in problem:
         write += "; put text with a colon and a space in quotes"
-    what = f"not valid YAML: {show(problem, limit=120)[1:-1]}"
-    raise recipe_problem(where, "yaml-invalid", what, write) from error
+    message = f"not valid YAML: {show(problem, limit=120)[1:-1]}"
+    raise recipe_problem(location, "yaml-invalid", message, write) from error
 
 
 def _events(text: str, *, fast: bool) -> Iterator[Any]:
@@ -109,11 +109,11 @@ def _check_characters(text: str, file: str, limits: YamlLimits) -> None:
             continue
         if unicodedata.category(character) in _REJECTED_CATEGORIES:
             line_start = text.rfind("\n", 0, match.start()) + 1
-            where = SourceLocation(
+            location = SourceLocation(
                 file=file, line=text.count("\n", 0, match.start()) + 1, column=match.start() - line_start + 1
             )
-            what = f"the line has the invisible character {character!a}"
-            raise recipe_problem(where, "hidden-character", what, "remove it")
+            message = f"the line has the invisible character {character!a}"
+            raise recipe_problem(location, "hidden-character", message, "remove it")
 
 
 def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
@@ -122,15 +122,15 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
     root: YamlNode | None = None
     count = documents = 0
     for event in events:
-        where = _place_of(file, event.start_mark)
+        location = _place_of(file, event.start_mark)
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                what = "a second document starts here"
-                raise recipe_problem(where, "yaml-unsupported", what, "keep one document per file")
+                message = "a second document starts here"
+                raise recipe_problem(location, "yaml-unsupported", message, "keep one document per file")
             if event.version or event.tags:
-                what = "directives (%YAML, %TAG) are not supported"
-                raise recipe_problem(first_place(file), "yaml-unsupported", what, "remove the line")
+                message = "directives (%YAML, %TAG) are not supported"
+                raise recipe_problem(first_place(file), "yaml-unsupported", message, "remove the line")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             open_nodes.pop()
@@ -138,15 +138,15 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
             continue
         if not isinstance(event, yaml.NodeEvent):
             continue
-        _check_no_references(event, where)
+        _check_no_references(event, location)
         count += 1
         if count > limits.nodes:
-            what = f"the file has more than {limits.nodes} values"
-            raise recipe_problem(where, "too-many-values", what, "split the file")
+            message = f"the file has more than {limits.nodes} values"
+            raise recipe_problem(location, "too-many-values", message, "split the file")
         if isinstance(event, yaml.ScalarEvent):
-            node = YamlNode(where, "text", text=event.value, made=_scalar_type(event))
+            node = YamlNode(location, "text", text=event.value, made=_scalar_type(event))
         else:
-            node = YamlNode(where, "map" if isinstance(event, yaml.MappingStartEvent) else "list")
+            node = YamlNode(location, "map" if isinstance(event, yaml.MappingStartEvent) else "list")
         if not open_nodes:
             root = node
         elif open_nodes[-1].kind == "list":
@@ -160,21 +160,21 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
             open_nodes.append(node)
             keys.append(None)
             if len(open_nodes) > limits.depth:
-                what = f"values are nested more than {limits.depth} deep"
-                raise recipe_problem(where, "nesting-too-deep", what, "use fewer levels")
+                message = f"values are nested more than {limits.depth} deep"
+                raise recipe_problem(location, "nesting-too-deep", message, "use fewer levels")
     if root is None:
         write = "create a recipe: imagefactory recipe new FAMILY"
         raise recipe_problem(first_place(file), "empty-file", "the file is empty", write)
     return root
 
 
-def _check_no_references(event: Any, where: SourceLocation) -> None:
+def _check_no_references(event: Any, location: SourceLocation) -> None:
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        what = "anchors and aliases (&, *) are not supported"
-        raise recipe_problem(where, "yaml-unsupported", what, "repeat the value")
+        message = "anchors and aliases (&, *) are not supported"
+        raise recipe_problem(location, "yaml-unsupported", message, "repeat the value")
     if event.tag is not None:
-        what = f"the tag {show(event.tag)} is not supported"
-        raise recipe_problem(where, "yaml-unsupported", what, "remove it; put text in quotes")
+        message = f"the tag {show(event.tag)} is not supported"
+        raise recipe_problem(location, "yaml-unsupported", message, "remove it; put text in quotes")
 
 
 def _scalar_type(event: Any) -> str:
@@ -194,13 +194,13 @@ def first_place(file: str) -> SourceLocation:
 
 
 def too_large(file: str, limits: YamlLimits = RECIPE) -> RecipeError:
-    what = f"the file is larger than {limits.size // 1024} kB"
-    return recipe_problem(first_place(file), "file-too-large", what, "split the file")
+    message = f"the file is larger than {limits.size // 1024} kB"
+    return recipe_problem(first_place(file), "file-too-large", message, "split the file")
 
 
-def recipe_problem(where: SourceLocation, code: str, what: str, write: str) -> RecipeError:
+def recipe_problem(location: SourceLocation, code: str, message: str, write: str) -> RecipeError:
     """Return an error with one problem: its location, code, message and fix."""
-    return RecipeError([Diagnostic(code, str(where), what, write)])
+    return RecipeError([Diagnostic(code, str(location), message, write)])
 
 
 def show(text: str, *, limit: int = 60) -> str:

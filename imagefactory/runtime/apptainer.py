@@ -191,8 +191,8 @@ class ApptainerRunner:
             with signals_to_command(interactive=not spec.capture):
                 stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
         code = process.returncode
-        if why := os.pread(lost, 1000, 0).decode():
-            raise unrecorded_bytes(why)
+        if reason := os.pread(lost, 1000, 0).decode():
+            raise unrecorded_bytes(reason)
         if os.fstat(started).st_size == 0 and not timed_out:
             raise explain(stderr, code, spec)
         return CommandResult(

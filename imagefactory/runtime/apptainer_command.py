@@ -203,13 +203,13 @@ class _SpythonCall:
     program: str
     environment: Mapping[str, str]
 
-    def fail(self, why: str) -> BuildError:
+    def fail(self, reason: str) -> BuildError:
         hint = "fix the problem that apptainer printed, then run the same command again"
-        if "no space left" in why.lower():
+        if "no space left" in reason.lower():
             hint = "free space on the disk of the store, enough for the unpacked image"
         return BuildError(
             "apptainer-build-failed",
-            f"apptainer could not build {self.request.output.name}: {why}",
+            f"apptainer could not build {self.request.output.name}: {reason}",
             hint=hint,
         )
 

@@ -23,11 +23,11 @@ class PrivateDirectory:
 
 SYSTEM_PLACES = (
     *(
-        PrivateDirectory(path=Path(path), name="a folder of the system")
+        PrivateDirectory(path=Path(path), name="a system directory")
         for path in ("/run", "/var/run", "/dev", "/proc", "/sys", "/etc", "/boot", "/root")
     ),
     *(
-        PrivateDirectory(path=Path(path), name="a folder of all users", below=False)
+        PrivateDirectory(path=Path(path), name="a directory of all users", below=False)
         for path in ("/tmp", "/var/tmp")  # noqa: S108 - the places themselves, no file in them
     ),
 )
@@ -42,11 +42,14 @@ def private_directories(
     """
     return (
         *(PrivateDirectory(path=path, name="your home", below=False) for path in homes),
-        *(PrivateDirectory(path=path, name="a folder of imagefactory's own") for path in own),
-        *(PrivateDirectory(path=path, name="a folder of running programs") for path in runtime),
+        *(PrivateDirectory(path=path, name="a directory of imagefactory itself") for path in own),
+        *(PrivateDirectory(path=path, name="a directory of running programs") for path in runtime),
         *(
-            replace(place, below=place.below and not any(home.is_relative_to(place.path) for home in homes))
-            for place in SYSTEM_PLACES
+            replace(
+                directory,
+                below=directory.below and not any(home.is_relative_to(directory.path) for home in homes),
+            )
+            for directory in SYSTEM_PLACES
         ),
     )
 
@@ -58,16 +61,16 @@ def mount_current_directory(
 
     `readable` is true if the caller may list and enter the directory. `mounted` are the mount points in it.
     """
-    why = _hidden_reason(folder, private)
+    reason = _hidden_reason(folder, private)
     if mounted:
-        why = why or f"holds {mounted[0]}, where another disk is mounted,"
+        reason = reason or f"contains {mounted[0]}, where another disk is mounted,"
     if not readable:
-        why = "cannot be read by you"
-    if why:
+        reason = "cannot be read by you"
+    if reason:
         return (
             None,
-            f"{folder} {why} and is not shown inside; --mount DIR:{WORKDIR} --workdir {WORKDIR} "
-            f"shows another",
+            f"{folder} {reason} and is not mounted; to mount another directory: --mount DIR:{WORKDIR} "
+            f"--workdir {WORKDIR}",
         )
     return Mount(source=folder, target=WORKDIR), (
         f"{folder} is {WORKDIR} inside, read-only; to write there: --mount .:{WORKDIR}:rw --workdir {WORKDIR}"
@@ -75,12 +78,12 @@ def mount_current_directory(
 
 
 def _hidden_reason(folder: Path, private: Sequence[PrivateDirectory]) -> str:
-    for place in private:
-        if folder == place.path:
-            return f"is {place.name}"
-        if place.path.is_relative_to(folder):
-            return f"holds {place.path}"
-        if place.below and folder.is_relative_to(place.path):
-            return f"is in {place.path} ({place.name})"
+    for directory in private:
+        if folder == directory.path:
+            return f"is {directory.name}"
+        if directory.path.is_relative_to(folder):
+            return f"contains {directory.path}"
+        if directory.below and folder.is_relative_to(directory.path):
+            return f"is in {directory.path} ({directory.name})"
     hidden = next((part for part in folder.parts if part.startswith(".")), "")
-    return f"is in a hidden folder ({hidden})" if hidden else ""
+    return f"is in a hidden directory ({hidden})" if hidden else ""

@@ -132,7 +132,7 @@ class SandboxPaths:
 
 
 def plan(
-    place: SandboxPaths, spec: RunSpec, caller: SandboxCaller, *, gpus: GpuDevices | None, tty: bool
+    paths: SandboxPaths, spec: RunSpec, caller: SandboxCaller, *, gpus: GpuDevices | None, tty: bool
 ) -> SandboxPlan:
     """Return the plan of a sandbox.
 
@@ -145,19 +145,19 @@ def plan(
             f"the unshare runner does not support the processor '{caller.machine}'",
             hint=f"supported processors: {', '.join(sorted(ARCHITECTURES))}",
         )
-    if spec.gpus and place.emulator:
+    if spec.gpus and paths.emulator:
         raise ToolError(
             "gpu-not-emulated",
-            f"an image for {place.emulator.machine} is emulated here, and emulated images have no GPU",
-            hint=f"run it on a machine with the processor {place.emulator.machine}",
+            f"an image for {paths.emulator.machine} is emulated here, and emulated images have no GPU",
+            hint=f"run it on a machine with the processor {paths.emulator.machine}",
         )
     if spec.gpus and gpus is None:
         raise ToolError("gpu-device-missing", "this machine has no GPU", hint=NO_GPU_HINT)
     check_values(spec)
-    _check_image(place.environment)
+    _check_image(paths.environment)
     root = caller.uid == 0 and caller.capabilities & ID_MAPPERS == ID_MAPPERS
     driver = None
-    environment = {"PATH": PATH, **dict(place.environment), **dict(spec.environment)}
+    environment = {"PATH": PATH, **dict(paths.environment), **dict(spec.environment)}
     if tty:
         environment.setdefault("TERM", "xterm")
     if spec.gpus and gpus is not None:
@@ -177,8 +177,8 @@ def plan(
         deny_setgroups=not root,
         # An overlay takes a directory once. Of a duplicate layer (a Dockerfile's steps that change nothing
         # all give the same one) only the upper one counts.
-        lower=tuple(reversed(dict.fromkeys(map(str, reversed(place.lower))))),
-        scratch=str(place.scratch),
+        lower=tuple(reversed(dict.fromkeys(map(str, reversed(paths.lower))))),
+        scratch=str(paths.scratch),
         hostname=HOSTNAME,
         network=spec.network,
         read_only=spec.read_only,
@@ -186,10 +186,10 @@ def plan(
         mounts=tuple({**asdict(mount), "source": str(mount.source)} for mount in planned_mounts(spec)),
         driver=driver,
         timeout=spec.timeout,
-        limits=place.limits,
+        limits=paths.limits,
         caller=caller.pid,
         machine=caller.machine,
-        emulator=asdict(place.emulator) if place.emulator else None,
+        emulator=asdict(paths.emulator) if paths.emulator else None,
     )
 
 
@@ -286,7 +286,7 @@ class UnshareRunner:
             raise reject_sif(image, "the unshare runner")
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
         limits = self.limits(spec)
-        place = SandboxPaths(
+        paths = SandboxPaths(
             lower=lower,
             scratch=self.scratch,
             environment=image.environment,
@@ -294,7 +294,7 @@ class UnshareRunner:
             emulator=find_emulator(image.architecture),
         )
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
-        decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
+        decided = plan(paths, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
         stdin = subprocess.DEVNULL if spec.capture else None
         output = subprocess.PIPE if spec.capture else None
         with signals_to_command(interactive=not spec.capture):
@@ -341,13 +341,13 @@ class UnshareRunner:
         everything inside. `spec.capture` is ignored.
         """
         check_spec(spec)
-        place = SandboxPaths(
+        paths = SandboxPaths(
             lower=tuple(lower),
             scratch=self.scratch,
             limits=self.limits(spec),
             emulator=find_emulator(processor),
         )
-        decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
+        decided = plan(paths, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
         sandbox = SandboxProcess(decided, stdin=stdin, stdout=stdout, stderr=stderr, own_session=True)
         sandbox.status.close()
         return sandbox.process
@@ -502,10 +502,10 @@ def _pipe() -> tuple[int, int]:
             os.close(end)
 
 
-def unrecorded_bytes(why: str) -> ToolError:
+def unrecorded_bytes(reason: str) -> ToolError:
     return ToolError(
         "output-lost",
-        f"some input or output of the command was lost: {why}",
+        f"some input or output of the command was lost: {reason}",
         hint="check the disks of its input and output files, then run the same command again",
     )
 

@@ -141,10 +141,10 @@ def loaded_end(head: bytes) -> int:
 
 def _loaded(head: bytes) -> list[tuple[int, int, int]]:
     """Return flags, start and end in the file of the loaded segments in `head`."""
-    place, (entry, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
+    position, (entry, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
     loaded = []
     for number in range(min(count, _SEGMENTS_READ)):
-        at = place + number * entry
+        at = position + number * entry
         if entry != _SEGMENT.size or at + entry > len(head):
             break
         kind, flags, offset, length = _SEGMENT.unpack_from(head, at)
@@ -163,9 +163,9 @@ def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
     """
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
         return ()
-    kind, place = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 32)[0]
+    kind, position = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 32)[0]
     entry, count = struct.unpack_from("<HH", head, 54)
-    if kind not in _LINKED or entry != _SEGMENT.size or place + entry * count > min(len(head), HEADERS):
+    if kind not in _LINKED or entry != _SEGMENT.size or position + entry * count > min(len(head), HEADERS):
         return ()
     loaded = _loaded(head)
     first = min(loaded, key=lambda segment: segment[1], default=(_MAY_RUN, 0, 0))
@@ -271,24 +271,24 @@ def read_bundle(at: int, size: int) -> Steps:
     count = int.from_bytes(raw, "little")
     if not 0 < count <= MAX_TARGETS:
         raise NotABundleError
-    place, end, names = start + 8, start + 8, []
+    position, end, names = start + 8, start + 8, []
     for number in range(count):
-        entry = (yield ReadRequest(place, 24)).data
+        entry = (yield ReadRequest(position, 24)).data
         if len(entry) < 24:
-            raise CorruptBundleError(place, "the table of an offload bundle is truncated")
+            raise CorruptBundleError(position, "the table of an offload bundle is truncated")
         offset, length, name_length = struct.unpack("<QQQ", entry)
-        if not 0 < name_length <= _MAX_ID or place + 24 + name_length - at > MAX_TABLE:
+        if not 0 < name_length <= _MAX_ID or position + 24 + name_length - at > MAX_TABLE:
             if not number:
                 raise NotABundleError
-            raise CorruptBundleError(place, f"an offload bundle has a target name of {name_length} bytes")
-        name = (yield ReadRequest(place + 24, name_length)).data
+            raise CorruptBundleError(position, f"an offload bundle has a target name of {name_length} bytes")
+        name = (yield ReadRequest(position + 24, name_length)).data
         if len(name) < name_length:
-            raise CorruptBundleError(place, "the table of an offload bundle is truncated")
+            raise CorruptBundleError(position, "the table of an offload bundle is truncated")
         if at + offset + length > size:
-            raise CorruptBundleError(place, "an offload bundle reaches past the end of the file")
-        names.append((place, name))
-        place += 24 + name_length
-        end = max(end, place, at + offset + length)
+            raise CorruptBundleError(position, "an offload bundle reaches past the end of the file")
+        names.append((position, name))
+        position += 24 + name_length
+        end = max(end, position, at + offset + length)
     codes, unread = _targets(names)
     return OffloadBundle(codes=codes, unread=unread, end=end, compression="none")
 
@@ -338,11 +338,11 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
 def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[GpuCode, ...], tuple[str, ...]]:
     """Return the processors and other targets of device code, without the host."""
     codes, unread = set(), []
-    for place, name in names:
+    for position, name in names:
         text = name.decode("ascii", "replace")
         match = _ID.fullmatch(text)
         if not match:
-            raise CorruptBundleError(place, f"an offload bundle has the invalid target {text[:60]!a}")
+            raise CorruptBundleError(position, f"an offload bundle has the invalid target {text[:60]!a}")
         if match[1] == "host":
             continue
         processor = _PROCESSOR.search(text)
@@ -577,8 +577,8 @@ class _FatbinParser:
         head = (yield ReadRequest(at, 32)).data
         if len(head) < 16:
             raise CorruptBundleError(at, "the header of a fat binary is truncated")
-        place = at + 16
-        end: int = place + int.from_bytes(head[8:16], "little")
+        position = at + 16
+        end: int = position + int.from_bytes(head[8:16], "little")
         if end > self._size:
             # Tools that create or read fat binaries have the same bytes in their machine code.
             if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
@@ -586,8 +586,8 @@ class _FatbinParser:
             raise CorruptBundleError(at, f"a fat binary ends at {end:#x}, past the end of the file")
         codes: set[GpuCode] = set()
         compressions: set[str] = set()
-        while place < end:
-            place = yield from self._entry(place, end, (codes, compressions))
+        while position < end:
+            position = yield from self._entry(position, end, (codes, compressions))
         self._compressions |= compressions
         self._add(at, codes)
         return end
@@ -636,21 +636,21 @@ class _FatbinParser:
         try:
             return zstd_start(packed, _TEXT)
         except ToolError:
-            self._leave(at, "PTX by its header alone, for zstandard is not installed")
+            self._leave(at, "PTX by only its header, because zstandard is not installed")
             return b""
 
     def _concatenation(self, at: int, table: bytes, codes: set[GpuCode]) -> None:
         count, length = struct.unpack_from("<II", table) if len(table) >= 8 else (0, 0)
-        pieces, place = 0, 8
-        while place + _ENTRY.size <= min(length, len(table)):
-            piece = table[place : place + _ENTRY.size]
+        pieces, position = 0, 8
+        while position + _ENTRY.size <= min(length, len(table)):
+            piece = table[position : position + _ENTRY.size]
             self._code(at, piece, codes)
-            pieces, place = pieces + 1, place + _ENTRY.size
+            pieces, position = pieces + 1, position + _ENTRY.size
             (options,) = struct.unpack_from("<I", piece, 20)
             if options:  # the offset of a text, its length, the text with a nul, padded
-                length_of_text = int.from_bytes(table[place + 4 : place + 8], "little")
-                place += 8 + (length_of_text // 8 + 1) * 8
-        if not pieces or (pieces, place) != (count, length):
+                length_of_text = int.from_bytes(table[position + 4 : position + 8], "little")
+                position += 8 + (length_of_text // 8 + 1) * 8
+        if not pieces or (pieces, position) != (count, length):
             raise CorruptBundleError(at, "the table of a concatenation is larger than its header")
 
     def _code(self, at: int, raw: bytes, codes: set[GpuCode], text: bytes = b"") -> None:
@@ -668,7 +668,7 @@ class _FatbinParser:
         code = self._codes.get(key)
         if code is None:
             if kind not in _CODE_KINDS:
-                self._leave(at, f"CUDA Tile IR (kind {_TILE})" if kind == _TILE else f"kind {kind}")
+                self._leave(at, f"CUDA Tile IR (type {_TILE})" if kind == _TILE else f"type {kind}")
                 return
             if not 10 <= architecture <= 999 or major > 99 or minor > 99:
                 raise CorruptBundleError(
@@ -700,18 +700,18 @@ class _FatbinParser:
             )
         self._modules[signature] = self._modules.get(signature, 0) + 1
 
-    def _leave(self, at: int, what: str) -> None:
+    def _leave(self, at: int, message: str) -> None:
         """Count an unknown entry."""
         if not self._unread:
             self._unread_at = at
-        if what not in self._unread and len(self._unread) >= _MAX_UNREAD:
-            what = "other kinds"
-        self._unread[what] = self._unread.get(what, 0) + 1
+        if message not in self._unread and len(self._unread) >= _MAX_UNREAD:
+            message = "other types"
+        self._unread[message] = self._unread.get(message, 0) + 1
 
     def _describe_unread(self) -> str:
         if not self._unread:
             return ""
-        counts = ", ".join(f"{count} of {what}" for what, count in sorted(self._unread.items()))
+        counts = ", ".join(f"{count} of {message}" for message, count in sorted(self._unread.items()))
         return f"{counts}, the first at {self._unread_at:#x}"
 
 

@@ -112,10 +112,10 @@ class ForwardReader:
     def _marked_piece(self, *, last: bool) -> BytesPiece | None:
         assert self._request is not None
         start = max(self._request.offset - self._base, 0)
-        place, mark = _find_mark(self._kept, start, self._places)
+        position, mark = _find_mark(self._kept, start, self._places)
         if mark or last:
             self._look = _FIRST_WINDOW
-            return BytesPiece(self._base + place, mark)
+            return BytesPiece(self._base + position, mark)
         self._look = min(2 * self._look, _MAX_WINDOW)
         # A mark may begin in the last bytes and end in the next ones.
         self._request = ReadRequest(self._base + max(start, len(self._kept) - _OVERLAP), 0)
@@ -127,7 +127,7 @@ def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, 
 
     `places` caches results of earlier calls for the same data, so that many marks cost one search.
     """
-    place, first, limit = len(data), b"", len(data)
+    position, first, limit = len(data), b"", len(data)
     for mark in _MARKS:
         at = places.get(mark, -1)
         if at < start:
@@ -138,9 +138,9 @@ def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, 
             if at < 0 and limit < len(data):
                 continue
             places[mark] = at = at if at >= 0 else len(data)
-        if at < place:
-            place, first, limit = at, mark, min(limit, at + _OVERLAP)
-    return place, first
+        if at < position:
+            position, first, limit = at, mark, min(limit, at + _OVERLAP)
+    return position, first
 
 
 def _find_by_bytes(data: bytes, mark: bytes, start: int, end: int) -> int:

@@ -68,10 +68,10 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
         packed, plain = _sizes(sizes, file.read(extra))
         header |= {"CRC": crc, "packed size": packed, "size": plain}
         listed |= {"CRC": member.CRC, "packed size": member.compress_size, "size": member.file_size}
-    for what, own in header.items():
-        if own != listed[what]:
-            difference = f"{str(own)[:80]!r} in its own header, {str(listed[what])[:80]!r} in the list"
-            raise ValueError(f"{name[:80]!r} has the {what} {difference}")
+    for message, own in header.items():
+        if own != listed[message]:
+            difference = f"{str(own)[:80]!r} in its own header, {str(listed[message])[:80]!r} in the list"
+            raise ValueError(f"{name[:80]!r} has the {message} {difference}")
     return member.header_offset + _HEADER.size + int(named) + int(extra)
 
 
@@ -104,8 +104,8 @@ def check_list(file: IO[bytes]) -> None:
         sizes = [(sizes[0][0] % 0xFFFF, sizes[0][1] % 0xFFFFFFFF)]
         # The larger record is at this offset, or directly before, where zipfile takes it.
         offset = int.from_bytes(tail[at - 12 : at - 4], "little")
-        for place in (min(offset, size), max(0, size - len(tail) + at - 76)):
-            file.seek(place)
+        for position in (min(offset, size), max(0, size - len(tail) + at - 76)):
+            file.seek(position)
             record = file.read(56)
             if record[:4] == b"PK\x06\x06":
                 sizes.append(struct.unpack_from("<QQ", record.ljust(56), 32))
@@ -148,8 +148,8 @@ def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
         raise CorruptDataError("the file is truncated")
 
 
-def damaged(path: Path, why: str) -> UsageError:
+def damaged(path: Path, reason: str) -> UsageError:
     kind = "wheel" if path.suffix == ".whl" else "conda package"
     return UsageError(
-        "scan-archive-invalid", f"{path} is not a valid {kind}: {why}", hint="download it again"
+        "scan-archive-invalid", f"{path} is not a valid {kind}: {reason}", hint="download it again"
     )

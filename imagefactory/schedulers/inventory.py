@@ -7,8 +7,9 @@
 
 Each machine is one line, so that two files can be compared. People can write the file too: a machine requires
 only `name` and `gpus`, a GPU only `capability`, empty if unknown. Without `taken`, the time of the file is
-used. The attribute `Arch` (`aarch64`) is the processor of a machine. The reader is strict. Errors name the
-location of a value: `inventory.json: machines[0].gpus[0].capability`.
+used. YAML with the same keys, and a list of GPUs as in `matrix/gpus.py`, are read too. The attribute `Arch`
+(`aarch64`) is the processor of a machine. The reader is strict. Errors name the location of a value:
+`inventory.json: machines[0].gpus[0].capability`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
@@ -27,6 +28,8 @@ from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
 from imagefactory.gpu.values import slice_of
+from imagefactory.matrix.gpus import GpuGroup, parse_gpus
+from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, parse_tree, recipe_problem
 from imagefactory.schedulers.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, with_host
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.outcome import clean
@@ -38,10 +41,14 @@ MAX_MACHINES = 50_000
 MAX_GPUS = 1024
 MAX_ATTRIBUTES = 2000
 MAX_TEXT = 20_000
-HINT = "imagefactory gpus -o FILE writes one"
+LISTED_GPUS = 8
+"""The GPUs of one machine of an inventory that is only a list of GPUs."""
+YAML_LIMITS = YamlLimits(size=4 * 2**20, nodes=200_000, depth=6)
+HINT = "create one with imagefactory gpus -o FILE, or list GPUs in YAML: - name: V100"
 
 _TOP = ("format", "pool", "taken", "machines", "notes")
 _MACHINE = ("name", "start", "attributes", "gpus")
+_NUMBERS = ("memory", "Memory", "Cpus", "Disk", "GPUs")
 _GPU = ("id", "uuid", "name", "capability", "memory", "driver", "cuda", "mig", "free")
 
 
@@ -159,22 +166,15 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
-    """Parse the text of an inventory. Raises UsageError that names `file`.
+    """Parse an inventory in JSON or YAML, or a list of GPUs.
 
-    An inventory without a time gets the time `changed` of its file.
+    An inventory without a time gets the time `changed` of its file. Raises UsageError, or RecipeError for
+    YAML. Both name `file`.
     """
-    try:
-        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            "inventory-not-json",
-            f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}",
-            hint=HINT,
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            "inventory-not-json", f"{file}: not valid JSON: {clean(str(error))[:100]}", hint=HINT
-        ) from error
+    begin = re.sub(r"(?m)^\s*(?:#.*|---\s*)?$", "", text).lstrip()[:1]
+    if begin in ("-", "["):
+        return _of_list(parse_gpus(text, file), file, changed)
+    document = _parse_json(text, file) if begin in ("{", "") else _plain(parse_tree(text, file, YAML_LIMITS))
     top = _JsonLocation(file, "").fields(document, _TOP, ("format", "machines"))
     if top.values["format"] != FORMAT:
         top.at("format").refuse(top.values["format"], f'write "{FORMAT}"')
@@ -186,6 +186,72 @@ def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
         machines=tuple(_machine(top.at(f"machines[{i}]"), value) for i, value in enumerate(machines)),
         notes=tuple(clean(str(note)) for note in notes),
     )
+
+
+def _of_list(groups: Sequence[GpuGroup], file: str, changed: datetime) -> Inventory:
+    """Return an inventory of listed GPUs, in machines of at most LISTED_GPUS. Raises UsageError."""
+    sizes = [
+        (group, min(LISTED_GPUS, group.count - start))
+        for group in groups
+        for start in range(0, min(group.count, LISTED_GPUS * (MAX_MACHINES + 1)), LISTED_GPUS)
+    ]
+    if len(sizes) > MAX_MACHINES:
+        most = f"{LISTED_GPUS * MAX_MACHINES:,}"
+        raise UsageError(
+            "inventory-too-large", f"{file} lists more than {most} GPUs", hint="lower the counts"
+        )
+    machines = tuple(
+        PoolMachine(name=f"listed-{number}", attributes={}, start="", gpus=(_listed_gpu(group),) * size)
+        for number, (group, size) in enumerate(sizes, 1)
+    )
+    return Inventory(pool="", taken=changed, machines=machines, listed=True)
+
+
+def _listed_gpu(group: GpuGroup) -> PoolGpu:
+    return PoolGpu(
+        id="",
+        uuid="",
+        name=group.own_name,
+        capability=str(group.capability),
+        memory=0,
+        driver=group.driver,
+        cuda="",
+        mig=False,
+        free=True,
+        host=group.host,
+    )
+
+
+def _plain(node: YamlNode, key: str = "") -> object:
+    """Return YAML as the values that JSON has. Versions stay text, also without quotes."""
+    if node.kind == "map":
+        if len(set(node.keys)) < len(node.pairs):
+            raise recipe_problem(node.where, "duplicate-key", "has a duplicate key", "remove one of them")
+        return {name.text: _plain(value, name.text) for name, value in node.pairs}
+    if node.kind == "list":
+        return [_plain(item, key) for item in node.items]
+    if node.made == "nothing":
+        return None
+    if node.made == "true or false" and node.text in ("true", "false"):
+        return node.text == "true"
+    return (
+        int(node.text) if node.made == "a number" and key in _NUMBERS and node.text.isdigit() else node.text
+    )
+
+
+def _parse_json(text: str, file: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            "inventory-not-json",
+            f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}",
+            hint=HINT,
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            "inventory-not-json", f"{file}: not valid JSON: {clean(str(error))[:100]}", hint=HINT
+        ) from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -74,13 +74,14 @@ class PoolMachine:
 class Inventory:
     """The machines with GPUs in a pool at one time. `pool` is the name of the pool, empty if unknown.
 
-    `notes` are lines about skipped GPUs and machines.
+    `notes` are lines about skipped GPUs and machines. `listed`: the file lists types of GPUs, no machines.
     """
 
     pool: str
     taken: datetime
     machines: tuple[PoolMachine, ...]
     notes: tuple[str, ...] = ()
+    listed: bool = False
 
     @property
     def gpus(self) -> tuple[PoolGpu, ...]:

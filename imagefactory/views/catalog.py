@@ -257,7 +257,8 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
     ]
     which = "these GPUs" if inventory else "the known GPUs"
     if unknown := sum(match.unknown for match in finding.matches):
-        lines.append(f"nothing is known of {unknown} image{'s' * (unknown != 1)} on some of {which}")
+        what = "image may run" if unknown == 1 else "images may run"
+        lines.append(f"unknown: whether {unknown} {what} on some of {which}")
     if rest := len(finding.matches) - len(usable) - len(for_cpus) - unknown:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
@@ -294,12 +295,12 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the source of the answer, which comes first: without a catalog nothing is tested."""
     if finding.catalog is None:
-        what = f"{finding.place} has no images" if finding.own_project else "no catalog is joined"
+        what = f"{finding.place} has no images" if finding.place else "no catalog is joined"
         yield f"{what}, so no image is verified; these answers are predicted or documented"
-        if not finding.own_project:
+        if not finding.place:
             yield "to join one: imagefactory site join ADDRESS|FILE"
     elif finding.own_project:
-        yield f"images of the project {finding.place}"
+        yield f"images of the project {finding.place}" if finding.place else "images that were built here"
     else:
         for row in finding.open:
             yield row.center.answers(row.catalog.made)

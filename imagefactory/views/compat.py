@@ -48,7 +48,9 @@ def format_gpu(
     running = [row for row in rows if serves(row.cells[0])]
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
     table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
+    unknown = sum(row.cells[0].answer is Compatibility.UNKNOWN for row in rows)
     head = f"{gpu.title}: {len(running)} of {len(rows)} run on it"
+    head += f", {unknown} unknown" if unknown else ""
     lines = [
         head,
         "",
@@ -67,7 +69,7 @@ def _is_blank(row: CompatRow) -> bool:
 
 def _blank(rows: Sequence[CompatRow]) -> list[str]:
     titles = [row.candidate.title for row in rows if _is_blank(row)]
-    return ["", f"nothing is known of {'; '.join(titles)}"] if titles else []
+    return ["", f"unknown: {'; '.join(titles)}"] if titles else []
 
 
 def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[str, ...]:
@@ -191,7 +193,7 @@ def _served_text(gpu: CompatGpu, cell: Cell, sources: Footnotes) -> tuple[str, .
 def _unserved(unserved: UnservedGpu, sources: Footnotes) -> str:
     title, claim = unserved.gpu.title, unserved.claim
     if unserved.candidate is None or claim is None:
-        return f"{title}: nothing is known"
+        return f"{title}: unknown"
     return f"{title}: {unserved.candidate.title}: {claim.reason}{sources.mark([claim.source])}"
 
 
@@ -368,7 +370,7 @@ def covers_json(covers: Sequence[Cover]) -> CompatCoverDocument:
             uncovered=[
                 UncoveredGpuRow(
                     **_gpu_json(row.gpu),
-                    answer=row.claim.answer if row.claim else Compatibility.UNKNOWN,
+                    answer=row.answer,
                     nearest=_candidate_json(row.candidate) if row.candidate else None,
                     claim=row.claim,
                 )

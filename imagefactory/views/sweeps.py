@@ -73,7 +73,13 @@ def summary(plan: SweepPlan, limits: JobLimits) -> str:
     return f"{queued}, each idle for {idle} and running for {run} at most; skipped: {by_rule or 'none'}"
 
 
-def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
+def format_status(
+    sweep: SweepSpec,
+    results: Sequence[NodeResult],
+    driven: bool | None,
+    now: datetime,
+    width: int | None = None,
+) -> str:
     """Return a line for the sweep, then a row for each node, unfinished ones first."""
     nodes = {node.name: node for node in sweep.nodes}
     rows = [
@@ -89,7 +95,8 @@ def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool 
         if result.node in nodes
     ]
     header = ("TARGET", "CAPABILITY", "STATUS", "ATTEMPT", "MACHINE", "STARTED")
-    return "\n\n".join([headline(sweep, results, driven), format_table(header, rows)])
+    head = "\n".join(fold([headline(sweep, results, driven)], width))
+    return "\n\n".join([head, format_table(header, rows, width, ("MACHINE",))])
 
 
 def format_failed_machines(machines: Sequence[MachineFaults], width: int | None = None) -> str:

@@ -196,7 +196,7 @@ def test_a_machine_that_does_not_trust_the_registry(center: Center, sweeps: Swee
     kept = [path.name for path in (sweeps.distrusted.folder / "nodes" / found["node"]).glob("attempt-*")]
     assert sorted(kept) == ["attempt-1", "attempt-2"]
     (row,) = sweeps.distrusted.collect(code=BAD).values()
-    assert row["note"].startswith(f"asked from here, {center.stranger.host} has it: ")
+    assert row["note"].startswith(f"{center.stranger.host} has the image")
     assert row["keyid"] == ""
 
 
@@ -205,7 +205,7 @@ def test_an_image_that_was_removed_from_the_registry(center: Center, sweeps: Swe
     assert found["outcome"] == "pull-failed", found
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.gone)}: ")
     (row,) = sweeps.gone.collect(code=BAD).values()
-    assert row["note"] == f"{center.registry.host} has no such image any more: a new sweep sends it again"
+    assert row["note"] == f"{center.registry.host} no longer has this image: a new sweep sends it again"
 
 
 def test_a_registry_that_is_down(center: Center, sweeps: Sweeps) -> None:
@@ -213,7 +213,9 @@ def test_a_registry_that_is_down(center: Center, sweeps: Sweeps) -> None:
     assert found["outcome"] == "pull-failed", found
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.down)}: ")
     (row,) = sweeps.down.collect(code=BAD).values()
-    assert re.match(rf"asked from here, without a password: {center.ending.host}/.*refused", row["note"]), row
+    assert re.match(
+        rf"not readable from this machine without a password: {center.ending.host}/.*refused", row["note"]
+    ), row
 
 
 def test_jobs_of_slurm_pull_the_same(center: Center, sweeps: Sweeps, cluster: CondorPool) -> None:
@@ -226,4 +228,4 @@ def test_jobs_of_slurm_pull_the_same(center: Center, sweeps: Sweeps, cluster: Co
         assert found["outcome"] == word, found
         (row,) = sweep.collect(code=BAD).values()
         assert bool(row["keyid"]) == (word != "pull-failed")
-    assert row["note"].startswith(f"asked from here, {center.stranger.host} has it: ")
+    assert row["note"].startswith(f"{center.stranger.host} has the image")

@@ -21,6 +21,7 @@ from imagefactory.progress import (
     format_seconds,
     wrap_message,
 )
+from tests.made.documents import document_faults
 
 
 class Clock:
@@ -97,8 +98,9 @@ def test_json_lines_are_json() -> None:
     events = [json.loads(line) for line in out.getvalue().splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds == ["stage", "task", "task", "task-done", "stage-done", "note"]
-    assert (events[1]["done"], events[1]["total"], events[1]["unit"]) == (1_000_000, 4_000_000, "bytes")
-    assert events[3]["done"] == 4_000_000
+    assert [fault for event in events for fault in document_faults(event)] == []
+    assert (events[1]["completed"], events[1]["total"], events[1]["unit"]) == (1_000_000, 4_000_000, "bytes")
+    assert events[3]["completed"] == 4_000_000
 
 
 def test_quiet_says_nothing_and_still_takes_everything() -> None:

@@ -547,7 +547,7 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
             "clock-behind",
-            f"this machine's clock is behind the lock of {lock.base}, so file times in the base would vary",
+            f"the clock of this machine is earlier than the lock of {lock.base}: file times would vary",
             hint="set this machine's clock",
         )
 

@@ -163,12 +163,12 @@ def _pull(layout: Layout, request: BasePullRequest, progress: Progress) -> Descr
     source = resolve_mirror(original, request.mirrors)
     try:
         store = request.open_registry(source.registry)
-        place = StoreRepository(store=store, repository=source.repository)
-        root = read_manifest(place, original.digest)
+        repo = StoreRepository(store=store, repository=source.repository)
+        root = read_manifest(repo, original.digest)
         chosen = platform_manifest(root, base.platform)
-        _check_types(base, read_manifest(place, chosen))
-        graph = read_graph(place, chosen)
-        send(place, LayoutStore(layout), TransferRequest(graph=graph, repository=REPOSITORY), progress)
+        _check_types(base, read_manifest(repo, chosen))
+        graph = read_graph(repo, chosen)
+        send(repo, LayoutStore(layout), TransferRequest(graph=graph, repository=REPOSITORY), progress)
     except RegistryError as error:
         raise _unpullable(base, original, source, error) from error
     system, _, architecture = base.platform.partition("/")

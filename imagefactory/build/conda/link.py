@@ -76,10 +76,10 @@ async def read_package(archive: Path, item: Wanted) -> CondaPackage:
     except Exception as error:
         raise unsound(item, error) from None
     if re.sub(r"\.conda$|\.tar\.bz2$", "", item.filename) != package.stem:
-        raise Failure("package", f"{item.filename} holds {package.stem}", [item.filename])
+        raise Failure("package", f"{item.filename} contains {package.stem}", [item.filename])
     for path in (*paths, site_packages):
         if _leads_out(path):
-            words = f"{item.filename} holds {path!r}, which is no path of a prefix"
+            words = f"{item.filename} has {path!r}, which is not a path inside the prefix"
             raise Failure("path", words, [item.filename])
     for command, _ in package.commands:
         if not re.fullmatch(r"[^/\x00-\x1f\x7f]+", command) or command in (".", ".."):
@@ -155,7 +155,7 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
         old = "info/has_prefix" in package.info
         written = path in changed or any(row.strip(" \"'").endswith(path) for row in rows_of)
         if written or not (old or path in links):
-            raise Failure("path", f"{filename} holds the link {path!r} as if it were a file", [filename])
+            raise Failure("path", f"{filename} lists the link {path!r} as a file", [filename])
 
 
 def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) -> dict[str, Any]:

@@ -251,11 +251,11 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
         facts = [script.name, script.version, script.build_number]
         environment = conda_install.script_environment(prefix.shown, facts)
         process = start(tuple(conda_install.script_command(prefix.shown, script.name)), environment)
-        tail, why = conda_install.follow_script(process)
-        if why:
+        tail, reason = conda_install.follow_script(process)
+        if reason:
             raise BuildError(
                 "post-link-failed",
-                f"the post-link script of {script.name} {script.version} {why}: {tail}",
+                f"the post-link script of {script.name} {script.version} {reason}: {tail}",
                 hint="constrain the package to a version without such a script: it runs without a network",
             )
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
@@ -340,9 +340,9 @@ class CondaRecord:
     data: bytes
     rows: tuple[dict[str, Any], ...]
 
-    def sources(self, place: InstallPrefix) -> tuple[str, ...]:
+    def sources(self, install_prefix: InstallPrefix) -> tuple[str, ...]:
         """Return the paths to compile to byte code."""
-        return tuple(row["_path"] for row in self.rows if is_source(row["_path"], place))
+        return tuple(row["_path"] for row in self.rows if is_source(row["_path"], install_prefix))
 
 
 def read_record(path: Path) -> CondaRecord:
@@ -359,27 +359,31 @@ def read_record(path: Path) -> CondaRecord:
         ) from error
 
 
-def is_source(path: str, place: InstallPrefix) -> bool:
+def is_source(path: str, install_prefix: InstallPrefix) -> bool:
     """Return whether a package's file is compiled: Python files outside of directories named `tests`."""
     parts = path.split("/")
-    return parts[:2] == ["lib", f"python{place.python}"] and path.endswith(".py") and "tests" not in parts
+    return (
+        parts[:2] == ["lib", f"python{install_prefix.python}"]
+        and path.endswith(".py")
+        and "tests" not in parts
+    )
 
 
 def lay_package(
     record: Path,
-    place: InstallPrefix,
+    install_prefix: InstallPrefix,
     segment: TarSegment,
     compiler: BytecodeCompiler,
     *,
     report: Callable[[int], None],
 ) -> tuple[InstalledFile, ...]:
-    """Write a linked package below `place` into `segment`, its .pyc files last. Return its files.
+    """Write a linked package below `install_prefix` into `segment`, its .pyc files last. Return its files.
 
     `record` is its file in the prefix's conda-meta. `report` is called with the number of bytes read. Raises
     PackageMismatchError.
     """
     package, root = read_record(record), record.parents[1]
-    top = place.prefix.lstrip("/")
+    top = install_prefix.prefix.lstrip("/")
     laid = []
     for row in package.rows:
         path, source = f"{top}/{row['_path']}", root / row["_path"]
@@ -389,16 +393,16 @@ def lay_package(
     path = f"{top}/conda-meta/{record.name}"
     segment.file(path, [package.data], size=len(package.data), executable=False)
     laid.append(InstalledFile(path=path, content=_content(hashlib.sha256(package.data).digest())))
-    for inside in package.sources(place):
-        _compile(root, inside, place, segment, compiler)
+    for inside in package.sources(install_prefix):
+        _compile(root, inside, install_prefix, segment, compiler)
     return tuple(laid)
 
 
 def _compile(
-    root: Path, inside: str, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
+    root: Path, inside: str, install_prefix: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
 ) -> None:
     """Write the byte code of one source, which must not be a link."""
-    top, source = place.prefix.lstrip("/"), root / inside
+    top, source = install_prefix.prefix.lstrip("/"), root / inside
     if source.is_symlink():
         return
     try:
@@ -412,7 +416,7 @@ def _compile(
     pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
         folder, _, name = inside.rpartition("/")
-        tag = "cpython-" + place.python.replace(".", "")
+        tag = "cpython-" + install_prefix.python.replace(".", "")
         cached = f"{top}/{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
         segment.file(cached, [pyc], size=len(pyc), executable=False)
 
@@ -463,10 +467,10 @@ def lay_path(
     return _content(digest.digest())
 
 
-def _altered(owner: str, what: str) -> PackageMismatchError:
+def _altered(owner: str, message: str) -> PackageMismatchError:
     error = PackageMismatchError(
         "package-altered",
-        f"{owner.removesuffix('.json')}: /{what}",
+        f"{owner.removesuffix('.json')}: /{message}",
         hint="constrain the package in the recipe to another version or build",
     )
     error.name = owner
@@ -480,7 +484,7 @@ def _content(digest: bytes) -> str:
 def lay_changes(
     prefix: Path,
     changes: Sequence[PathChange],
-    place: InstallPrefix,
+    install_prefix: InstallPrefix,
     segment: TarSegment,
     compiler: BytecodeCompiler,
 ) -> tuple[InstalledFile, ...]:
@@ -489,7 +493,7 @@ def lay_changes(
     Byte code of changed sources is compiled again, because the packages' layers are used unchecked. Byte
     code that scripts compiled from existing sources is skipped.
     """
-    top, laid = place.prefix.lstrip("/"), []
+    top, laid = install_prefix.prefix.lstrip("/"), []
     for change in changes:
         source = source_of(change.path)
         if source and (prefix / source).is_file():
@@ -506,6 +510,6 @@ def lay_changes(
         if content:
             laid.append(InstalledFile(path=path, content=content))
     for change in changes:
-        if not change.removed and is_source(change.path, place) and (prefix / change.path).is_file():
-            _compile(prefix, change.path, place, segment, compiler)
+        if not change.removed and is_source(change.path, install_prefix) and (prefix / change.path).is_file():
+            _compile(prefix, change.path, install_prefix, segment, compiler)
     return tuple(laid)

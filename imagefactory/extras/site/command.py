@@ -7,7 +7,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -23,7 +23,7 @@ from imagefactory.cli.output import (
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
     from imagefactory.extras.site.tables import TableData, TableRequest
 
 
-FORMATS = {
-    "html": "report",
-    "svg": "matrix.svg",
-    "badge": "badge.svg",
-    "csv": ".",
-    "markdown": "",
-    "json": "",
-}
-"""The formats of a report, and the default output of each; empty means stdout."""
+FORMATS = ("html", "svg", "badge", "csv", "markdown", "json")
+
+
+class ReportFilesDocument(TypedDict):
+    """The files of a report."""
+
+    format: Literal["imagefactory.report-files/1"]
+    images: int
+    """The number of images in it."""
+    files: list[str]
 
 
 @click.command(cls=Command)
@@ -77,7 +78,7 @@ FORMATS = {
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(tuple(FORMATS)),
+    type=click.Choice(FORMATS),
     default="html",
     show_default=True,
     help="Write an HTML site, the matrix as a picture (svg), a badge of one TARGET, or tables.",
@@ -87,12 +88,9 @@ FORMATS = {
     "-o",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help=(
-        "The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, this"
-        " directory for csv, stdout for markdown and json]"
-    ),
+    help="The directory of html, else a file.  [default: report for html, else stdout]",
 )
-@click.option("--force", is_flag=True, help="Overwrite files that imagefactory did not write.")
+@click.option("--force", is_flag=True, help="With html: overwrite files that imagefactory did not write.")
 @json_option
 @click.pass_obj
 def report(
@@ -113,53 +111,73 @@ def report(
 
     \b
     imagefactory report                                   to report/index.html
-    imagefactory report 'pytorch-*' --format svg          the matrix as a picture
-    imagefactory report pytorch-2.3-cu121 --format badge  verified on sm_80, ...
-    imagefactory report --format csv --output tables
+    imagefactory report 'pytorch-*' --format svg -o matrix.svg
+    imagefactory report pytorch-2.3-cu121 --format badge -o verified.svg
+    imagefactory report --format csv > tables.csv
 
     The HTML site needs no server, JavaScript or network. It has the prediction and the result for each
-    image and GPU. csv writes valid_combos.csv, invalid_combos.csv and version_ranges.csv.
+    image and GPU. The other formats are one document each. csv has a line for each combination that runs or
+    fails. markdown and json also have version ranges, reasons and what was not tested.
 
-    Outside a project the verdicts are those of the signed catalog.
+    Outside a project the verdicts are those of the catalog that you joined.
     """
-    from imagefactory.extras.site.tables import format_markdown, format_summary, tables_json
     from imagefactory.fs import replace_text
+
+    reject_conflict(force and kind != "html", "--force applies only to --format html", "remove --force")
+    reject_conflict(
+        as_json and kind != "html" and not output,
+        f"--json requires --output with --format {kind}",
+        "remove --json, or add --output FILE",
+    )
+    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    if kind == "html":
+        return _write_site(call, names, request, output or Path("report"), force=force, as_json=as_json)
+    if kind in ("svg", "badge"):
+        text, count, summary = _format_picture(call, names, request, kind)
+    else:
+        text, count, summary = _format_tables(call, names, request, kind, printed=output is None)
+    if output is None:
+        return print_json_document(text) if kind == "json" else print_result(text)
+    try:
+        replace_text(output, f"{text}\n")
+    except OSError as error:
+        hint = "pass a file in a directory that you can write to"
+        raise UsageError(*os_problem("write", output, error), hint=hint) from error
+    return _print_file(output, count, summary, as_json=as_json)
+
+
+def _format_tables(
+    call: CommandContext, names: tuple[str, ...], request: TableRequest, kind: str, *, printed: bool
+) -> tuple[str, int, str]:
+    """Return the document without its last line end, the number of targets and a summary.
+
+    CSV has no place for notes, so they are printed to stderr if it is `printed`.
+    """
+    from imagefactory.extras.site.tables import (
+        format_csv,
+        format_markdown,
+        format_summary,
+        tables_json,
+    )
     from imagefactory.serialize import plain
 
-    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
-    path = output or Path(FORMATS[kind])
-    if kind in ("html", "svg", "badge"):
-        return _write_report(call, names, request, (kind, path), force=force, as_json=as_json)
     result = _read_tables(call, names, request)
-    if kind == "csv":
-        from imagefactory.extras.site.tables import format_files, write_tables
-
-        paths = write_tables(path, format_files(result), force=force)
-        return _print_files(paths, format_summary(result, terminal_width()), len(paths), as_json=as_json)
-    if kind == "markdown":
-        text = format_markdown(result).rstrip("\n")
+    if kind == "json":
+        text = json.dumps(tables_json(result), indent=2, default=plain)
     else:
-        document = {"format": "imagefactory.report/1", **tables_json(result)}
-        text = json.dumps(document, indent=2, default=plain)
-    if output:
-        replace_text(output, f"{text}\n")
-        return _print_files((output,), format_summary(result, terminal_width()), 1, as_json=as_json)
-    reject_conflict(
-        as_json, f"--json requires --output with --format {kind}", "remove --json, or add --output"
-    )
-    return print_json_document(text) if kind == "json" else print_result(text)
+        text = format_csv(result.combos) if kind == "csv" else format_markdown(result)
+    for line in result.notes if printed and kind == "csv" else ():
+        call.progress.note(f"note: {line}")
+    targets = {combo.target for combo in result.combos}
+    return text.rstrip("\n"), len(targets), format_summary(result, terminal_width())
 
 
-def _print_files(paths: Sequence[Path], summary: str, images: int, *, as_json: bool) -> None:
+def _print_file(path: Path, images: int, summary: str, *, as_json: bool) -> None:
     if as_json:
         return print_json(
-            {
-                "format": "imagefactory.report-files/1",
-                "images": images,
-                "files": [str(path) for path in paths],
-            }
+            ReportFilesDocument(format="imagefactory.report-files/1", images=images, files=[str(path)])
         )
-    return print_result("\n".join([summary, *(f"  {path}" for path in paths)]))
+    return print_result(f"{summary}\n  {path}")
 
 
 def tables_request(
@@ -189,10 +207,10 @@ def tables_request(
 
 def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
     from imagefactory.extras.site.tables import read_cataloged, read_tables
-    from imagefactory.project import is_project
+    from imagefactory.project import uses_catalog
 
     settings = call.settings
-    if is_project(settings):
+    if not uses_catalog(settings):
         project = call.factory
         return read_tables(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)
@@ -208,55 +226,60 @@ def check_registry_has_targets(registry: str) -> None:
     )
 
 
-def _write_report(
+def _write_site(
     call: CommandContext,
     names: tuple[str, ...],
     request: TableRequest,
-    target: tuple[str, Path],
+    folder: Path,
     *,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the site, the picture or the badge."""
     from imagefactory.extras.site.action import write_report
-    from imagefactory.extras.site.matrix import matrix_gpus, matrix_rows
-    from imagefactory.extras.site.pages import format_badge, format_picture, make_site
-    from imagefactory.fs import replace_text
+    from imagefactory.extras.site.pages import make_site
 
-    kind, path = target
     reported = _read(call, names, request)
     gc.freeze()  # nothing of it is garbage, and searching it for garbage takes a quarter of the time
-    count, files = len(reported.images), ""
-    if kind == "badge":
-        if count != 1:
-            raise UsageError(
-                "option-conflict",
-                f"--format badge requires exactly one image, found {count}",
-                hint="select one target: imagefactory report TARGET --format badge",
-            )
-        replace_text(path, format_badge(reported.images[0]))
-    elif kind == "svg":
-        replace_text(path, format_picture(matrix_rows(reported), matrix_gpus(reported)))
-    else:
-        pages = write_report(path, dict(make_site(reported)), force=force)
-        path, files = path / "index.html", f"  ({pages} files)"
-    if as_json:
-        return print_json({"format": "imagefactory.report-files/1", "images": count, "files": [str(path)]})
-    print_result(
-        f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
+    pages = write_report(folder, dict(make_site(reported)), force=force)
+    _print_file(
+        folder / "index.html", len(reported.images), f"{_summary(reported)}\n{pages} files", as_json=as_json
     )
-    print_result(f"  {path}{files}")
-    if not reported.trusted:
-        print_result("no key is trusted here, so no image is verified")
-    return None
+
+
+def _format_picture(
+    call: CommandContext, names: tuple[str, ...], request: TableRequest, kind: str
+) -> tuple[str, int, str]:
+    """Return the picture or the badge, the number of images and a summary."""
+    from imagefactory.extras.site.matrix import matrix_gpus, matrix_rows
+    from imagefactory.extras.site.pages import format_badge, format_picture
+
+    reported = _read(call, names, request)
+    count = len(reported.images)
+    if kind == "svg":
+        text = format_picture(matrix_rows(reported), matrix_gpus(reported))
+    elif count == 1:
+        text = format_badge(reported.images[0])
+    else:
+        raise UsageError(
+            "option-conflict",
+            f"--format badge requires exactly one image, found {count}",
+            hint="select one target: imagefactory report TARGET --format badge",
+        )
+    return text.rstrip("\n"), count, _summary(reported)
+
+
+def _summary(reported: ReportContents) -> str:
+    count = len(reported.images)
+    text = f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
+    return text if reported.trusted else f"{text}\nno key is trusted here, so no image is verified"
 
 
 def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
     from imagefactory.extras.site.action import read_cataloged_report, read_report
-    from imagefactory.project import is_project
+    from imagefactory.project import uses_catalog
 
     settings = call.settings
-    if is_project(settings):
+    if not uses_catalog(settings):
         project = call.factory
         return read_report(project, project.select(names), request, call.progress)
     check_registry_has_targets(request.registry)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Literal, TypedDict
 
 from imagefactory.access import Access
 from imagefactory.actions.centers import JoinedCenter, only_center
@@ -24,7 +24,6 @@ from imagefactory.actions.promote import sifs_of
 from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy, registry_of
 from imagefactory.errors import LockError, StaleError, UsageError
-from imagefactory.fs import replace_all
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.values import CellClaim, Compatibility
@@ -49,16 +48,13 @@ from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.schedulers.cells import NO_MATCH
 from imagefactory.schedulers.sweep_file import read_collected, read_sweep
-from imagefactory.serialize import format_time, plain
+from imagefactory.serialize import format_time
 from imagefactory.settings.load import Settings
 from imagefactory.trust.attached import read_subject
 from imagefactory.trust.catalog import ImageOffer
 from imagefactory.trust.judgement import VerdictSet
 from imagefactory.trust.offers import select_images, verify_offer
 from imagefactory.views.text import fold, format_table
-
-FORMAT = "imagefactory.report/1"
-MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,98 +326,67 @@ def _catalog_entries(offer: ImageOffer) -> ComboEntry:
     )
 
 
-def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False) -> tuple[Path, ...]:
-    """Write the tables atomically, replacing earlier ones.
-
-    Raises UsageError if imagefactory did not write an existing file, unless `force` is set.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in files]
-    existing = [path.name for path in paths if path.exists()]
-    if existing and not force and not _is_ours(folder / JSON_FILE):
-        raise UsageError(
-            "output-foreign-files",
-            f"{folder} has a {', '.join(existing)} that imagefactory did not write",
-            hint="choose another directory with --output, or pass --force",
-        )
-    replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
-    return tuple(paths)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return f'"format": "{FORMAT}"'.encode() in file.read(200)
-    except OSError:
-        return False
-
-
 # --- The tables as files: CSV with the columns of CHTC's compatibility test, Markdown and JSON. Pure
-# `valid_combos.csv` and `invalid_combos.csv` have one line for each framework, CUDA, version and capability.
-# A combination that was not tested, or whose job failed because of a machine or the pool, is in neither.
-# Their headers are those of CHTC's test, so that programs which read its files can read these.
 
 
-HEADER = "Framework, Compute Capability, Cuda Library, Framework Version"
-INVALID_HEADER = f"{HEADER}, Failure Cause"
-RANGES_HEADER = "Framework, Compute Capability, First Version, Last Version, Cuda Libraries, State"
-
-VALID_FILE, INVALID_FILE, RANGES_FILE = "valid_combos.csv", "invalid_combos.csv", "version_ranges.csv"
+HEADER = "Framework, Compute Capability, Cuda Library, Framework Version, Failure Cause"
 
 
-# --- CSV -----------------------------------------------------------------------------------------
+def format_csv(combos: Iterable[ComboCell]) -> str:
+    """Return a line for each framework, CUDA, version and capability that runs or fails.
 
-
-def format_valid(combos: Iterable[ComboCell]) -> str:
-    """Return `valid_combos.csv`."""
-    return _csv(HEADER, [_columns(combo) for combo in unite(combos) if combo.state is ComboState.VALID])
-
-
-def format_invalid(combos: Iterable[ComboCell]) -> str:
-    """Return `invalid_combos.csv`."""
-    rows = [(*_columns(combo), cause(combo)) for combo in unite(combos) if combo.state in INVALID]
-    return _csv(INVALID_HEADER, rows)
-
-
-def format_ranges(ranges: Iterable[VersionRange]) -> str:
-    """Return `version_ranges.csv`, with spaces between CUDA versions."""
-    rows = [
-        (row.framework, str(row.capability), row.first, row.last, " ".join(row.cuda), row.state.value)
-        for row in ranges
-    ]
-    return _csv(RANGES_HEADER, rows)
+    `Failure Cause` is empty if it runs. A combination that was not tested, or whose job failed because of a
+    machine or the pool, is not included. The header is that of CHTC's test.
+    """
+    decided = (combo for combo in unite(combos) if combo.state in (ComboState.VALID, *INVALID))
+    out = io.StringIO()
+    out.write(f"{HEADER}\n")
+    csv.writer(out, lineterminator="\n").writerows(
+        (
+            row.framework,
+            row.capability,
+            row.cuda,
+            row.version,
+            "" if row.state is ComboState.VALID else cause(row),
+        )
+        for row in decided
+    )
+    return out.getvalue()
 
 
 def cause(combo: ComboCell) -> str:
-    """Return the cause of a failure, with its basis if it is only predicted or documented."""
-    known = combo.basis in (VERIFIED, REPORTED) or combo.cause in tuple(Outcome)
+    """Return the cause of a failure, with its basis if it is only predicted or documented; else nothing."""
+    known = not combo.cause or combo.basis in (VERIFIED, REPORTED) or combo.cause in tuple(Outcome)
     return combo.cause if known else f"{combo.cause} ({combo.basis})"
-
-
-def _columns(combo: ComboCell) -> tuple[str, str, str, str]:
-    return combo.framework, str(combo.capability), combo.cuda, combo.version
-
-
-def _csv(header: str, rows: Iterable[Sequence[str]]) -> str:
-    out = io.StringIO()
-    out.write(f"{header}\n")
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def tables_json(tables: TableData) -> dict[str, object]:
+class ReportDocument(TypedDict):
+    """The state of every target on every compute capability (`report --format json`)."""
+
+    format: Literal["imagefactory.report/1"]
+    created: str
+    place: str
+    counts: dict[str, int]
+    """The number of combinations in each state."""
+    combos: list[ComboCell]
+    ranges: list[VersionRange]
+    notes: list[str]
+
+
+def tables_json(tables: TableData) -> ReportDocument:
     """Return every target on every capability, tested or not, as JSON."""
-    return {
-        "made": format_time(tables.made),
-        "place": tables.place,
-        "counts": counts(tables.combos),
-        "combos": tables.combos,
-        "ranges": tables.ranges,
-        "notes": list(tables.notes),
-    }
+    return ReportDocument(
+        format="imagefactory.report/1",
+        created=format_time(tables.made),
+        place=tables.place,
+        counts=counts(tables.combos),
+        combos=list(tables.combos),
+        ranges=list(tables.ranges),
+        notes=list(tables.notes),
+    )
 
 
 def counts(combos: Iterable[ComboCell]) -> dict[str, int]:
@@ -538,15 +503,3 @@ def _cell(text: str) -> str:
     for mark in "\\|`*[]":
         plain = plain.replace(mark, f"\\{mark}")
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def format_files(tables: TableData) -> dict[str, str]:
-    """Return the text of each file by its name."""
-    document = {"format": FORMAT, **tables_json(tables)}
-    return {
-        VALID_FILE: format_valid(tables.combos),
-        INVALID_FILE: format_invalid(tables.combos),
-        RANGES_FILE: format_ranges(tables.ranges),
-        MARKDOWN_FILE: format_markdown(tables),
-        JSON_FILE: json.dumps(document, indent=2, default=plain) + "\n",
-    }

@@ -116,7 +116,7 @@ class _ConflictExplanation:
             hidden = [record for record in records if self._solver.matches(record, text)]
             if hidden and not channel:
                 return await self._hidden([hidden[-1]], [text])
-            where = channel_name(self._solver.channel(seen[0])) if seen else channel
+            location = channel_name(self._solver.channel(seen[0])) if seen else channel
             version = re.match(r"\S+ ([^ \[]+)", text.rpartition("::")[2])
             bare = f"{name} {version[1]}" if version else name
             builds = [record for record in seen if self._solver.matches(record, bare)]
@@ -124,7 +124,7 @@ class _ConflictExplanation:
                 some = sorted({_variant(str(record.build)) for record in builds})
                 return UnsolvableError(
                     "package-build-not-found",
-                    f"{self._target.name}: {where} has no build of {bare} that matches `{text}`; "
+                    f"{self._target.name}: {location} has no build of {bare} that matches `{text}`; "
                     f"it has {_some(some, 6)}",
                     hint=f"change `{text}` at {self._target.where}",
                 )
@@ -140,7 +140,7 @@ class _ConflictExplanation:
             own = name == self._target.framework
             return UnsolvableError(
                 "package-version-not-found",
-                f"{self._target.name}: {where} has no `{text}`; it has {_some(near or versions, 6)}",
+                f"{self._target.name}: {location} has no `{text}`; it has {_some(near or versions, 6)}",
                 hint=f"change {'its version' if own else f'`{text}`'} at {self._target.where}",
             )
         return None
@@ -156,10 +156,10 @@ class _ConflictExplanation:
 
         for texts, ways in ((constraints, self._question.constraints), (specs, self._in_order(pins))):
             for text in ways:
-                place = texts.index(text)
+                position = texts.index(text)
                 texts.remove(text)
                 if not specs or await self._solver.solution(question()):  # no specs always have a solution
-                    texts.insert(place, text)
+                    texts.insert(position, text)
         return question()
 
     def _in_order(self, pins: Iterable[str]) -> list[str]:
@@ -197,10 +197,10 @@ class _ConflictExplanation:
         verb = "need" if len(askers) > 1 else "needs"
         problem = f"the target has {has}" if has else "the target has none"
         if name == "__cuda":
-            what = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
+            message = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
         else:
-            what = f"{'glibc' if name == '__glibc' else 'a processor of level'} {needed}".strip()
-        problem = f"{self._target.name}: {who} {verb} {what} ({name}); {problem}"
+            message = f"{'glibc' if name == '__glibc' else 'a processor of level'} {needed}".strip()
+        problem = f"{self._target.name}: {who} {verb} {message} ({name}); {problem}"
         value = needed or self._target.cuda
         if name == "__cuda" and not self._target.gpu:
             hint = f"require builds for CPUs at {self._target.where}, or write a version of CUDA"

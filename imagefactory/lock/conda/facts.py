@@ -54,10 +54,10 @@ def check_facts(lock: Lock, target: Target) -> None:
     """
     if (lock.channels, lock.virtual) != (target.channels, target.virtual):
         others = [channel for channel in lock.channels if channel not in target.channels]
-        what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
+        message = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
         raise LockError(
             "lock-recipe-mismatch",
-            f"{target.name}: the lock has {what} the recipe does not require",
+            f"{target.name}: the lock has {message} the recipe does not require",
             hint=f"imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}

@@ -233,8 +233,8 @@ class _LockReader:
         if len(value) > 1 and value[0] == value[-1] == "'":
             value = value[1:-1].replace("''", "'")
         if not re.fullmatch(pattern, value):
-            place = f"after '{start.strip()}'" if start.strip() else "here"
-            raise self.fault(f"{_printable(value)} is not a valid value {place}")
+            location = f"after '{start.strip()}'" if start.strip() else "here"
+            raise self.fault(f"{_printable(value)} is not a valid value {location}")
         self.at += 1
         return value
 
@@ -312,10 +312,10 @@ def _read_package(
     reader: _LockReader,
     before: list[LockedCondaPackage],
     sizes: dict[str, int],
-    place: tuple[str, tuple[str, ...]],
+    location: tuple[str, tuple[str, ...]],
 ) -> None:
     """Read one package and add it to `before`."""
-    platform, channels = place
+    platform, channels = location
     name = reader.value("- name: ", _NAME)
     if before and name <= before[-1].name:
         reader.at -= 1

@@ -276,8 +276,8 @@ def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], 
         match = re.search(rf"(?<![\w.-]){re.escape(package.name)}([<>=!~][^\s+]*?)(?=,?\s|$)", error.tree)
         spec = f"{package.conda.name} {match[1]}" if match else f"another {package.conda.name}"
         hint = (
-            f"every conda package stays as it is: ask another version of what needs it in `pip`, "
-            f"or write '{spec}' in `packages`, so that conda brings another version"
+            f"write '{spec}' in `packages`, so that conda installs another version, "
+            "or use another version of the packages in `pip` that require this one"
         )
         break
     else:

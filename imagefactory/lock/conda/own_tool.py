@@ -243,7 +243,7 @@ class CondaLockLocker(CondaLocker):
     def _with_true_addresses(self, target: Target, text: str) -> str:
         """Return `text` with the channels' true addresses, because it may be written next to the locks."""
         true = {self._channels.place(channel): channel for channel in target.channels}
-        places = "|".join(re.escape(place) for place in sorted(true, key=len, reverse=True))
+        places = "|".join(re.escape(address) for address in sorted(true, key=len, reverse=True))
         return re.sub(rf"(?:{places})(?![A-Za-z0-9._%+~-])", lambda match: true[match[0]], text)
 
 

@@ -212,7 +212,7 @@ class CondaSolver:
         return self._address(record.channel.rstrip("/"))
 
     def _address(self, url: str) -> str:
-        fitting = [place for place in self._true if url == place or url.startswith(f"{place}/")]
+        fitting = [address for address in self._true if url == address or url.startswith(f"{address}/")]
         longest = max(fitting, key=len, default="")
         return self._true[longest] + url.removeprefix(longest) if longest else url
 
@@ -281,8 +281,8 @@ class CondaSolver:
             ) from error
 
     def _with_true_addresses(self, text: str) -> str:
-        for place in sorted(self._true, key=len, reverse=True):
-            text = text.replace(place, self._true[place])
+        for address in sorted(self._true, key=len, reverse=True):
+            text = text.replace(address, self._true[address])
         return text.removeprefix("Cannot solve the request because of: ")
 
     async def _reading(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -329,10 +329,10 @@ class AptArchive:
     released: int
     environ: tuple[tuple[str, str], ...]
 
-    def solve(self, packages: Iterable[str], where: str) -> tuple[tuple[str, str], ...]:
+    def solve(self, packages: Iterable[str], location: str) -> tuple[tuple[str, str], ...]:
         """Return names and versions of packages, all essential ones and ALWAYS, with their dependencies.
 
-        `where` is the location of the packages in the recipe. Raises LockError.
+        `location` is the location of the packages in the recipe. Raises LockError.
         """
         names = sorted({*packages, *ALWAYS})
         result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *names)
@@ -341,7 +341,7 @@ class AptArchive:
                 "debian-no-solution",
                 f"Debian {self.suite} cannot install the packages of this base:\n"
                 f"{error_lines(result.stderr)}",
-                hint=f"fix the names at {where}",
+                hint=f"fix the names at {location}",
             )
         return parse_simulation(result.stdout)
 
@@ -494,8 +494,8 @@ def _watch(
         limited = _LIMITED.search(text)
         if pause is None or not (limited or (pause == PAUSES[0] and _SYNCING.search(text))):
             break
-        why = "limits downloads of this address (509)" if limited else "is being updated"
-        progress.note(f"the archive {why}: waiting {pause:.0f} seconds")
+        reason = "limits downloads of this address (509)" if limited else "is being updated"
+        progress.note(f"the archive {reason}: waiting {pause:.0f} seconds")
         time.sleep(pause)
     line = error_lines(text) or f"{argv[0]} ended with {code}"
     if _NOT_FOUND.search(text):

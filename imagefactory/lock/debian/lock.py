@@ -137,10 +137,10 @@ def _package(line: str, number: int, file: str) -> DebianPackage:
     return DebianPackage(name=name, version=version, architecture=processor, sha256=sha256, size=int(size))
 
 
-def _malformed(file: str, number: int, what: str) -> LockError:
+def _malformed(file: str, number: int, message: str) -> LockError:
     return LockError(
         "lock-malformed",
-        f"{file}:{number}: {what}",
+        f"{file}:{number}: {message}",
         hint="restore the file from git, or write it again: imagefactory lock base:NAME",
     )
 

@@ -59,10 +59,12 @@ def unreachable_error(stderr: str, index: PackageIndex) -> UnreachableError:
                 hint=f"check the network, the address of the index '{name}' ({redact(url)}, setting indexes) "
                 "and its password in ~/.netrc, if it needs one",
             )
-    where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
-    hint = f"check the network and the package index: {where}"
+    location = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
+    hint = f"check the network and the package index: {location}"
     if "certificate" in stderr:
-        hint = f"set `certificates` (imagefactory.toml) to a file with the CA of the package index: {where}"
+        hint = (
+            f"set `certificates` (imagefactory.toml) to a file with the CA of the package index: {location}"
+        )
     return UnreachableError("index-unreachable", _clean_message(stderr), hint=hint)
 
 
@@ -176,9 +178,11 @@ def explain_conflict(
     conflict = find_conflict(solver, question, error.tree)
     if conflict is None:
         return error
-    why = _because(conflict)
+    reason = _because(conflict)
     problem = "has no solution" if len(conflict.texts) == 1 else "conflict"
-    message = f"{question.lock.target}: {' and '.join(conflict.texts)} {problem}{f': {why}' if why else ''}"
+    message = (
+        f"{question.lock.target}: {' and '.join(conflict.texts)} {problem}{f': {reason}' if reason else ''}"
+    )
     old, new = find_fix(solver, question, conflict, keep)
     hint = error.hint
     if new:

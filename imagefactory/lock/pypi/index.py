@@ -89,7 +89,7 @@ class PackageIndex:
 
         Without TLS no login, not even netrc's, is sent to a host that is not in the settings.
         """
-        if sends_openly(url, (self.url, *(place for _, place in self.named))):
+        if sends_openly(url, (self.url, *(address for _, address in self.named))):
             return without_login
         ours, target = urlsplit(self.url), urlsplit(url)
         if target.username is not None or ours.username is None:

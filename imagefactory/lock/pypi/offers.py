@@ -83,7 +83,7 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[IndexWhe
 
 def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, IndexWheel] | None:
     """Return the wheel that an installer would use: the most specific tag, then the highest build number."""
-    rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
+    rank = {tag: position for position, tag in enumerate(fitting_tags(lock.python, lock.platform))}
     ranked: list[tuple[int, tuple[int, str], str, LockedWheel, IndexWheel]] = []
     for offer in offers:
         try:
@@ -132,10 +132,10 @@ def choose(
             continue
         if not offer.sha256:
             origin = from_indexes(empty.origins).get(name)
-            where = f"the index '{origin}'" if origin else "the index"
+            location = f"the index '{origin}'" if origin else "the index"
             raise LockError(
                 "hash-not-published",
-                f"{empty.target}: {where} has no sha256 for {offer.filename}",
+                f"{empty.target}: {location} has no sha256 for {offer.filename}",
                 hint=f"use an index that has one (setting '{'indexes' if origin else 'index'}' in "
                 "imagefactory.toml)",
             )

@@ -207,8 +207,8 @@ def _is_for(bounds: str, python: str) -> bool:
 
 def no_wheel(name: str, version: str, lock: Lock) -> str:
     """Return the message for a release without a wheel for a lock's Python and platform."""
-    what = f"{name} {version}".strip()
-    return f"no wheel of {what} for Python {lock.python} on {lock.platform}"
+    message = f"{name} {version}".strip()
+    return f"no wheel of {message} for Python {lock.python} on {lock.platform}"
 
 
 def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
@@ -308,8 +308,8 @@ def find_outdated(
         except LockError as error:
             outdated, unknown = (), (error.message.removeprefix(f"{question.lock.target}: "),)
         task.advance(len(look.chosen))
-    for what in unknown:
-        progress.note(f"{question.lock.target}: newer releases are not known: {what}")
+    for message in unknown:
+        progress.note(f"{question.lock.target}: newer releases are not known: {message}")
     return outdated
 
 
@@ -401,12 +401,12 @@ class _SolutionCheck:
         for named in (True, False):
             group = [row for row in late if (row[0].name in self.names) is named]
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                for (wheel, newest), why in zip(group, pool.map(obstacle, group), strict=True):
-                    if isinstance(why, LockError):
-                        what = why.message.removeprefix(f"{self.question.lock.target}: ")
-                        unknown.append(f"{wheel.name}: {what}")
-                    elif why and why.by != self.framework:
-                        outdated.append(self._outdated(wheel, newest, why, stops=named))
+                for (wheel, newest), reason in zip(group, pool.map(obstacle, group), strict=True):
+                    if isinstance(reason, LockError):
+                        message = reason.message.removeprefix(f"{self.question.lock.target}: ")
+                        unknown.append(f"{wheel.name}: {message}")
+                    elif reason and reason.by != self.framework:
+                        outdated.append(self._outdated(wheel, newest, reason, stops=named))
             if outdated:
                 break
         return outdated, tuple(unknown)

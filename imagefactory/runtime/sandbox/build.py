@@ -181,7 +181,7 @@ class BuildInit:
             check(LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
         closed = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
         # All that only the caller may reach is opened while this process still is the caller, outside.
-        place = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        target_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         trees = {"tmp": tree("tree", ATTR_NOSUID | ATTR_NODEV), "input": tree("input", closed | ATTR_NOEXEC)}
         links = {name: os.readlink(f"/{name}") for name in SYSTEM if os.path.islink(f"/{name}")}
         system = (*(name for name in SYSTEM if name not in links), *(f"etc/{name}" for name in CONFIGURATION))
@@ -201,7 +201,7 @@ class BuildInit:
             proc = new_mount("proc", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
         with step("pivot"):
             root = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="0755", size="1m")
-            move(root, place)
+            move(root, target_fd)
             os.fchdir(root)
             os.close(root)
             syscall(ARCHITECTURES[self.plan["machine"]]["pivot_root"], b".", b".")

@@ -68,7 +68,7 @@ def find_parent(own: str, mounts: str, look: Callable[[str], CgroupFolder]) -> C
         if top.limited:
             return NoCgroup(f"{folder} has limits, which a cgroup next to it would escape")
         if folder in mount_points(mounts):
-            return NoCgroup(f"this container sees only {folder}, which holds other processes")
+            return NoCgroup(f"this container sees only {folder}, which has other processes")
         folder = os.path.dirname(folder)
         top = look(folder)
     if not top.writable:

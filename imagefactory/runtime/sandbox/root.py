@@ -105,9 +105,9 @@ def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] =
             os.close(fd)
 
 
-def led_to(path: str, place: str) -> SetupError:
-    """Return the error. `place` is our own text, because an image's link must not reach a terminal."""
-    return SetupError("target", errno.EXDEV, f"a link of the image leads {path} to {place}")
+def led_to(path: str, location: str) -> SetupError:
+    """Return the error. `location` is our own text, because an image's link must not reach a terminal."""
+    return SetupError("target", errno.EXDEV, f"a link of the image leads {path} to {location}")
 
 
 def open_or_make(above: int, name: str, *, folder: bool) -> int:
@@ -149,9 +149,9 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
         with open("/proc/self/mountinfo", "rb") as file:
             inner = mounts_below(folder, file)
         unfit = "its file system cannot be under an overlay"
-        why = unfit if error.errno == errno.EINVAL else os.strerror(error.errno or 0)
-        why = f"{inner[0]} is mounted in it" if inner else why
-        raise SetupError("shown", error.errno or 0, f"{source}: {why}") from error
+        reason = unfit if error.errno == errno.EINVAL else os.strerror(error.errno or 0)
+        reason = f"{inner[0]} is mounted in it" if inner else reason
+        raise SetupError("shown", error.errno or 0, f"{source}: {reason}") from error
     finally:
         os.chdir("/")
         for fd in layers:
@@ -309,17 +309,17 @@ class Root:
 
     def open_own(self, name: str) -> int:
         with step("image", f"/{name}"):
-            place = open_beneath(self.root, name)
-            if not is_folder(place):
+            target_fd = open_beneath(self.root, name)
+            if not is_folder(target_fd):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            return place
+            return target_fd
 
     def target(self, path: str, *, folder: bool) -> int:
-        place = open_target(self.root, path, folder=folder, closed=CLOSED)
-        if is_folder(place) != folder:
+        target_fd = open_target(self.root, path, folder=folder, closed=CLOSED)
+        if is_folder(target_fd) != folder:
             number = errno.ENOTDIR if folder else errno.EISDIR
             raise OSError(number, os.strerror(number))
-        return place
+        return target_fd
 
     def tree(self, path: str, attributes: int) -> int:
         with step("mount-source", path):
@@ -382,9 +382,9 @@ class Root:
             os.close(upper)
             os.close(work)
 
-    def make_dev(self, place: int, devices: list[tuple[str, int]]) -> None:
+    def make_dev(self, target_fd: int, devices: list[tuple[str, int]]) -> None:
         dev = new_mount("tmpfs", ATTR_NOSUID | ATTR_NOEXEC, mode="0755", size="64k")
-        move(dev, place)
+        move(dev, target_fd)
         for path, tree in devices:
             attach(tree, open_target(dev, path.removeprefix("/dev/"), folder=is_folder(tree)))
         for name in ("shm", "pts", "mqueue"):
@@ -400,16 +400,16 @@ class Root:
         close_folder(dev)
         os.close(dev)
 
-    def make_sys(self, place: int, parts: list[tuple[str, int]]) -> None:
+    def make_sys(self, target_fd: int, parts: list[tuple[str, int]]) -> None:
         if self.plan["driver"]:
             ((_, tree),) = parts
-            attach(tree, place)
+            attach(tree, target_fd)
             for path in MASKED_SYS:
                 if os.path.isdir(path):
                     mount("tmpfs", path, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0555")
             return
         system = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, mode="0755", size="64k")
-        move(system, place)
+        move(system, target_fd)
         for path, tree in parts:
             attach(tree, open_target(system, path.removeprefix("/sys/"), folder=True))
         close_folder(system)

@@ -161,10 +161,10 @@ def attach(tree: int, place: int) -> None:
     os.close(tree)
 
 
-def move(tree: int, place: int) -> None:
+def move(tree: int, target_fd: int) -> None:
     """Mount a detached tree, and keep `tree` open as the top of the mounted tree."""
-    syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", MOVE_FROM_FD | MOVE_TO_FD)
-    os.close(place)
+    syscall(SYS_MOVE_MOUNT, tree, b"", target_fd, b"", MOVE_FROM_FD | MOVE_TO_FD)
+    os.close(target_fd)
 
 
 def new_mount(kind: str, attributes: int, **options: str) -> int:
@@ -190,10 +190,10 @@ def reconfigure(top: int, *flags: str) -> None:
         os.close(context)
 
 
-def close_folder(place: int) -> None:
+def close_folder(target_fd: int) -> None:
     """Make the mount with this open top read-only. Mounts below it do not change."""
     request = struct.pack("=QQQQ", ATTR_RDONLY, 0, 0, 0)
-    syscall(SYS_MOUNT_SETATTR, place, b"", AT_EMPTY_PATH, request, len(request))
+    syscall(SYS_MOUNT_SETATTR, target_fd, b"", AT_EMPTY_PATH, request, len(request))
 
 
 def open_root() -> int:
@@ -326,7 +326,7 @@ def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
 
 def allow_any(values: tuple[int, ...], between: int) -> list[Instruction]:
     """Return a jump for each of `values`, over the rejection and `between` more instructions."""
-    return [(JUMP_EQUAL, len(values) - place + between, 0, value) for place, value in enumerate(values)]
+    return [(JUMP_EQUAL, len(values) - number + between, 0, value) for number, value in enumerate(values)]
 
 
 def install_seccomp(machine: str, *, modes: bool = True) -> None:

@@ -116,19 +116,19 @@ def test_what_is_there_is_the_machines_own_fault(
 ) -> None:
     mine = of(registry.host, put(registry.host), kind)
     told = AnonymousPullCheck(factory).explain(mine)
-    assert told.startswith(f"asked from here, {registry.host} has it: ")
+    assert told.startswith(f"{registry.host} has the image")
     assert f"`apptainer pull {mine.image.address}`" in told
 
 
 def test_what_is_gone_is_told(factory: Project, registry: RegistryMadeHere) -> None:
     told = AnonymousPullCheck(factory).explain(of(registry.host, f"sha256:{'d' * 64}"))
-    assert told == f"{registry.host} has no such image any more: a new sweep sends it again"
+    assert told == f"{registry.host} no longer has this image: a new sweep sends it again"
 
 
 def test_it_asks_as_a_job_would_without_a_password(factory: Project) -> None:
     with registry_made_here(Ways(auth="basic")) as made:
         told = AnonymousPullCheck(factory).explain(of(made.host, f"sha256:{'d' * 64}"))
-    assert re.match(r"asked from here, without a password: .* 401 ", told), told
+    assert re.match(r"not readable from this machine without a password: .* 401 ", told), told
 
 
 def test_each_is_asked_once_and_a_registry_that_refuses_not_for_all(
@@ -145,7 +145,7 @@ def test_each_is_asked_once_and_a_registry_that_refuses_not_for_all(
     asker = AnonymousPullCheck(factory)
     digests = [f"sha256:{number:064x}" for number in range(9)]
     told = {asker.explain(of("127.0.0.1:1", digest)) for digest in [*digests, *digests]}
-    assert told == {"asked from here, without a password: it is down"}
+    assert told == {"not readable from this machine without a password: it is down"}
     assert asked == digests[:MAX_REJECTED]
 
 

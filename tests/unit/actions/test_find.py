@@ -98,9 +98,9 @@ def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, p
 def test_an_image_of_which_nothing_is_known_is_not_said_to_fail(joined: Call, pool: str) -> None:
     """pytorch 2.1 failed on 8.0, and of the V100 nobody said anything."""
     asked = ("search", "pytorch-2.1", "--inventory", pool)
-    (image,) = json_of(joined(*asked, "--json", code=9), "search")["images"]
+    (image,) = json_of(joined(*asked, "--json", code=11), "search")["images"]
     assert (image["gpus"], image["unknown"]) == ([], True)
-    assert "runs on none" not in joined(*asked, code=9).out
+    assert "runs on none" not in joined(*asked, code=11).out
     value = json.loads(Path(pool).read_text())
     Path(pool).write_text(json.dumps({**value, "machines": value["machines"][:2]}))
     (image,) = json_of(joined(*asked, "--json", code=9), "search")["images"]
@@ -114,7 +114,7 @@ def test_a_gpu_that_tells_no_capability_is_unknown(joined: Call, pool: str) -> N
     value = json.loads(Path(pool).read_text())
     value["machines"][2]["gpus"][0]["capability"] = ""
     Path(pool).write_text(json.dumps({**value, "machines": value["machines"][2:]}))
-    images = json_of(joined("search", "--inventory", pool, "--json", code=9), "search")["images"]
+    images = json_of(joined("search", "--inventory", pool, "--json", code=11), "search")["images"]
     assert [one["unknown"] for one in images] == [True] * 4
     few = json_of(joined("search", "--gpu-memory", "40GB", "--inventory", pool, "--json", code=9), "search")
     assert [one["unknown"] for one in few["images"]] == [False] * 4  # it is too small anyway

@@ -226,7 +226,7 @@ def test_a_cut_library_is_said_and_holds_nothing(call: Call, tmp_path: Path) -> 
     assert "damaged    cut.o: at 0x7d0: the file is truncated" in said.out
     assert said.out.endswith("\n\nno GPU code was found\n")
     answer = call(str(tmp_path / "cut.o"), "--gpu", "V100")
-    assert answer.code == errors.EXIT_CHECK
+    assert answer.code == errors.EXIT_UNKNOWN
     assert "unknown (predicted): cut.o is damaged: at 0x7d0" in answer.out
 
 
@@ -289,7 +289,7 @@ def test_an_empty_file_has_no_gpu_code(call: Call, tmp_path: Path) -> None:
     said = call("x")
     assert said.code == 0
     assert "no GPU code was found" in said.out
-    assert call("x", "--gpu", "V100").code == errors.EXIT_CHECK
+    assert call("x", "--gpu", "V100").code == errors.EXIT_UNKNOWN
 
 
 def test_an_image_of_a_registry_is_read_through_and_remembered(

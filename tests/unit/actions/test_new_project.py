@@ -254,7 +254,7 @@ def test_a_version_becomes_a_row_a_lock_and_a_definition(ask: Ask, root: Path) -
     code, _, told = ask("recipe", "add-version", "pytorch", "2.6")
     assert code == 0
     assert told.endswith(" build pytorch-2.6-cu124\n")
-    assert "note: as in the row of 2.5" in told
+    assert "note: copied from the row of 2.5" in told
     assert (
         "[torchvision==0.21.*, torchaudio==2.6.*, setuptools]" in (root / "recipes/pytorch.yaml").read_text()
     )

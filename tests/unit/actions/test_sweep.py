@@ -709,7 +709,7 @@ def test_machines_that_failed_jobs_are_named_with_their_history(
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert {one["machine"]: one["excluded"] for one in told["machines"]} == {bad: True, good: False}
     assert told["machines"][0]["faults"][0] == {
-        "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "why": "no-gpu: none"
+        "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "reason": "no-gpu: none"
     }  # fmt: skip
     assert run("sweep", "status", made.folder.name) == 0
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]

@@ -199,7 +199,7 @@ def test_nothing_is_left_for_apptainer_to_fill_in(definition: BuildSpec) -> None
 
 
 def test_an_engines_own_base_stands_in_the_header(definition: BuildSpec) -> None:
-    header, _ = sections(render_apptainer(definition, bootstrap="oci", place="base:latest"))
+    header, _ = sections(render_apptainer(definition, bootstrap="oci", image_path="base:latest"))
     assert header == {"bootstrap": "oci", "from": "base:latest"}
 
 

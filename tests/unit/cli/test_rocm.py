@@ -167,5 +167,5 @@ def test_no_kit_is_asked_for_of_what_no_kit_starts() -> None:
 def test_a_row_is_added_to_those_for_cuda(run: Run) -> None:
     said = run("recipe", "add-version", "jax", "0.9", "--cuda", "12", "--dry-run")
     assert said.exit_code == 0, said.stderr
-    assert "as in the row of 0.10.2" in said.stderr + said.stdout
+    assert "copied from the row of 0.10.2" in said.stderr + said.stdout
     assert "gfx" not in said.stdout.split("as in the row")[0].split('"0.9"')[-1]

@@ -102,9 +102,20 @@ def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
     assert (said.code, said.out.count("torch 2.6, CUDA 12.4  yes")) == (0, 1)
     assert call("torch==2.6", "--cuda", "12.4", "--gpu", "RTX 5090").code == errors.EXIT_CHECK
     unknown = call("torch==2.99", "--gpu", "V100")
-    assert unknown.code == errors.EXIT_CHECK
-    assert "nothing is known of torch 2.99, CUDA not known" in unknown.out
+    assert (unknown.code, unknown.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
     assert call("pytorch", "--cuda", "12.4").code == errors.EXIT_USAGE
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu", "V100"), ("--json",), ("--cover", "gpus.yaml")])
+def test_an_unknown_release_is_neither_yes_nor_no(
+    call: Call, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpus.yaml").write_text("- {name: V100}\n")
+    said = call("torch==9.9", *options)
+    assert (said.code, said.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
+    assert releases("torch")[0].question.version in said.err
+    assert call("torch==9.9", "torch==2.6").code == 0
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> ScanResult:
@@ -379,11 +390,11 @@ def test_neighbours_that_are_alike_are_one_column_and_blank_versions_one_line() 
     table = rows([candidate("one", "2.3", "sm_70"), blank], gpus)
     text = format_rows(table, [one.capability for one in gpus])
     assert text.splitlines()[0].split() == ["TARGET", "VERSION", "CUDA", "7.0-7.5", "8.0"]
-    assert f"nothing is known of {blank.title}" in text
+    assert f"unknown: {blank.title}" in text
     assert "(no recipe)" not in text
     one = format_gpu(gpu("7.0"), rows([blank], [gpu("7.0")]))
-    assert one.splitlines()[0].endswith("0 of 1 run on it")
-    assert f"nothing is known of {blank.title}" in one
+    assert one.splitlines()[0].endswith("0 of 1 run on it, 1 unknown")
+    assert f"unknown: {blank.title}" in one
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

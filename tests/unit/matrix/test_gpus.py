@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import Capability
-from imagefactory.matrix.gpus import parse_gpus, read_gpus
-from tests.made.errors import fails
+from imagefactory.matrix.gpus import parse_gpus
 
 GOOD = """\
 # The cluster
@@ -30,7 +29,10 @@ GOOD = """\
 def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
     file = tmp_path / "gpus.yaml"
     file.write_text(GOOD)
-    told = [(gpu.name, str(gpu.capability), gpu.driver, gpu.count, gpu.where.line) for gpu in read_gpus(file)]
+    told = [
+        (gpu.name, str(gpu.capability), gpu.driver, gpu.count, gpu.where.line)
+        for gpu in parse_gpus(file.read_text(), str(file))
+    ]
     assert told == [
         ("V100", "7.0", "535.129.03", 4, 2),
         ("capability 8.6", "8.6", "", 1, 5),
@@ -97,21 +99,6 @@ def test_all_faults_are_told_at_once() -> None:
         "gpus.yaml:2:3",
         "gpus.yaml:4:10",
     ]
-
-
-def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with fails("cannot-read-file") as caught:
-        read_gpus(tmp_path / "gpus.yaml")
-    assert "gpus.yaml" in caught.value.message
-    assert "name" in caught.value.hint
-
-
-def test_a_file_that_is_no_text_is_a_usage_error(tmp_path: Path) -> None:
-    file = tmp_path / "gpus.yaml"
-    file.write_bytes(b"- name: \xff\xfe")
-    with fails("gpu-list-not-text") as caught:
-        read_gpus(file)
-    assert "gpus.yaml" in caught.value.message
 
 
 def test_large_files_are_refused() -> None:

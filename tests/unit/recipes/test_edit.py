@@ -55,9 +55,7 @@ def test_the_row_stands_after_the_older_one_with_the_companions_of_its_version()
     before, after = (FOLDER / "pytorch.yaml").read_text(), addition.text
     assert after.replace(f"{addition.row}\n\n", "") == before
     assert after.index('version: "2.5"') < after.index('version: "2.6"') < after.index('version: "2.7"')
-    assert addition.notes == (
-        "as in the row of 2.5 (recipes/pytorch.yaml:37:5): look whether its bounds hold here",
-    )
+    assert addition.notes == ("copied from the row of 2.5 (recipes/pytorch.yaml:37:5): check its bounds",)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_a_form_of_its_own_is_kept() -> None:
         '<3"]\n\n- version: "2.6"\n  cuda: ["12.4"]\n'
         '  packages: [torchvision==0.21.*, "lightning[extra]<3"]\n',
     )
-    assert addition.notes[1] == "not taken over from there: environment"
+    assert addition.notes[1] == "not copied from that row: environment"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import EXIT_USAGE, ImagefactoryError, UsageError
 from imagefactory.schedulers import inventory
 from imagefactory.schedulers.htcondor.ads import parse_ads
 from imagefactory.schedulers.inventory import (
@@ -141,7 +141,6 @@ def test_a_fault_is_told_by_its_place_and_what_to_write(
     [
         ("", "inventory-not-json", "f.json:1:1: "),
         ("{\n]", "inventory-not-json", "f.json:2:1: "),
-        ("[]", "inventory-value-invalid", "f.json: []"),
         ('{"format": "imagefactory.inventory/1"}', "inventory-key-missing", "'machines'"),
         ('{"machines": [], "machines": []}', "inventory-not-json", "'machines'"),
         ('{"machines": NaN}', "inventory-not-json", "NaN"),
@@ -150,7 +149,7 @@ def test_a_fault_is_told_by_its_place_and_what_to_write(
             "inventory-key-missing",
             "'gpus'",
         ),
-        ("[" * 100_000, "inventory-not-json", "f.json: "),
+        ('{"a":' * 100_000, "inventory-not-json", "f.json: "),
     ],
 )
 def test_what_is_no_inventory_is_refused(text: str, code: str, said: str) -> None:
@@ -190,3 +189,43 @@ def test_a_reader_gives_an_inventory_or_a_fault(path: str, value: object) -> Non
         assert parse_inventory(format_inventory(found), "again", NOW) == found
         told = ""
     assert told.isprintable()
+
+
+YAML = """
+# machines of a lab
+format: imagefactory.inventory/1
+machines:
+  - name: gpu01
+    gpus:
+      - {capability: 8.0, name: A100, memory: 42503241728, driver: 550.54.15}
+"""
+
+
+def test_yaml_is_read_as_json() -> None:
+    now = datetime(2026, 11, 27, tzinfo=UTC)
+    found = parse_inventory(YAML, "pool.yaml", now)
+    (one,) = found.gpus
+    assert (one.capability, one.name, one.memory, one.driver) == ("8.0", "A100", 42503241728, "550.54.15")
+    assert (found.taken, found.listed) == (now, False)
+    assert parse_inventory(format_inventory(found), "pool.json", now) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["- {name: V100, count: 9}\n- 8.6\n", "# mine\n\n[{name: V100, count: 9}, {capability: '8.6'}]"]
+)
+def test_a_list_of_gpus_is_an_inventory(text: str) -> None:
+    text = text.replace("- 8.6", "- capability: 8.6")
+    found = parse_inventory(text, "gpus.yaml", datetime(2026, 11, 27, tzinfo=UTC))
+    assert [(gpu.name, gpu.capability) for gpu in found.gpus] == [*[("V100", "7.0")] * 9, ("", "8.6")]
+    assert [len(machine.gpus) for machine in found.machines] == [8, 1, 1]
+    assert found.listed
+
+
+@pytest.mark.parametrize(
+    "text", ["hello", "- {nam: V100}", "{", "format: x", "", "a: 1\na: 2", "- name: V100\n  count: 1000000\n"]
+)
+def test_neither_an_inventory_nor_a_list_is_a_usage_error(text: str) -> None:
+    with pytest.raises(ImagefactoryError) as caught:
+        parse_inventory(text, "gpus.yaml", datetime(2026, 11, 27, tzinfo=UTC))
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "gpus.yaml" in caught.value.message

@@ -150,6 +150,7 @@ def test_outside_of_a_factory_the_catalog_says_which_images(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IMAGEFACTORY_REGISTRY", "registry.example.org")
     said = call("report", "-o", "site", "--registry", "registry.example.org", root=None)
     assert (said.code, said.error_codes, "--registry" in said.err) == (2, ("option-conflict",), True)
     assert not (tmp_path / "site").exists()

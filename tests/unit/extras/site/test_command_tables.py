@@ -6,7 +6,6 @@ The GPU is made up and so is what the host saw of it; the keys are thrown away w
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +43,6 @@ from tests.made.signing import QUIET, Bench
 from tests.made.sweep_site import Site
 from tests.made.verdicts import LAB, LAB_TRUSTED, NOW, whole_report
 
-FILES = {"valid_combos.csv", "invalid_combos.csv", "version_ranges.csv", "combos.md", "combos.json"}
 TARGET = "one-12.1-cu121"
 
 
@@ -93,17 +91,28 @@ def sign_here(bench: Bench, content: bytes) -> VerifiedImage:
 
 def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> None:
     sign_here(bench, b"a")
-    out = tmp_path / "out"
+    out = tmp_path / "out.csv"
     said = bench.call("report", "--output", str(out), "--format", "csv")
-    assert {path.name for path in out.iterdir()} == FILES
-    assert (out / "valid_combos.csv").read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1\n"
-    assert str(out / "valid_combos.csv") in said.out
-    assert json.loads((out / "combos.json").read_text())["format"] == "imagefactory.report/1"
+    assert out.read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1,\n"
+    assert str(out) in said.out
     row = tables(bench)["8.0"]
     assert (row["state"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
-    again = {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
-    bench.call("report", "--output", str(out), "--format", "csv")
-    assert again == {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
+    assert bench.call("report", "--format", "csv").out == out.read_text()
+
+
+@pytest.mark.parametrize("kind", ["svg", "badge", "csv", "markdown", "json"])
+def test_a_format_is_one_document(bench: Bench, tmp_path: Path, kind: str) -> None:
+    sign_here(bench, b"a")
+    printed = bench.call("report", TARGET, "--format", kind).out
+    bench.call("report", TARGET, "--format", kind, "-o", str(tmp_path / "out"))
+    assert [line for line in printed.splitlines() if "made" not in line] == [
+        line for line in (tmp_path / "out").read_text().splitlines() if "made" not in line
+    ]
+    for options in (("--force",), ("--json",)):
+        said = bench.call("report", TARGET, "--format", kind, *options, code=2)
+        assert said.error_codes == ("option-conflict",)
+    said = bench.call("report", TARGET, "--format", kind, "-o", str(tmp_path), code=2)
+    assert said.error_codes == ("cannot-write-file",)
 
 
 def test_a_tag_alone_proves_nothing(bench: Bench) -> None:
@@ -170,22 +179,11 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
     said = bench.call("report", "--output", str(bench.folder / "out"), "--format", "csv")
     assert "skipped a sweep of the store" in said.out
     assert str(broken / file) in said.out
-    assert "skipped" in (bench.folder / "out" / "combos.md").read_text()
+    assert "skipped" in bench.call("report", "--format", "markdown").out
     told = json_of(bench.call("report", "--format", "json"), "report")
     assert [str(broken / file) in note for note in told["notes"]] == [True]
     assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says
     assert str(broken) in bench.call("report", "--sweep", str(broken), "--format", "csv", code=2).err
-
-
-def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "valid_combos.csv").write_text("mine")
-    said = bench.call("report", "--output", str(out), "--format", "csv", code=2)
-    assert "did not write" in said.err
-    assert [path.name for path in out.iterdir()] == ["valid_combos.csv"]
-    bench.call("report", "--output", str(out), "--force", "--format", "csv")
-    assert (out / "valid_combos.csv").read_text().startswith(HEADER)
 
 
 def test_without_trust_nothing_is_valid(bench: Bench) -> None:
