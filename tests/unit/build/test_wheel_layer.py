@@ -387,7 +387,7 @@ POINTS = "demo-1.0.dist-info/entry_points.txt"
         (POINTS, "[console_scripts]\na = a:b\n  c d\n", f"{POINTS}: "),
         (RECORD, "demo/__init__.py,sha256=aa\n", f"{RECORD}: Row Index 0: "),
         (RECORD, "demo/__init__.py,sha256,3\n", "RECORD, demo/__init__.py: "),
-        (RECORD, None, f"it has no {RECORD}"),
+        (RECORD, None, f"the wheel has no {RECORD}"),
         (POINTS, "[console_scripts]\na = a:\n", f"{POINTS}, line 2: "),
         (RECORD, "demo/__init__.py,sha256=aa,3,x,y,z\n", "got 6"),
         (INFO, None, f"it has no {INFO}"),
