@@ -390,7 +390,7 @@ POINTS = "demo-1.0.dist-info/entry_points.txt"
         (RECORD, None, f"the wheel has no {RECORD}"),
         (POINTS, "[console_scripts]\na = a:\n", f"{POINTS}, line 2: "),
         (RECORD, "demo/__init__.py,sha256=aa,3,x,y,z\n", "got 6"),
-        (INFO, None, f"it has no {INFO}"),
+        (INFO, None, f"the wheel has no {INFO}"),
         (INFO, "Wheel-Version: 9.0\n", "Wheel-Version 9.0"),
         ("demo-1.0.data/scripts", "x", "'demo-1.0.data/scripts'"),
     ],
