@@ -186,29 +186,29 @@ def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
     if user.beside:
         lines += [
             f"You have joined {', '.join(user.beside)}. This center is called '{user.center}' here (--name),",
-            "and its keys vouch for its own images alone.",
+            "and its keys are trusted only for its own images.",
         ]
     if joining.changed:
         lines += [
             "",
             "WARNING: THE KEY OF THIS SITE HAS CHANGED.",
-            "Somebody may have put another invitation there. Ask your center before you go on.",
+            "Someone may have replaced the invitation. Ask your center before you continue.",
         ]
         for name, keyid in joining.before:
-            lines += [f"  believed so far: {name}", f"    {fingerprint(keyid)}"]
+            lines += [f"  trusted until now: {name}", f"    {fingerprint(keyid)}"]
     for grant in joining.fresh:
         retired = first_moment(grant.until) <= datetime.now(UTC)
-        period = f"for what it signed in its time, until {grant.until}" if retired else f"until {grant.until}"
-        lines += [f"  to believe from now on: {grant.key.name}, {period}"]
+        period = f"for what it signed until {grant.until}" if retired else f"until {grant.until}"
+        lines += [f"  key to trust: {grant.key.name}, {period}"]
         lines += [f"    {fingerprint(grant.key.keyid)}"]
     if joining.fresh:
-        lines.append("Compare these digits with what your center tells, on its pages or in person.")
-    lines += [f"It changes {user.path}:", *(f"  {line}" for line in joining.changes)]
+        lines.append("Compare these digits with those that your center publishes.")
+    lines += [f"This changes {user.path}:", *(f"  {line}" for line in joining.changes)]
     return "\n".join(lines)
 
 
 def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
-    """Return if the person agrees. Raises UsageError without a terminal, else Exit."""
+    """Return if the user agrees. Raises UsageError without a terminal, Exit if the user does not agree."""
     joining = user.joining
     if yes and not joining.changed:
         return
@@ -226,7 +226,7 @@ def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
             "this is not a terminal, so imagefactory cannot ask you; nothing was written",
             hint=f"compare the key above, then: imagefactory site join {where} --yes",
         )
-    question = "Do you believe the NEW key?" if joining.changed else "Do you believe this key?"
+    question = "Do you trust the NEW key?" if joining.changed else "Do you trust this key?"
     if not joining.fresh:
         question = "Write it?"
     if not confirm(question):

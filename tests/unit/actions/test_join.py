@@ -106,10 +106,10 @@ def test_a_file_is_joined_once(site: Site) -> None:
     assert fingerprint(LAB.keyid) in said.out
     assert said.err.splitlines()[-1].endswith(f" join {file}")
     said = site.join(file, "--json", answer="n\n", code=9)
-    assert said.err.index(fingerprint(LAB.keyid)) < said.err.index("Do you believe this key? [y/N]")
+    assert said.err.index(fingerprint(LAB.keyid)) < said.err.index("Do you trust this key? [y/N]")
     said = site.join(file, answer="y\n")
     assert fingerprint(LAB.keyid) in said.err
-    assert "Do you believe this key? [y/N]" in said.err
+    assert "Do you trust this key? [y/N]" in said.err
     assert f"its catalog of {made:%Y-%m-%d} has 1 image\n" in said.out
     assert said.err.endswith("next: imagefactory search\n")
     settings = tomllib.loads(site.settings.read_text())
@@ -165,7 +165,7 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
     assert "WARNING: THE KEY OF THIS SITE HAS CHANGED." in said.err
     assert said.err.index(fingerprint(LAB.keyid)) < said.err.index(fingerprint(STRANGER.keyid))
     assert site.settings.read_bytes() == first
-    assert "Do you believe the NEW key? [y/N]" in site.join(file, answer="y\n").err
+    assert "Do you trust the NEW key? [y/N]" in site.join(file, answer="y\n").err
     (trust,) = tomllib.loads(site.settings.read_text())["trust"]
     assert (trust["name"], trust["keyid"]) == ("lab", STRANGER.keyid)
 
