@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import RecipeError, UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
@@ -22,7 +22,7 @@ from imagefactory.recipes.family import Recipe, RecipeRow
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.values import RULES, canonical, default_checks, package_of, quoted
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree, show
-from imagefactory.versions import natural
+from imagefactory.versions import natural, nearest
 
 _Pair: TypeAlias = "tuple[RecipeRow, YamlNode]"
 _COPIED_KEYS = ("version", "cuda", "extras", "packages", "constraints", "capabilities", "base", "python")
@@ -250,8 +250,8 @@ def scaffold(
 ) -> RecipeDraft:
     """Return a valid, commented recipe for `family`.
 
-    A framework in the knowledge table gets its newest version there, with CUDA and extras. Others, and all
-    conda families, get example values to change. Raises UsageError for an invalid name, or if there is no
+    The framework gets its newest known version, from PyPI with CUDA and extras. Raises UnknownAnswerError for
+    an unknown framework, and UsageError for an invalid name, or if there is no
     base.
     """
     known = knowledge.families()
@@ -265,10 +265,7 @@ def scaffold(
     check_name(framework, "framework")
     if source == "conda":
         return RecipeDraft(text=_conda_scaffold(family, framework, bases))
-    there = FRAMEWORKS.get(framework, framework)
-    note = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
-    text = _pypi_scaffold(family, framework, bases)
-    return RecipeDraft(text=text, notes=() if there == framework else (note,))
+    return RecipeDraft(text=_pypi_scaffold(family, framework, bases))
 
 
 def scaffold_on(family: str, target: Target) -> RecipeDraft:
@@ -290,8 +287,14 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
         hint = f"add a base to recipes/{BASES_FILE}"
         raise UsageError("no-base", "the project has no base", hint=hint)
     base = next((base for base in bases if base.python), bases[0])
+    known = knowledge.families()
+    names = (FRAMEWORKS.get(framework, ""), known.get(family.removesuffix("-conda"), ""), framework)
+    releases = next((rows for name in names if (rows := knowledge.releases(name))), ())
+    if not releases:
+        raise _unknown_framework(framework, sorted(FRAMEWORKS))
     return _CONDA_SCAFFOLD.format(
         family=family,
+        version=max((row.version for row in releases), key=natural),
         framework=framework,
         base=base.name,
         python=base.python or "3.12",
@@ -309,22 +312,32 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
         for wheel in knowledge.cuda_wheels()
         if wheel.package == framework and natural(base.python) >= natural(wheel.python)
     ]
-    version, cuda, extras_line = "1.0", "12", ""
-    known = "  # the versions of this framework are unknown: look them up, with their CUDA versions\n"
-    if wheels:
-        wheel = max(wheels, key=lambda wheel: (natural(wheel.version), natural(wheel.cuda)))
-        version, cuda, known = wheel.version, wheel.cuda, f"  # {wheel.source}\n"
-        extras_line = f"    extras: [{', '.join(wheel.extras)}]\n" if wheel.extras else ""
+    if not wheels:
+        raise _unknown_framework(framework, sorted(set(knowledge.families().values())))
+    wheel = max(wheels, key=lambda wheel: (natural(wheel.version), natural(wheel.cuda)))
+    extras_line = f"    extras: [{', '.join(wheel.extras)}]\n" if wheel.extras else ""
     return _SCAFFOLD.format(
         family=family,
         framework=framework,
         base=base.name,
         python=base.python,
         checks=", ".join(default_checks(framework)),
-        known=known,
-        version=version,
-        cuda=cuda,
+        known=f"  # {wheel.source}\n",
+        version=wheel.version,
+        cuda=wheel.cuda,
         extras=extras_line,
+    )
+
+
+def _unknown_framework(framework: str, known: Sequence[str]) -> UnknownAnswerError:
+    of_pypi = FRAMEWORKS.get(framework, "")
+    near = of_pypi if of_pypi in known else nearest(framework, known)
+    choose = f"did you mean --framework {near}?" if near else f"choose --framework {'|'.join(known)}."
+    return UnknownAnswerError(
+        "framework-unknown",
+        f"'{framework}' is not a known framework, so its version and CUDA are not known",
+        hint=f"{choose} To add it to a target: --extends TARGET. With its version in a requirements.txt: "
+        "imagefactory recipe import FILE",
     )
 
 
@@ -387,7 +400,7 @@ pip: []
 matrix:
   # Change the version: `imagefactory lock` prints the available ones. cuda-version pins the CUDA libraries
   # of conda-forge.
-  - version: "1.0"
+  - version: "{version}"
     cuda: ["12.6"]
     packages: [cuda-version=12.6]
 """

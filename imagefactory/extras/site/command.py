@@ -230,7 +230,11 @@ def _write_site(
 
     reported = _read(call, names, request)
     gc.freeze()  # nothing of it is garbage, and searching it for garbage takes a quarter of the time
-    pages = write_report(folder, dict(make_site(reported)), force=force)
+    try:
+        pages = write_report(folder, dict(make_site(reported)), force=force)
+    except OSError as error:
+        hint = "pass a directory that you can write to: --output DIR"
+        raise UsageError(*os_problem("write", folder, error), hint=hint) from error
     _print_file(
         folder / "index.html", len(reported.images), f"{_summary(reported)}\n{pages} files", as_json=as_json
     )

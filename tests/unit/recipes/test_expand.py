@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError, UsageError
+from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError, UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import BaseSpec, SourceLocation, Target
 from imagefactory.recipes import edit, values
@@ -610,13 +610,21 @@ def test_offered_goes_by_whole_components() -> None:
     assert knowledge.offered("nothing", "1.0") == ()
 
 
-@pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime", "cupy", "my-lab"])
+@pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime"])
 def test_scaffold_parses_and_expands(family: str) -> None:
     text = edit.scaffold(family, bases()).text
     recipe = parse_recipe(text, f"recipes/{family}.yaml")
     (target,) = expand(recipe, bases())
     assert target.name.startswith(f"{family}-")
-    assert (recipe.framework in {"cupy", "my-lab"}) == ("nothing is known" in text)
+    assert target.version in {wheel.version for wheel in knowledge.cuda_wheels()}
+
+
+@pytest.mark.parametrize("source", ["pypi", "conda"])
+def test_scaffold_invents_no_version(source: str) -> None:
+    with pytest.raises(UnknownAnswerError) as caught:
+        edit.scaffold("my-lab", bases(), source=source)
+    assert caught.value.code == "framework-unknown"
+    assert "torch" in caught.value.hint
 
 
 def test_scaffold_of_a_known_framework_under_another_name() -> None:
@@ -635,20 +643,27 @@ def test_scaffold_refuses_names(family: str, framework: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "framework"),
-    [("pytorch-conda", "pytorch"), ("tensorflow", "tensorflow"), ("jax-conda", "jaxlib"), ("cupy", "cupy")],
+    [("pytorch-conda", "pytorch"), ("tensorflow", "tensorflow"), ("jax-conda", "jaxlib")],
 )
 def test_scaffold_of_conda_parses_and_expands(family: str, framework: str) -> None:
     text = edit.scaffold(family, bases(), source="conda").text
     (target,) = expand(parse_recipe(text, f"recipes/{family}.yaml"), bases())
-    assert (target.source, target.framework, target.name) == ("conda", framework, f"{family}-1.0-cu126")
+    assert (target.source, target.framework, target.name) == (
+        "conda",
+        framework,
+        f"{family}-{target.version}-cu126",
+    )
+    assert target.version in {
+        row.version for name in knowledge.families().values() for row in knowledge.releases(name)
+    }
     assert target.channels == ("https://conda.anaconda.org/conda-forge",)
 
 
 def test_scaffold_says_when_a_name_is_condas() -> None:
-    (told,) = edit.scaffold("lab", bases(), framework="pytorch").messages
-    assert told == "pytorch is what conda calls it: PyPI's is --framework torch, conda's is --source conda"
-    assert edit.scaffold("lab", bases(), framework="tensorflow").messages == ()
-    assert edit.scaffold("lab", bases(), framework="pytorch", source="conda").messages == ()
+    with pytest.raises(UnknownAnswerError) as caught:
+        edit.scaffold("lab", bases(), framework="pytorch")
+    assert "--framework torch" in caught.value.hint
+    assert edit.scaffold("lab", bases(), framework="pytorch", source="conda").text
 
 
 _EXCLUDE = RECIPE.replace('OMP_NUM_THREADS: "1"', 'OMP_NUM_THREADS: "1"\nexclude: [PyYAML]').replace(

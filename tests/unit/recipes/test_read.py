@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parents[3] / "recipes"
 TEXTS = [
     path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
 ]
-TEXTS.append(edit.scaffold("lab", read_bases(FOLDER)).text)
+TEXTS.append(edit.scaffold("lab", read_bases(FOLDER), framework="torch").text)
 BASES = read_bases(FOLDER)
 TEXTS.append(
     TEXTS[0]

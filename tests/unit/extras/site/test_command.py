@@ -130,6 +130,9 @@ def test_a_badge_and_a_picture_are_files_of_their_own(bench: Bench, tmp_path: Pa
 
 
 def test_bad_arguments_are_told(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = bench.call("report", "-o", str(tmp_path / "file"), code=2)
+    assert said.error_codes == ("cannot-write-file",)
     assert "nothing-*" in bench.call("report", "nothing-*", "-o", str(tmp_path / "x"), code=3).err
     said = bench.call("report", "-o", str(tmp_path / "b.svg"), "--format", "badge", code=2)
     assert (said.error_codes, "badge" in said.err) == (("option-conflict",), True)
