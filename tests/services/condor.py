@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from imagefactory.errors import DISTRIBUTION
+from tests.made.documents import check_printed
 from tests.services import uv
 from tests.services.apptainer import fuse_for_everyone
 from tests.services.libcuda import MEMORY, NAME, UUID
@@ -230,6 +231,7 @@ class CondorPool:
         process = self.start(argv, user=user, folder=folder, **environ)
         out, err = process.communicate(timeout=600)
         assert code is None or process.returncode == code, f"{argv}: {process.returncode}\n{out}\n{err}"
+        check_printed(out)
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
     def imagefactory(
