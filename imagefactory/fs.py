@@ -302,7 +302,7 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
                     folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above
                 )
             except NotADirectoryError as error:
-                raise OSError(errno.ELOOP, "it is a link, or not a directory", str(here)) from error
+                raise OSError(errno.ELOOP, "a link, or not a directory", str(here)) from error
             os.close(above)
         pinned = f"/proc/self/fd/{opened}/"
         try:
