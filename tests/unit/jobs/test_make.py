@@ -167,7 +167,7 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
         resolve(without_verdicts())
     assert caught.value.exit_code == 9
     assert caught.value.code == "not-verified"
-    for words in ("pytorch-2.3-cu121 (docker)", "predicted to run on 7.0;", "not to run on 3.5"):
+    for words in ("pytorch-2.3-cu121 (docker)", "predicted to run on 7.0;", "not predicted to run on 3.5"):
         assert words in caught.value.message
     assert "imagefactory job write pytorch-2.3-cu121 --allow-unverified" in caught.value.hint
     assert "your center" in caught.value.hint
