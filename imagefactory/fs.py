@@ -16,7 +16,7 @@ from typing import IO
 
 from imagefactory.errors import ImagefactoryError, StoreError, os_problem
 from imagefactory.progress import Progress, format_bytes
-from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
+from imagefactory.trees import directory_lock, remove_tree, tree_bytes, unlocked_directories
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
     """
     with explain_full_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
-    with explain_full_disk(parent), alone_in(parent):
-        for dead in folders_unheld(parent, lambda _: None, prefix):
+    with explain_full_disk(parent), directory_lock(parent):
+        for dead in unlocked_directories(parent, lambda _: None, prefix):
             with suppress(OSError):
                 remove_tree(dead)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
@@ -302,7 +302,7 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
                     folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above
                 )
             except NotADirectoryError as error:
-                raise OSError(errno.ELOOP, "it is a link, or not a directory", str(here)) from error
+                raise OSError(errno.ELOOP, "a link, or not a directory", str(here)) from error
             os.close(above)
         pinned = f"/proc/self/fd/{opened}/"
         try:

@@ -215,7 +215,7 @@ def tree_bytes(path: Place) -> int:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Place) -> Iterator[None]:
+def directory_lock(folder: Place) -> Iterator[None]:
     """Lock out other processes that create directories in `folder`, or that search for unlocked ones."""
     gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -225,7 +225,9 @@ def alone_in(folder: Place) -> Iterator[None]:
         os.close(gate)
 
 
-def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: str = "") -> Iterator[str]:
+def unlocked_directories(
+    parent: Place, refused: Callable[[OSError], None], prefix: str = ""
+) -> Iterator[str]:
     """Yield the directories in `parent` that no living process has locked.
 
     Each is locked until the next step. Only names that start with `prefix` are included. `refused` is called

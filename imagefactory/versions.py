@@ -15,7 +15,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     Its numbers must be the same, because other numbers are another version, not a misspelling.
     """
     word = word[:100]
-    alike = [name for name in known if _NUMBER.findall(name) == _NUMBER.findall(word)]
+    alike = [candidate for candidate in known if _NUMBER.findall(candidate) == _NUMBER.findall(word)]
     return next(iter(difflib.get_close_matches(word, alike, n=1, cutoff=0.6)), "")
 
 

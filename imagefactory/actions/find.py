@@ -30,10 +30,10 @@ from imagefactory.jobs.offer import (
     GpuClass,
     MachineIndex,
     ResourceRequest,
-    by_class,
     choose_form,
+    classifier_for,
     expected_grounds,
-    find_places,
+    find_available_gpus,
     fits,
     forms_of,
     index_machines,
@@ -253,7 +253,7 @@ def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) ->
 
 def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list[GpuMatch]:
     groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
-    for gpu_place in find_places(candidate.known, candidate.resources, machines):
+    for gpu_place in find_available_gpus(candidate.known, candidate.resources, machines):
         key = (gpu_place.gpu.name, gpu_place.gpu.capability, gpu_place.gpu_class.claim.basis)
         groups.setdefault(key, []).append(gpu_place)
     return [
@@ -294,7 +294,7 @@ def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindReq
         cuda=image.cuda,
         ready=True,
         classes=grounds.classes,
-        known=by_class(grounds.classes),
+        known=classifier_for(grounds.classes),
         # As `job write` would request it without further options.
         resources=ResourceRequest(
             gpus=request.resources.gpus,

@@ -48,7 +48,13 @@ from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.trust.approval import Approvals, ApprovalSubject, others, sign_approval, verify_approvals
+from imagefactory.trust.approval import (
+    Approvals,
+    ApprovalSubject,
+    other_trusted_keys,
+    sign_approval,
+    verify_approvals,
+)
 from imagefactory.trust.attached import (
     AttachJournal,
     SignedStatement,
@@ -63,7 +69,7 @@ from imagefactory.trust.judgement import (
     RevocationRequest,
     VerdictSet,
     find_verdicts,
-    out_of_period,
+    period_problem,
     sign_revocation,
     verify_envelope,
     verify_revocations,
@@ -163,7 +169,7 @@ class _Approver:
         may_sign = self.promoting.approve and not self.promoting.dry_run
         if len(approved) < needed and may_sign and self._sign(fate, approvals.by(now)):
             approved = self._approvals(fate.tag, fate.after).by(now)
-        return approve_tag(fate, needed, approved, others(self.trust, approved, now))
+        return approve_tag(fate, needed, approved, other_trusted_keys(self.trust, approved, now))
 
     def _may_go_back(self, fate: TagDecision, needed: int) -> bool:
         """Return whether expired approvals can move a tag, because its current image must lose the tag."""
@@ -189,7 +195,7 @@ class _Approver:
         repo, now, approval = self.promoting.place, self.promoting.now, self._subject(fate.tag, fate.after)
         key = signing_key(self.access, now)
         trusted = self.trust.key(key.keyid) if key else None
-        if key is None or trusted is None or out_of_period(trusted, now):
+        if key is None or trusted is None or period_problem(trusted, now):
             who = f"the key '{key.name}' is not trusted here" if key else "there is no signing key"
             self.access.tell(f"{approval.tag} is not approved by you: {who}")
             return False

@@ -66,7 +66,7 @@ from imagefactory.trust.catalog_package import CURRENT, catalog_repository, pars
 from imagefactory.trust.judgement import (
     VerificationPolicy,
     merge_revoked,
-    out_of_period,
+    period_problem,
     revoked_cells,
     verify_envelope,
     verify_revocations,
@@ -121,7 +121,7 @@ def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[Pub
     catalog: Catalog | None = None
     reason = f"{opened.standing}, {opened.why}"
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
-        late = out_of_period(opened.key, now)
+        late = period_problem(opened.key, now)
         try:
             catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
             reason = f"{late[0]}, {late[1]}" if late else ""
@@ -418,7 +418,7 @@ def _open_catalog(repo: StoreRepository, name: str, trust: TrustRules, now: date
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     published, reason = _open(b"".join(repo.store.read(repo.repository, layer)), location, trust, now)
     catalog, key = published.catalog, trust.key(published.keyid)
-    late = out_of_period(key, catalog.made) if catalog and key else None
+    late = period_problem(key, catalog.made) if catalog and key else None
     if catalog is None or late:
         raise StatementError(
             "catalog-rejected",

@@ -47,7 +47,7 @@ from imagefactory.schedulers.cells import (
     check_capacity,
     choose_machines,
     driver_of,
-    leave_out_bad,
+    exclude_bad_machines,
     plan_sweep,
     within_budget,
 )
@@ -56,9 +56,9 @@ from imagefactory.schedulers.faults import (
     MachineFaults,
     bad_by_row,
     blamed_machines,
+    faults_of_bad_machines,
     format_excluded,
     format_machine_faults,
-    of_bad_machines,
     read_failed_machines,
     read_machine_faults,
 )
@@ -78,7 +78,7 @@ from imagefactory.schedulers.pool import (
     SweepNode,
     SweepSpec,
 )
-from imagefactory.schedulers.sites import GENERIC, check_needs, find_site, own_of
+from imagefactory.schedulers.sites import GENERIC, check_needs, find_site, job_additions
 from imagefactory.schedulers.sizes import disk_of, memory_of
 from imagefactory.schedulers.sweep_file import (
     ID,
@@ -94,9 +94,9 @@ from imagefactory.schedulers.underway import (
     Images,
     SweepLookup,
     cell_of,
-    leave_out_claimed,
-    leave_out_underway,
     read_underway,
+    skip_claimed,
+    skip_underway,
     skipped_by_claim,
     will_still_run,
 )
@@ -285,7 +285,7 @@ def prepare_sweep(
 ) -> SweepDraft:
     """Plan a sweep. Builds and sends nothing. Raises UsageError for invalid options."""
     check_limits(options.limits)
-    own = own_of(options.pool, project.settings)
+    own = job_additions(options.pool, project.settings)
     site = find_site(options.site)
     if options.pool == HTCONDOR:
         check_needs(site, WRITTEN | names_of(own))
@@ -300,17 +300,17 @@ def prepare_sweep(
     lookup = SweepLookup(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     images = _images(project, plan, kind)
     seen, notes = read_underway(sweeps_directory(project.settings), images, lookup)
-    plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
+    plan = skip_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     faults: tuple[NodeFault, ...] = ()
     chosen = choose_machines(inventory, options.asked.machines)
     if plan.cells and BAD_MACHINE not in options.asked.allow:
         machines = capable_machines(chosen, plan.cells)
-        faults = of_bad_machines(_recent_faults(project.settings, options.pool, bench), machines)
-        plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
+        faults = faults_of_bad_machines(_recent_faults(project.settings, options.pool, bench), machines)
+        plan = exclude_bad_machines(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
     if plan.cells and CLAIMED not in options.asked.allow:
         claims = read_claims(project, registry, now)
-        plan = leave_out_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
+        plan = skip_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return SweepDraft(
         plan=plan, inventory=chosen, place=delivery, id=name, options=options, own=own, faults=faults

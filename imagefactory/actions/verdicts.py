@@ -43,8 +43,8 @@ from imagefactory.trust.judgement import (
     VerdictSet,
     VerificationPolicy,
     find_verdicts,
-    out_of_period,
     parse_revocation,
+    period_problem,
 )
 from imagefactory.trust.keys import SigningKey, find_key, read_signing_key
 from imagefactory.trust.policy import TrustRules, read_trust
@@ -414,7 +414,7 @@ def signing_key(access: Access, now: datetime) -> SigningKey | None:
 def check_key_trusted(key: SigningKey, trust: TrustRules, now: datetime) -> None:
     """Raise CheckFailedError if this project does not accept signatures of the key at `now`."""
     trusted = trust.key(key.keyid)
-    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
+    late = (None, "it is not trusted") if trusted is None else period_problem(trusted, now)
     if late:
         raise CheckFailedError(
             "signer-not-trusted",

@@ -201,7 +201,7 @@ class WheelSource(WheelFile):
         try:
             info = self._zipfile.getinfo(name)
         except KeyError:
-            raise _InvalidWheelError(f"it has no {name}") from None
+            raise _InvalidWheelError(f"the wheel has no {name}") from None
         limit = TEXT if filename == "RECORD" else SHORT_TEXT
         data = WheelMember(self._raw, info, (info.filename, "", "")).bytes(limit)
         try:

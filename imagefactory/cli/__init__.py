@@ -1,8 +1,7 @@
 """The command line: parse arguments, print results, set the exit code. Only this package prints or exits.
 
-One file for a group of commands; output.py has what all share. Commands are rows, loaded by name.
-
-Every command imports what it needs when it runs, so that it starts fast.
+There is one file for each group of commands. output.py contains shared code. Commands are rows, loaded by
+name. Each command imports what it needs when it runs, so that the program starts fast.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ MODULES = {
     "spython": "apptainer",
     "tomlkit": "sign",
 }
-"""Packages that a light install lacks, and the extra with them."""
+"""Packages that a minimal installation lacks, and the extra that installs them."""
 EXIT_CODES_TOPIC = "exit-codes"
 
 
@@ -254,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _usage_text(error: click.ClickException) -> str:
-    """Return an error of click in the style of ours, or the help of a group without a command."""
+    """Return an error of click in the style of imagefactory, or the help of a group without a command."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     message = error.format_message()
     if context and message == context.get_help():
@@ -264,7 +263,7 @@ def _usage_text(error: click.ClickException) -> str:
 
 
 def _print_warnings_plainly() -> None:
-    """Print tracebacks and warnings through `write`: they quote untrusted text."""
+    """Print tracebacks and warnings through `write`, since they may contain untrusted text."""
     sys.excepthook = _print_bug
     threading.excepthook = lambda bug: _print_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
     warnings.showwarning = lambda message, kind, *_: write_terminal(2, f"{kind.__name__}: {message}")
@@ -278,10 +277,10 @@ def _print_bug(
 
 
 def check_not_namesake_package(package: Path) -> None:
-    """Raises ToolError where another package named `imagefactory` shares this program's directory.
+    """Raise ToolError if another package named `imagefactory` is installed in this program's directory.
 
-    Both have files of the same names, so the later installation overwrites the earlier one. A file that only
-    the other has (imagefactory 0.1.0 of 2017, the only release) shows it.
+    Both packages have files with the same names, so the later installation overwrites the earlier one. A file
+    that only the other package has (imagefactory 0.1.0 of 2017, its only release) shows this.
     """
     if (package / "imagefactory.py").exists():
         raise ToolError(
@@ -293,7 +292,7 @@ def check_not_namesake_package(package: Path) -> None:
 
 
 def _clean_up_on_termination() -> None:
-    """Handle SIGTERM and a lost terminal as Ctrl-C: containers and builds end too."""
+    """Handle SIGTERM and a closed terminal like Ctrl-C, so that containers and builds end too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the latter, and means it
             signal.signal(number, lambda signum, _: sys.exit(128 + signum))
@@ -303,9 +302,9 @@ def _clean_up_on_termination() -> None:
 def _install_wakeup() -> None:
     """Wake the main thread after a signal that another thread received.
 
-    The kernel may deliver a signal to any thread, and only the main thread runs the handler. If it waits for
-    a lock, it handles Ctrl-C only when the lock is free; with a registry that hangs, never. So this sends
-    more signals, which do nothing but end such a wait.
+    The kernel may deliver a signal to any thread, but only the main thread runs the handler. If the main
+    thread waits for a lock, it handles Ctrl-C only after the lock is free, which may never happen if a
+    registry hangs. So this sends more signals, whose only effect is to end such a wait.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -323,7 +322,10 @@ def _install_wakeup() -> None:
 
 
 def _raise_interrupt(arguments: Sequence[str]) -> int:
-    """Print the last message. If other threads run, exit at once: a normal exit would join them."""
+    """Print the last message.
+
+    If other threads run, exit immediately, since a normal exit would wait for them.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints nothing
     silence_progress()
     message = "interrupted: run the same command again to continue"
@@ -341,7 +343,7 @@ def _raise_interrupt(arguments: Sequence[str]) -> int:
 
 
 def _exit_process(error: ImagefactoryError, arguments: Sequence[str]) -> int:
-    """Print an error that ended the whole call: to stderr, and as JSON with --json."""
+    """Print an error that ended the whole command: to stderr, and as JSON with --json."""
     _print_json_error(arguments, error, error.exit_code)
     print_errors(error)
     return error.exit_code

@@ -39,12 +39,12 @@ class DurationType(click.ParamType[timedelta]):
 
 COMMON = ("Common options", {"--json", "--quiet", "--help"})
 MANY_OPTIONS = 8
-"""A command with more options shows them in sections."""
+"""Commands with more options than this show them in sections."""
 _SECTIONS: dict[click.Parameter, str] = {}
 
 
 def section(title: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Return a decorator that gives the options below it, up to the next section, a title in the help."""
+    """Return a decorator that puts the next options into a section of the help with this title."""
 
     def decorate(command: Callable[P, None]) -> Callable[P, None]:
         for parameter in getattr(command, "__click_params__", ()):
@@ -65,7 +65,7 @@ _BROKEN = {ord(new): chr(old) for old, new in _WHOLE.items()}
 
 
 class HelpFormatter(click.HelpFormatter):
-    """Help that breaks lines neither at hyphens nor in backticks."""
+    """A formatter that does not break lines at hyphens or in backticks."""
 
     def _join(self, text: str) -> str:
         return re.sub(r"`[^`]*`|\S+-\S*", lambda match: match[0].translate(_WHOLE), text)
@@ -85,7 +85,7 @@ class HelpContext(click.Context):
 
 
 class Command(click.Command):
-    """A command whose help shows many options in sections, and those of all commands last."""
+    """A command whose help shows many options in sections, and the common options last."""
 
     context_class = HelpContext
 
@@ -115,9 +115,9 @@ HABITS = {
     "update": "recipe update",
     "version": "--version",
 }
-"""Commands of similar tools, and the equivalent here."""
+"""Commands of similar tools, and the equivalent command here."""
 CUTOFF = 0.8
-"""How similar a word and a command must be; at the default of difflib, 0.6, `version` is near to `verify`."""
+"""The similarity above which a command is suggested. With difflib's 0.6, `version` would suggest `verify`."""
 
 
 class CommandGroup(click.Group):
@@ -199,7 +199,7 @@ class CommandGroup(click.Group):
         )
 
     def paths(self) -> list[str]:
-        """Return all commands as a person types them."""
+        """Return all commands with their groups, as users type them."""
         below = {
             name: group.paths() for name, group in self._loaded.items() if isinstance(group, CommandGroup)
         }
@@ -222,7 +222,7 @@ class CommandGroup(click.Group):
 
 
 def _similar(word: str, paths: Sequence[str]) -> list[str]:
-    """Return the commands that a word may stand for: by habit, by its last word, or misspelled."""
+    """Return the commands that a word may mean: an equivalent, the same last word, or a similar spelling."""
     if word in HABITS and HABITS[word] in (*paths, "--version"):
         return [HABITS[word]]
     last = [path for path in paths if path.split()[-1] == word]
@@ -233,7 +233,7 @@ def _similar(word: str, paths: Sequence[str]) -> list[str]:
 
 
 def leaf_commands(command: click.Command) -> Iterator[click.Command]:
-    """Return the commands of a group and its subgroups, without the groups; of a command, itself."""
+    """Return the commands of a group and its subgroups, without the groups. For a command, return it."""
     if not isinstance(command, click.Group):
         yield command
         return

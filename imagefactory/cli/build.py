@@ -153,7 +153,7 @@ def _built_json(built: BuildResult, factory: Project) -> dict[str, object]:
 
 
 def _or_qemu(built: BuildResult) -> str:
-    """Return a hint about qemu: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
+    """Return a hint about qemu: PyTorch 2.15 crashes with a segmentation fault in 7.2, but not in 10.0."""
     from imagefactory.gpu.capability import can_emulate
 
     emulated = can_emulate(built.target.platform)
@@ -332,7 +332,7 @@ def lock(
         if as_json:
             print_json({"format": "imagefactory.locks/1", "results": results, "errors": failures.as_json()})
     if changed_names:
-        print_next_command("render", *sorted(changed_names)) if names else print_next_command("render")
+        print_next_command("build", *sorted(changed_names)) if names else print_next_command("render")
     elif len(chosen) == 1:
         print_next_command("build", chosen[0].name)
     return None
@@ -347,9 +347,9 @@ def _lock(
     build: bool,
     as_json: bool,
 ) -> tuple[LockResult, list[dict[str, object]]]:
-    """Lock a target, and build packages without a wheel with --build, or if a person confirms it.
+    """Lock a target. Build packages without a wheel with --build, or if the user confirms it.
 
-    Returns the lock and the built wheels as JSON.
+    Return the lock, and the built wheels as JSON.
     """
     from imagefactory.actions.lock import lock_target
 
@@ -370,7 +370,10 @@ def _lock(
 
 
 def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
-    """Print the lock of one conda target as a file that conda reads. A note lists what it cannot contain."""
+    """Print the lock of one conda target in a format that conda reads.
+
+    A note lists what it cannot contain.
+    """
     from imagefactory.actions.lock import render_lock
 
     factory = call.factory
@@ -390,7 +393,7 @@ def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
 
 @contextmanager
 def _with_lock_hints(factory: Project, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
-    """With --explain, print the solver's account of this run or of the recorded one."""
+    """With --explain, print the solver's explanation of this run or of the recorded run."""
     from imagefactory.actions.locked import lock_state, read_unsolvable_reason
 
     known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
@@ -418,11 +421,10 @@ def _check(
     deep: Sequence[Target],
     as_json: bool,
 ) -> None:
-    """Print the states of locks and layers, and rebuild the layers of `deep`.
+    """Print the states of locks and layers, and rebuild the layers in `deep`.
 
-    Exits with StaleError's code unless all match the recipes.
-
-    A recorded target without a solution matches its recipe, for as long as the record is valid.
+    Exits with the code of StaleError unless all match the recipes. A recorded target without a solution
+    matches its recipe as long as the record is valid.
     """
     if deep:
         from imagefactory.actions.lock import check_target_layers
@@ -467,7 +469,7 @@ def _check(
 
 
 def check_no_orphans(factory: Project) -> None:
-    """Raises StaleError for locks and definitions without a recipe."""
+    """Raise StaleError for locks and definitions without a recipe."""
     from imagefactory.actions.locked import orphans
 
     paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]

@@ -1,4 +1,4 @@
-"""The compat command, which shows what runs on which GPU from local data only."""
+"""The compat command, which shows the GPUs on which images run, from local data only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -
 
 
 def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete families anywhere, and targets in a project."""
+    """Complete names of families, and in a project also targets."""
     choices = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
     return [name for names in choices for name in names]
 
@@ -193,7 +193,7 @@ def _is_place(name: str) -> bool:
 
 
 def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
-    """Print versions x CUDA x capability for families and frameworks, or targets x capability."""
+    """Print versions x CUDA x capability for families and frameworks, or targets x capability for targets."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import check_known, columns, rows
     from imagefactory.views.compat import format_rows
@@ -286,7 +286,7 @@ def _pool_gpus(inventory: Inventory) -> list[CompatGpu]:
 
 
 def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
-    """Raises UsageError for a named target without a GPU."""
+    """Raise UsageError for a named target without GPU support."""
     for target in targets:
         if target.name in names and not target.gpu:
             raise UsageError(
@@ -317,10 +317,10 @@ def _check_no_driver(capability: Capability, driver: str) -> None:
 def _candidates(
     call: CommandContext, names: tuple[str, ...], *, cuda: str = "", every_version: bool = False
 ) -> list[CoverCandidate]:
-    """Return the candidates of targets, families, frameworks and releases (for `cuda`); by default all.
+    """Return the candidates of targets, families, frameworks and releases (for `cuda`); all without names.
 
-    If no recipe has a framework, its known versions represent it; with `every_version` they are added to the
-    targets. Raises NothingSelectedError for an unknown name.
+    If no recipe has a framework, its known versions represent it. With `every_version`, these are added to
+    the targets. Raises NothingSelectedError for an unknown name.
     """
     from imagefactory.actions.find import read_candidates
     from imagefactory.gpu.knowledge import families
@@ -373,7 +373,7 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
 
 
 def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
-    """Return the error for an unknown name; `known` are valid names besides the frameworks."""
+    """Return the error for an unknown name. `known` are valid names in addition to the frameworks."""
     from imagefactory.gpu.knowledge import families
     from imagefactory.recipes.yaml_tree import show
     from imagefactory.versions import nearest
@@ -417,7 +417,7 @@ def _scan(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Predict on which GPUs something runs, from the GPU code in it; verdicts on that image come first."""
+    """Predict from the GPU code of an image or file on which GPUs it runs. Verdicts have priority."""
     from imagefactory.actions.inspect import inspect_place, inspected_verdicts
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only

@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 
 def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
-    """Add `--inventory FILE`, the argument `inventory`: a path, or None for the pool itself."""
+    """Add the option `--inventory FILE`. Its value is a path, or None to query the pool."""
     return click.option(
         "--inventory",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -126,7 +126,10 @@ def gpus(
 
 
 def _choose(system: str | None, *, probe: bool) -> str:
-    """Return the pool to query; of two, HTCondor with a note. Raises UsageError for a probe of HTCondor."""
+    """Return the pool to query. If there are two, use HTCondor and print a note.
+
+    Raises UsageError for --probe with HTCondor.
+    """
     from imagefactory.schedulers.pool import local_pools
 
     if probe and system == HTCONDOR:
@@ -146,7 +149,7 @@ def _choose(system: str | None, *, probe: bool) -> str:
 
 
 def _probe(wait: timedelta) -> None:
-    """Probe the GPUs. Notes report those that did not answer. Raises ToolError without a Slurm cluster."""
+    """Probe the GPUs. Notes list GPUs that did not answer. Raises ToolError without a Slurm cluster."""
     from imagefactory.schedulers.slurm.nodes import gpu_types_of, probe_all, query_inventory, write_probed
 
     kinds = gpu_types_of(query_inventory(os.environ, datetime.now(UTC)))

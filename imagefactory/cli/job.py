@@ -44,7 +44,7 @@ SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The options of a job and its files, as written."""
+    """The options of a job and its files, as the user wrote them."""
 
     site: str | None
     executable: str
@@ -239,7 +239,7 @@ def write(
     )  # fmt: skip
     from imagefactory.actions.centers import centers_of, find_center_image, read_centers
     from imagefactory.jobs.make import check_files, resolve_job, save_files, write_job
-    from imagefactory.jobs.offer import by_class, find_places, format_places, index_machines
+    from imagefactory.jobs.offer import classifier_for, find_available_gpus, format_available, index_machines
     from imagefactory.jobs.slurm import format_reach
     from imagefactory.jobs.spec import resource_request
     from imagefactory.trust.offers import find_offer
@@ -260,19 +260,21 @@ def write(
     nodes = _available_pool(inventory, now) if has_pool else None
     places: tuple[AvailableGpu, ...] = ()
     if nodes:
-        places = find_places(by_class(job.classes), resource_request(job), index_machines(nodes))
+        places = find_available_gpus(
+            classifier_for(job.classes), resource_request(job), index_machines(nodes)
+        )
     if as_json:
         from imagefactory.views.catalog import catalog_json
 
         pool = _matching_json(places, nodes) if nodes else None
         print_json(_job_json(job, files, pool, catalog_json(entry.center, catalog)))
     else:
-        reach = format_places(places, nodes, now) if nodes else ""
+        reach = format_available(places, nodes, now) if nodes else ""
         _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
 
 
 def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:
-    """Return the options as values. Raises UsageError for invalid ones."""
+    """Return the parsed options. Raises UsageError for invalid ones."""
     from imagefactory.jobs.make import read_files
     from imagefactory.jobs.spec import JobParameters, number_runs, read_rows
     from imagefactory.project import uses_catalog
@@ -339,7 +341,7 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
 
 
 def _check_programs(options: JobOptions) -> None:
-    """Raises UsageError for an option without the one that it requires."""
+    """Raise UsageError for an option without the other option that it requires."""
     program, finalize = options.executable, options.finalize
     reject_conflict(
         options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"
@@ -360,7 +362,10 @@ def _check_programs(options: JobOptions) -> None:
 
 
 def _advice(path: Path) -> ResourceAdvice:
-    """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
+    """Return the resources for an emulated run.
+
+    Raises UsageError if it needs more memory than its GPU has.
+    """
     from imagefactory.jobs.resources import LONGEST, advise, parse_emulated
 
     with path.open("rb") as file:
@@ -376,7 +381,7 @@ def _advice(path: Path) -> ResourceAdvice:
 
 
 def _file_name(options: JobOptions, suffix: str) -> str:
-    """Return the name without suffix, empty for the default. Raises UsageError for another suffix."""
+    """Return the file name without suffix, "" for the default. Raises UsageError for another suffix."""
     if options.output is None:
         return ""
     if options.output.suffix != f".{suffix}":
@@ -420,7 +425,7 @@ def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
         least = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
         lines.append(f"  GPUs   {row.capability}{least}: {row.claim.basis}, {row.claim.reason}")
     if not job.gpus:
-        lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
+        lines.append("  GPUs   none is asked for: the image is only for CPUs, tried by its smoke test")
     if job.gpus > 1:
         where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
         lines.append(f"  GPUs   {job.gpus} of a machine work together: {where}")
@@ -446,7 +451,10 @@ def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
 
 
 def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
-    """Return the pool, None without one. A pool that does not answer prints a note: the file is written."""
+    """Return the pool, None without one.
+
+    If the pool does not answer, print a note: the file is written anyway.
+    """
     from imagefactory.errors import ImagefactoryError
 
     if path is None and not shutil.which("condor_status"):

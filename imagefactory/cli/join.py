@@ -208,7 +208,7 @@ def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
 
 
 def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
-    """Return if the person agrees. Raises UsageError without a terminal, else Exit."""
+    """Return if the user agrees. Raises UsageError without a terminal, Exit if the user does not agree."""
     joining = user.joining
     if yes and not joining.changed:
         return

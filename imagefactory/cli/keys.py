@@ -357,7 +357,7 @@ def rotate(
 
 
 def _evidence(text: str, name: str) -> tuple[str, ...]:
-    """Return the evidence of a key's own row, empty if it uses the policy's."""
+    """Return the evidence in the row of a key, empty if it uses the policy's."""
     rows = tomllib.loads(text)["trust"]
     return tuple(next(row for row in rows if row["name"] == name).get("evidence", ()))
 
@@ -365,7 +365,7 @@ def _evidence(text: str, name: str) -> tuple[str, ...]:
 def _published(
     call: CommandContext, now: datetime, before: PublishedCatalog | None
 ) -> tuple[list[str], CheckFailedError | None]:
-    """Sign the catalog and renew the invitation with the new key. Return the written places and the error."""
+    """Sign the catalog and renew the invitation with the new key. Return the addresses and the error."""
     from imagefactory.actions.join import invitation_of
     from imagefactory.actions.publish import publish_again, publishing_key
     from imagefactory.cli.join import push_invitation
@@ -461,8 +461,8 @@ def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why:
 def _replace(path: Path, before: str, text: str) -> str:
     """Write the file and keep the project trusted. Return a message if it was not trusted before.
 
-    A file without any restricted setting needs no trust, so the only change that needs it is the user's own.
-    This trusts no other lines.
+    A file without restricted settings needs no trust, so the only change that needs trust is the user's. This
+    trusts no other lines.
     """
     from imagefactory.settings.files import (
         is_trusted,

@@ -1,4 +1,4 @@
-"""Shared by all commands: context, output, and the exit code for errors of single targets."""
+"""Code that all commands share: context, output, and the exit code for errors of single targets."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class CommandContext:
 
     @property
     def settings(self) -> Settings:
-        """The settings. On a terminal, asks whether to trust a project that sets restricted settings.
+        """The settings. On a terminal, the user can trust a project that sets restricted settings.
 
-        Raises UntrustedProjectError without a terminal, and for the answer no.
+        Raises UntrustedProjectError without a terminal, or if the user does not agree.
         """
         from imagefactory.settings.files import UntrustedProjectError
 
@@ -73,7 +73,7 @@ class CommandContext:
 
     @property
     def checked_settings(self) -> Settings:
-        """The settings without those that an untrusted project may not set, for commands that show them."""
+        """The settings without those that an untrusted project may not set, for commands that print them."""
         return self._load(strict=False)
 
     def _load(self, *, strict: bool) -> Settings:
@@ -104,14 +104,17 @@ class CommandContext:
 
     @property
     def strict_factory(self) -> Project:
-        """The project, for commands that delete or record what no recipe names. Raises RecipeError."""
+        """The project, for commands that delete or record things that are in no recipe.
+
+        Raises RecipeError.
+        """
         from imagefactory.project import load_project
 
         return load_project(self._settings_with_note, os.environ, self._note_once())
 
     @property
     def factory_if_any(self) -> Project | None:
-        """The project, None without recipes: commands about frameworks work anywhere."""
+        """The project, None without recipes, since commands about frameworks work everywhere."""
         from imagefactory.project import recipes_directory
 
         try:
@@ -124,7 +127,7 @@ class CommandContext:
 
     @property
     def _settings_with_note(self) -> Settings:
-        """The settings. A note reports that the recipes are those of imagefactory."""
+        """The settings. If the recipes are the bundled ones, print a note."""
         settings = self.settings
         if settings.shipped:
             self.progress.note(
@@ -142,7 +145,7 @@ class CommandContext:
 
 
 def print_result(text: str, *, unless: bool = False) -> None:
-    """Print a result for a person; `unless` is true with --json."""
+    """Print a result for people, unless `unless` is true (with --json)."""
     if not unless:
         write_terminal(1, text)
 
@@ -165,7 +168,7 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def print_next_command(*words: str, program: str = "imagefactory") -> None:
-    """Print the command that a person would run next to stderr, as the last line.
+    """Print the next useful command to stderr, as the last line.
 
     Prints nothing for programs (`--json`, `--progress json`) or with `-q`.
     """
@@ -252,7 +255,7 @@ _COLORS = {
     "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
     "cyan": "next: hint:",
 }
-"""Statuses alone in a cell or at the start of a line, by their terminal color."""
+"""The terminal color of statuses that fill a cell or start a line."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
 _STATUS_COLORS = {word: color for color, words in _COLORS.items() for word in words.split()}
 _CELL = re.compile(
@@ -262,7 +265,7 @@ _CELL = re.compile(
 
 
 def colorize(text: str, stream: int) -> str:
-    """Return the text with colors for the words above, if `stream` is a terminal with colors."""
+    """Return the text with these words in colors, if `stream` is a terminal with colors."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     if plain or not os.isatty(stream):
         return text
@@ -275,10 +278,10 @@ def colorize(text: str, stream: int) -> str:
 
 
 def write_terminal(stream: int, text: str) -> None:
-    """Print a text for people, with no terminal control characters but the colors of `colorize`.
+    """Print a text for people without terminal control characters, except the colors of `colorize`.
 
-    Texts quote untrusted input: file names, layers, registries, records. All output goes through here or
-    through progress.py. Messages on stderr are wrapped to the terminal.
+    Texts may contain untrusted input: file names, layers, registries, records. All output goes through this
+    function or through progress.py. Messages on stderr are wrapped to the terminal.
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
@@ -288,19 +291,22 @@ def write_terminal(stream: int, text: str) -> None:
 
 
 def print_prose(text: str, indent: int = 2) -> None:
-    """Print a result that is not a table: lines are wrapped to the terminal, with indented continuations."""
+    """Print a result that is not a table.
+
+    Lines are wrapped to the terminal, with indented continuation lines.
+    """
     width = terminal_width()
     print_result(wrap_message(text, width, indent) if width else text)
 
 
 def print_catalog_notes(notes: Iterable[str]) -> None:
-    """Print which catalogs are not current, and which expire soon."""
+    """Print which catalogs are outdated, and which expire soon."""
     for note in notes:
         write_terminal(2, f"note: {note}")
 
 
 def confirm(question: str) -> bool:
-    """Return whether the person at the terminal says yes."""
+    """Return whether the user at the terminal answers yes."""
     return click.confirm(printable(question), err=True)
 
 
@@ -317,7 +323,7 @@ def _echo(stream: int, text: str) -> None:
 
 
 def terminal_width(stream: int = 1) -> int | None:
-    """Return the columns of the terminal, None if the stream is not one: lines stay whole for `grep`."""
+    """Return the columns of the terminal. None if it is not a terminal: lines are not wrapped, for `grep`."""
     return (os.get_terminal_size(stream).columns or None) if os.isatty(stream) else None
 
 
@@ -327,7 +333,10 @@ def is_terminal() -> bool:
 
 
 def confirm_trust(error: UntrustedProjectError) -> bool:
-    """Show what an untrusted project sets, and ask whether to trust it; record the answer yes."""
+    """Show the restricted settings of an untrusted project and let the user trust it.
+
+    Record the answer yes.
+    """
     from imagefactory.settings.files import trust_project
 
     write_terminal(2, f"{error.file} sets what only a trusted project may set:")
@@ -539,7 +548,7 @@ def image_json(image: Image) -> ImageRow:
 
 
 class TargetFailures:
-    """The errors of single targets. The others continue; the earliest failed stage sets the exit code."""
+    """The errors of single targets. Other targets continue. The earliest failed stage sets the exit code."""
 
     def __init__(self, recipes: RecipeError | None = None) -> None:
         self.errors: list[tuple[str, ImagefactoryError]] = []
@@ -574,7 +583,7 @@ class TargetFailures:
 class exit_with_first_failure:
     """Exit with the code of the earliest failed stage after all targets ran.
 
-    Invalid recipes of `factory` that `names` may select are reported first, and are the earliest stage.
+    Invalid recipes of `factory` that `names` may select are reported first. They are the earliest stage.
     """
 
     def __init__(self, factory: Project | None = None, names: Sequence[str] = ()) -> None:
@@ -622,9 +631,9 @@ def driver_of(text: str) -> str:
 
 
 def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ...]:
-    """Return the selected targets of valid recipes, for commands that report the invalid ones at the end.
+    """Return the selected targets of valid recipes, for commands that report the invalid recipes at the end.
 
-    Raises RecipeError if a missing name may be of an invalid recipe.
+    Raises RecipeError if a missing name may belong to an invalid recipe.
     """
     from imagefactory.recipes.expand import select
 
@@ -637,7 +646,7 @@ def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ..
 
 
 def explain(error: OSError | EOFError) -> ImagefactoryError:
-    """Return an error of the operating system that no adapter handled as a BuildError."""
+    """Convert an error of the operating system that no adapter handled into a BuildError."""
     if isinstance(error, OSError):
         where = f"cannot use {error.filename}: " if error.filename else ""
         problem = f"{where}{os_reason(error)}"

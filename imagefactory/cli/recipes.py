@@ -317,7 +317,7 @@ def _recipe_exists(path: Path) -> UsageError:
 
 
 def recipe_json(family: str, path: str, draft: RecipeDraft, why: Sequence[str] = ()) -> dict[str, object]:
-    """Return a new recipe as JSON; `why` are the reasons for what an import chose."""
+    """Return a new recipe as JSON. `why` are the reasons for the choices of an import."""
     return {
         "family": family,
         "path": path,
@@ -345,9 +345,9 @@ def write_recipe(path: Path, value: dict[str, object], *, as_json: bool) -> None
 
 
 def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
-    """Copy the family of a shipped target into the project if it is missing.
+    """Copy the family of a bundled target into the project if it is missing.
 
-    Raises UsageError if nothing may be written.
+    Raises UsageError if the files cannot be written.
     """
     from imagefactory.actions.new_project import create_project, find_shipped
 

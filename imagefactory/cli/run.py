@@ -1,4 +1,4 @@
-"""The run command, and what commands share that run something inside an image."""
+"""The run command, and code shared by commands that run a program inside an image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HIGHEST_USER = 65534
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """An image and a command. `offered` are verdicts of the image from a catalog."""
+    """An image and a command. `offered` are verdicts of the image in a catalog."""
 
     artifact: Image | SifArtifact
     offered: Sequence[VerificationResult]
@@ -41,7 +41,7 @@ class PreparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of `run_options`, as written."""
+    """The options added by `run_options`, as the user wrote them."""
 
     runner: str | None
     network: bool
@@ -226,7 +226,7 @@ def prepare_run(
 
 
 def exit_as(ctx: click.Context, completed: CommandResult, prepared: PreparedRun) -> NoReturn:
-    """Exit with the command's own code. Raises LimitError if a limit ended it."""
+    """Exit with the exit code of the command. Raises LimitError if a limit ended it."""
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was stopped: it reached the limit time={prepared.spec.timeout}s"

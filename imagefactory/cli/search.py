@@ -1,4 +1,4 @@
-"""The search command, which searches images by what they can do."""
+"""The search command, which searches images by framework and GPU."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def search(
 
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
-    """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
+    """Return the pool, None if there is none or if it does not answer. A note reports the second case."""
     from imagefactory.schedulers.pool import local_pool
 
     if path is not None:

@@ -82,7 +82,7 @@ def image_list(call: CommandContext, names: tuple[str, ...], place: str | None, 
 
 @dataclasses.dataclass(slots=True)
 class _Contents:
-    """The contents of a store. `sifs` have the names that `image remove` accepts: a tag, or the file's.
+    """The contents of a store. `sifs` have the names that `image remove` accepts: a tag or a file name.
 
     `unusable` are tags and digests without an image for this platform, which is not an error.
     """
@@ -94,7 +94,10 @@ class _Contents:
 
 
 def _read_store(layout: Layout, failures: TargetFailures) -> _Contents:
-    """Return the contents. A damaged .sif of an image is listed but is not a failure: it can be rebuilt."""
+    """Return the contents.
+
+    A corrupt .sif of an image is listed but is not a failure, since it can be rebuilt.
+    """
     from imagefactory.oci.sif import load_sif, stored_sifs
 
     images: list[Image] = []
@@ -144,7 +147,8 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
     print_result(f"{total} in {len(unique)} different layers, in {place}")
-    return print_next_command("run", images[0].name, "--", "python") if images else None
+    runnable = [image.name for image in images if not image.name.startswith("base:")]
+    return print_next_command("run", runnable[0], "--", "python") if runnable else None
 
 
 def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -194,7 +198,7 @@ def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
 
 
 def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
-    """Return subject and digest of the .sif files that images keep, by the names `image list` shows."""
+    """Return subject and digest of the .sif files that belong to images, by the names in `image list`."""
     from imagefactory.oci.sif import stored_sifs
 
     references: dict[str, list[tuple[str, str]]] = {}

@@ -1,4 +1,4 @@
-"""The sweep commands: verify images on a pool, in many jobs, and collect kits."""
+"""The sweep commands: verify images on a pool in many jobs, and collect kits."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 IMAGES = ("docker", "oras", "sif")
 POLL = 15.0
-"""Seconds between two checks of --wait, which reads the logs and queries the queue."""
+"""Seconds between two checks of --wait. A check reads the logs and queries the queue."""
 QUEUE_WAIT_SECONDS = 40
-"""Checks in a row that may fail, because an access point takes minutes to restart."""
+"""The limit of failed checks in a row. An access point needs minutes to restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """The options of `sweep start`, as written; the pool is a name of POOLS."""
+    """The options of `sweep start`, as the user wrote them. The pool is a name of POOLS."""
 
     pool: str
     suite: str = FULL
@@ -88,7 +88,7 @@ class SweepRequest:
     dry_run: bool = False
 
     def written(self, *, but: Collection[str]) -> list[str]:
-        """Return the options that differ from their defaults, as a person writes them."""
+        """Return the options that differ from their defaults, as the user would write them."""
         return [
             f"--{field.name.replace('_', '-')}"
             for field in fields(self)
@@ -341,7 +341,7 @@ def _options(factory: Project, request: SweepRequest) -> SweepOptions:
 def _targets(
     factory: Project, names: tuple[str, ...], request: SweepRequest, options: SweepOptions
 ) -> tuple[Sequence[Target], SweepOptions]:
-    """Return the requested targets; with --framework only one, with only its capability."""
+    """Return the requested targets. With --framework there is one, with only the requested capability."""
     from imagefactory.schedulers.cells import choose_tuple, parse_tuple
 
     named = {"--framework": request.framework, "--version": request.version, "--cuda": request.cuda}
@@ -396,7 +396,7 @@ def _submit(
     *,
     as_json: bool,
 ) -> None:
-    """Submit the sweep and print its status, or wait for it and collect."""
+    """Submit the sweep and print its status, or wait for it and collect its results."""
     from imagefactory.actions.sweep import claim_again, submit_sweep, sweeps_directory
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.schedulers.sweep_file import read_sweep
@@ -437,7 +437,7 @@ def _submit(
 def _wait(call: CommandContext, folder: Path) -> None:
     """Wait until every node has a final outcome.
 
-    Raises CheckFailedError if no job drives the sweep, ToolError if the pool does not answer for long.
+    Raises CheckFailedError if no job runs the sweep, ToolError if the pool does not answer for a long time.
     """
     from imagefactory.actions.sweep import read_status
 
@@ -466,7 +466,7 @@ def _wait(call: CommandContext, folder: Path) -> None:
 
 
 def parse_sweep_argument(call: CommandContext, path: Path) -> Path | None:
-    """Return the directory of a sweep from its id or path; None for anything else."""
+    """Return the directory of a sweep from its id or path, None for other text."""
     from imagefactory.actions.sweep import find_sweep
     from imagefactory.schedulers.sweep_file import ID, SWEEP
 
@@ -478,7 +478,7 @@ def parse_sweep_argument(call: CommandContext, path: Path) -> Path | None:
 def collect_jobs(
     call: CommandContext, folder: Path, options: CollectOptions, failures: TargetFailures, *, as_json: bool
 ) -> list[dict[str, object]]:
-    """Collect and print a sweep. Return its rows; unverified nodes are added to `failures`."""
+    """Collect and print a sweep. Return its rows. Unverified nodes are added to `failures`."""
     from imagefactory.actions.collect import collect_sweep
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
     from imagefactory.views.verdicts import format_promotion
@@ -597,7 +597,7 @@ def status(call: CommandContext, sweep: str, as_json: bool) -> None:
 
 
 def _read_statuses(folders: Sequence[Path], failures: TargetFailures) -> list[SweepStatus]:
-    """Read sweeps. Without the pool's commands their logs have most of it: then one error is printed."""
+    """Read sweeps. Without the commands of the pool, most is read from logs, and one error is printed."""
     from imagefactory.actions.sweep import read_status
 
     statuses: list[SweepStatus] = []

@@ -244,7 +244,7 @@ def pull(
 
 
 def _is_cataloged(call: CommandContext, name: str) -> bool:
-    """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
+    """Return whether a joined catalog has the name. If only `registry` is set, query the registry."""
     from imagefactory.actions.centers import names_center
     from imagefactory.project import uses_catalog
 

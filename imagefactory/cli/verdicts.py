@@ -1,4 +1,4 @@
-"""The verdict commands and `image promote`, and what commands about verdicts share."""
+"""The verdict commands and `image promote`, and code shared by commands about verdicts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def list_(
 def _find(
     call: CommandContext, name: str, registry: str, now: datetime
 ) -> tuple[tuple[VerdictSet, ...], TrustRules | None]:
-    """Return the images and the trust of their center, None for the trust of the settings."""
+    """Return the images and the trust of their center, None for the trust in the settings."""
     from imagefactory.actions.centers import names_center, read_offer, verdicts_on
     from imagefactory.actions.images import PromotionRequest, list_verdicts
     from imagefactory.actions.transfer import target_reference
@@ -256,7 +256,7 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
 def _targets(
     factory: Project, names: tuple[str, ...], registry: str
 ) -> tuple[tuple[Target, StoreRepository, str], ...]:
-    """Return each target, the place of its tags, and the named digest, if any."""
+    """Return each target, the repository of its tags, and the named digest, if any."""
     from imagefactory.actions.images import target_at
     from imagefactory.actions.transfer import plain_name
     from imagefactory.actions.verdicts import place_of
@@ -281,7 +281,7 @@ def _targets(
 
 
 def place_of_target(factory: Project, target: Target, registry: str) -> StoreRepository:
-    """Return the named or configured registry, else the local store."""
+    """Return the named or configured registry, or else the local store."""
     from imagefactory.actions.verdicts import local_place, registry_of
 
     if registry or factory.settings.registry.value:
@@ -436,7 +436,7 @@ def revoke(
 
 
 def _registry_of(name: str, registry: str) -> str:
-    """Return the registry whose catalog lists an image: the named one, empty for the setting's."""
+    """Return the registry whose catalog lists an image: the named one, "" for the one in the settings."""
     from imagefactory.oci.store import parse_reference
 
     if "/" not in name:
@@ -449,7 +449,7 @@ def _registry_of(name: str, registry: str) -> str:
 def _publish(
     call: CommandContext, factory: Project, key: SigningKey, now: datetime, registry: str
 ) -> tuple[str, ...]:
-    """Sign the catalog again. Raises CheckFailedError with the command that does it later."""
+    """Sign the catalog again. Raises CheckFailedError with the command to run later."""
     from imagefactory.actions.publish import publish_again
     from imagefactory.errors import ImagefactoryError
 
@@ -467,14 +467,14 @@ def _publish(
 def _resolve_image(
     factory: Project, name: str, registry: str, capability: str
 ) -> tuple[StoreRepository, str, Target]:
-    """Return the place of an image, its tag or digest there, and its target."""
+    """Return the repository of an image, its tag or digest there, and its target."""
     from imagefactory.actions.images import target_at
     from imagefactory.actions.transfer import target_reference
     from imagefactory.actions.verdicts import place_of
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.trust.tags import pointer
+    from imagefactory.trust.tags import capability_tag
 
     if "/" in name:
         check_registry_option(name, registry)
@@ -489,7 +489,7 @@ def _resolve_image(
     plain = plain_tag(target)
     return (
         place_of_target(factory, target, registry),
-        pointer(plain, capability) if capability else plain,
+        capability_tag(plain, capability) if capability else plain,
         target,
     )
 

@@ -32,7 +32,7 @@ def _amd(gpus: AmdGpus) -> Diagnosis:
     driver = f"amdgpu {gpus.driver}" if gpus.driver else "the kernel's own amdgpu"
     detail = f"AMD: {kinds}, {driver}"
     if not any(path.endswith("/dri") for path in gpus.devices):
-        remedy = "start this container with --device /dev/dri beside /dev/kfd"
+        remedy = "start this container with --device /dev/dri and --device /dev/kfd"
         return _line(Health.DENIED, f"{detail}; there is no /dev/dri", remedy)
     if gpus.refused:
         remedy = "add yourself to the groups that own them: usermod -aG render,video $USER"
@@ -143,9 +143,9 @@ def _sandbox_use(facts: MachineFacts) -> str:
 def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
     """Diagnose user namespaces and overlays, by a real test and the kernel settings that explain an error."""
     refusal, use = facts.sandbox.refusal, _sandbox_use(facts)
-    allowed = Diagnosis("user namespaces", Health.OK, "tried: allowed", needed_for=use)
+    allowed = Diagnosis("user namespaces", Health.OK, "tested: allowed", needed_for=use)
     if not refusal:
-        overlay = Diagnosis("overlay", Health.OK, "tried: works in a user namespace", needed_for=use)
+        overlay = Diagnosis("overlay", Health.OK, "tested: works in a user namespace", needed_for=use)
         return [allowed, overlay]
     reason, remedy = explain_refusal(facts)
     detail = f"{refusal}; {reason}" if reason else refusal
@@ -196,7 +196,7 @@ def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
         )
     if _numbers(facts.kernel) < OLDEST_KERNEL:
         return "the kernel is too old", "boot Linux 5.12 or newer"
-    return "", "look at `dmesg` for what refused it"
+    return "", "read the reason in `dmesg`"
 
 
 def _programs(facts: MachineFacts) -> list[Diagnosis]:
@@ -272,7 +272,7 @@ def _subordinate_ids(facts: MachineFacts) -> Iterator[Diagnosis]:
 def _disk(disk: Disk) -> Diagnosis:
     needed = STORE_BYTES if disk.name == "store" else CACHE_BYTES
     detail = f"{disk.path} ({disk.origin}): {format_bytes(disk.free)} free"
-    setting = f"set IMAGEFACTORY_{disk.name.upper()} to a folder elsewhere"
+    setting = f"set IMAGEFACTORY_{disk.name.upper()} to another directory"
     if not disk.writable:
         return Diagnosis(disk.name, Health.DENIED, f"{detail}, not writable", setting)
     if disk.free < needed:

@@ -110,7 +110,7 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
         if key.until <= facts.now and any(other.since <= facts.now < other.until for other in facts.keys):
             yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
         elif key.until <= facts.now:
-            remedy = NEW_KEY if own else "join anew, or leave its row out"
+            remedy = NEW_KEY if own else "join the center again, or delete its row"
             yield _line(name, Health.WARNING, f"its time ended on {until}", remedy)
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")

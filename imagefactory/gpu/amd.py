@@ -43,7 +43,7 @@ def amd_runs(code: GpuCode, target: str) -> bool:
     return all(settings.get(name, on) == on for name, on in features.items())
 
 
-def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
+def count_amd_modules(library: GpuLibrary, target: str) -> tuple[int, int]:
     """Return how many modules of a library with AMD code run on that target, and the number of all these
     modules.
     """
@@ -125,11 +125,11 @@ def _parts(contents: ScanResult, target: str) -> Iterator[_AmdLibrary]:
         if is_object(library):
             folders.setdefault(library.path.rpartition("/")[0], []).append(library)
             continue
-        fitting, total = amd_reach(library, target)
+        fitting, total = count_amd_modules(library, target)
         gates = role_of(library.path, framework)[0] is LibraryRole.GATES
         yield _AmdLibrary(path=library.path, fitting=fitting, total=total, gates=gates)
     for folder, files in folders.items():
-        fits = any(amd_reach(library, target)[0] for library in files)
+        fits = any(count_amd_modules(library, target)[0] for library in files)
         yield _AmdLibrary(path=f"{folder}/", fitting=int(fits), total=1, gates=False)
 
 
@@ -158,7 +158,7 @@ def _answer(contents: ScanResult, parts: list[_AmdLibrary], target: str) -> tupl
 
 def _objects_alone(contents: ScanResult, target: str, only: str) -> tuple[Compatibility, str]:
     files = list(filter(is_amd, contents.libraries))
-    fitting = sum(amd_reach(library, target)[0] > 0 for library in files)
+    fitting = sum(count_amd_modules(library, target)[0] > 0 for library in files)
     if not fitting:
         return Compatibility.NO, f"no code for {target}, {only}"
     some = f"{fitting} of its {len(files)} code objects" if len(files) > 1 else "its one code object"

@@ -195,8 +195,8 @@ def another_processor(platform: str, host: str) -> CellClaim | None:
     if not host or host == (platform or "amd64"):
         return None
     built = f"it is built for {platform}" if platform else "only its builds for amd64 are known"
-    source = "which processor is beside the GPU: gpus.toml, or what was said of the machine"
-    claim = _no("architecture", f"{built}, and the processor beside that GPU is {host}", source)
+    source = "the processor next to the GPU: gpus.toml, or the machine in the query"
+    claim = _no("architecture", f"{built}, but the processor next to that GPU is {host}", source)
     return claim if platform else replace(claim, answer=Compatibility.UNKNOWN)
 
 
@@ -219,7 +219,7 @@ def predict_other_processor(prediction: Prediction, platform: str, host: str) ->
         if platform != "arm64" or host:
             return prediction
         # Most GPUs exist with both processors, and most machines have the other one.
-        return replace(prediction, reason=f"{prediction.reason}, beside an arm64 processor")
+        return replace(prediction, reason=f"{prediction.reason}, next to an arm64 processor")
     return replace(prediction, answer=Compatibility.NO, reason=elsewhere.reason, driver="", warnings=())
 
 

@@ -210,7 +210,7 @@ def cpu_only(contents: ScanResult) -> str:
     if _VERSION.match(built := facts.get("cuda") or facts.get("cuda_version") or ""):
         return (
             f"{package.name} {package.version} was built for CUDA {_minor(built)}, but its libraries with "
-            "code for GPUs are not here: install it anew"
+            "code for GPUs are missing: install it again"
         )
     cpu_builds = [build for build, cuda in conda_builds(contents, framework) if cuda == "cpu"]
     package = cpu_builds[0] if cpu_builds else package
@@ -219,7 +219,7 @@ def cpu_only(contents: ScanResult) -> str:
     plugin = not package.build and framework.name == "jax"
     what = "is here without a CUDA plugin" if plugin else "has no code for GPUs"
     return (
-        f"{package.name} {package.version}{build} {what} and computes on the CPU alone: "
+        f"{package.name} {package.version}{build} {what} and computes only on the CPU: "
         f"install {_instead(framework, version, conda=bool(package.build))} instead"
     )
 

@@ -49,7 +49,7 @@ class KnownBadRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBadMatch:
-    """A matching rule: its sentence with the versions that were found."""
+    """A rule that matches, and its sentence with the versions in the query."""
 
     id: str
     effect: str
@@ -62,7 +62,7 @@ class KnownBadMatch:
 
 @cache
 def components() -> tuple[RuleLibrary, ...]:
-    """Return all components of known_bad.toml, in its order."""
+    """Return all components in known_bad.toml, in the order of the file."""
     return tuple(
         RuleLibrary(name=row["name"], packages=tuple(row["packages"]), files=row.get("files", ""))
         for row in read_table("known_bad")["component"]
@@ -71,7 +71,7 @@ def components() -> tuple[RuleLibrary, ...]:
 
 @cache
 def rules() -> tuple[KnownBadRule, ...]:
-    """Return all rules of known_bad.toml, in its order."""
+    """Return all rules in known_bad.toml, in the order of the file."""
     return tuple(
         KnownBadRule(
             id=row["id"],
@@ -87,14 +87,14 @@ def rules() -> tuple[KnownBadRule, ...]:
 
 
 def find_rule(word: str) -> KnownBadRule | None:
-    """Return the rule that a claim calls `known-bad:ID`, None for an unknown one."""
+    """Return the rule of a claim `known-bad:ID`, None for an unknown rule."""
     return next((rule for rule in rules() if f"known-bad:{rule.id}" == word), None)
 
 
 def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return component -> version, for packages (name, version) as in locks and scans.
+    """Return the version of each component, for packages (name, version) in locks and scans.
 
-    Of two packages for one component the first that known_bad.toml names counts.
+    If two packages have one component, the one that known_bad.toml names first is used.
     """
     known = dict(packages)
     names = {}
@@ -106,7 +106,7 @@ def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def versions_in(contents: ScanResult) -> dict[str, str]:
-    """Return component -> version of a scan: packages first, then names of files."""
+    """Return the version of each component in a scan, from packages or else from file names."""
     installed = versions_of((package.name, package.version) for package in contents.packages)
     for component in components():
         if component.files and component.name not in installed:
@@ -120,9 +120,9 @@ def versions_in(contents: ScanResult) -> dict[str, str]:
 def matching_rules(
     versions: Mapping[str, str], capability: Capability, driver: str = ""
 ) -> tuple[KnownBadMatch, ...]:
-    """Return the matching rules in the table's order. `versions` are by component.
+    """Return the matching rules in the order of the table. `versions` are by component.
 
-    Without a `driver` no rule about only some drivers matches: another driver may be chosen.
+    Without a `driver`, rules for only some drivers do not match, since another driver may be chosen.
     """
     return tuple(
         KnownBadMatch(id=rule.id, effect=rule.effect, text=rule.text.format_map(versions), source=rule.source)
@@ -133,7 +133,7 @@ def matching_rules(
 
 
 def worst_answer(faults: Iterable[KnownBadMatch]) -> KnownBadMatch | None:
-    """Return the worst fault that is an answer; None if all are warnings."""
+    """Return the worst fault that is an answer, None if all are warnings."""
     answering = [fault for fault in faults if fault.effect in ANSWERS]
     return min(answering, key=lambda fault: list(ANSWERS).index(fault.effect), default=None)
 
@@ -145,7 +145,10 @@ def _rule_applies(rule: KnownBadRule, capability: str, driver: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _within(version: str, specifiers: str) -> bool:
-    """Return whether a version is in a range. One that PEP 440 does not allow (conda's) is in none."""
+    """Return whether a version is in a range.
+
+    Versions that PEP 440 does not allow (conda) are in no range.
+    """
     try:
         return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
     except InvalidVersion:

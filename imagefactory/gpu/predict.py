@@ -1,7 +1,7 @@
-"""Predictions by GPU code: the rules below and in drivers.py, applied to a framework.
+"""Predictions from GPU code: the rules below and in drivers.py, applied to a framework.
 
-A prediction is only about existing code. A scan does not see code that is compiled later (Triton, XLA, NVRTC)
-or downloaded later, and only a run shows whether results are right. Nothing in this file is "verified".
+A prediction is only about existing code. A scan cannot see code that is compiled later (Triton, XLA, NVRTC)
+or downloaded later. Only a run shows whether results are right. A prediction is never called verified.
 """
 
 from __future__ import annotations
@@ -51,24 +51,26 @@ FAMILIES = {
     Capability(12, 0): frozenset({Capability(12, 0), Capability(12, 1)}),
     Capability(12, 1): frozenset({Capability(12, 1)}),
 }
-"""The capabilities that run code with the suffix `f`, by its architecture."""
+"""The capabilities that run code with the suffix `f`, by the architecture of the code."""
 _MOST = 10  # times as many: a build for one major, with code from elsewhere linked in
 _RENAMED = {Capability(10, 1): Capability(11, 0)}
 
 
 def renamed(capability: Capability) -> Capability:
-    """R4: return the new name: 10.1 is called 11.0 since CUDA 13.0; it is the same GPU.
+    """Return the new name of a capability: since CUDA 13.0, 10.1 is called 11.0. It is the same GPU.
 
-    Source: NVIDIA, CUDA Toolkit 13.0 release notes and PTX ISA 9.0: sm_101 is renamed to sm_110.
+    This is rule R4. Source: NVIDIA, CUDA Toolkit 13.0 release notes and PTX ISA 9.0: sm_101 is renamed to
+    sm_110.
     """
     return _RENAMED.get(capability, capability)
 
 
 def sass_runs(architecture: Capability, capability: Capability) -> bool:
-    """R1 and R2: machine code runs on its own major, from its own minor on; integrated GPUs only run theirs.
+    """Return whether machine code runs on a capability: same major version, and the same or a newer minor
+    version.
 
-    Source: NVIDIA, CUDA Programming Guide, binary compatibility: there is none for Tegra, nor between it and
-    the desktop.
+    These are rules R1 and R2. Integrated GPUs run only code for their exact capability. Source: NVIDIA, CUDA
+    Programming Guide, binary compatibility: there is none for Tegra, nor between Tegra and desktop GPUs.
     """
     if architecture in INTEGRATED or capability in INTEGRATED:
         return architecture == capability
@@ -76,10 +78,12 @@ def sass_runs(architecture: Capability, capability: Capability) -> bool:
 
 
 def suffix_runs(code: GpuCode, capability: Capability) -> bool:
-    """R3: code with the suffix `a` runs on one capability, with `f` on its family; also PTX.
+    """Return whether code with a suffix runs: with `a` on one capability, with `f` on its family.
 
-    Source: NVIDIA, nvcc documentation, architecture-specific and family-specific targets, and the CUDA
-    Programming Guide's table of families.
+    Also for PTX.
+
+    This is rule R3. Source: NVIDIA, nvcc documentation, architecture-specific and family-specific targets,
+    and the table of families in the CUDA Programming Guide.
     """
     assert code.architecture is not None
     architecture = renamed(code.architecture)
@@ -89,18 +93,18 @@ def suffix_runs(code: GpuCode, capability: Capability) -> bool:
 
 
 def ptx_compiles(architecture: Capability, capability: Capability) -> bool:
-    """R5: a driver compiles plain PTX for any GPU of its capability or newer.
+    """Return whether a driver can compile plain PTX for a GPU: one of the same or a newer capability.
 
-    Source: NVIDIA, CUDA Programming Guide, PTX compatibility. For the drivers see `ptx_floor`.
+    This is rule R5. Source: NVIDIA, CUDA Programming Guide, PTX compatibility. `ptx_floor` has the drivers.
     """
     return architecture <= capability
 
 
 def runs(code: GpuCode, capability: Capability) -> SupportLevel:
-    """Return how one piece of code serves a capability: NATIVE, PTX or NONE.
+    """Return how one piece of code runs on a capability: NATIVE, PTX or NONE.
 
-    R8: LTO-IR is input of a linker and does not run. Source: NVIDIA, nvcc documentation, `-dlto`. AMD code
-    runs on no CUDA capability.
+    By rule R8, LTO-IR does not run, since it is input of a linker. Source: NVIDIA, nvcc documentation,
+    `-dlto`. AMD code runs on no CUDA capability.
     """
     if code.architecture is None or code.kind is CodeKind.LTO:
         return SupportLevel.NONE
@@ -113,15 +117,17 @@ def runs(code: GpuCode, capability: Capability) -> SupportLevel:
 
 
 def generic_modules(library: GpuLibrary) -> tuple[ModuleCount, ...]:
-    """R9: return a library's generic modules: those for two or more majors; all if there are none.
+    """Return the generic modules of a library: those for two or more major versions, or all if there are
+    none.
 
-    Libraries also have modules for single GPUs that other GPUs do not need; these say nothing about the rest.
-    Targets with the suffix `a` are such extras: they alone make no module generic. With plain targets of one
-    major they do, if others are (a kernel for 8.0 and newer in a library for 7.5 and newer). Source:
-    measured, the modules of torch 1.13.1 to 2.14.1, tensorflow 2.18.1, onnxruntime-gpu 1.28.0 to 1.31.1.
+    This is rule R9. Libraries also have modules for single GPUs that other GPUs do not need; these tell
+    nothing about the rest. Targets with the suffix `a` are such extras: alone, they make no module generic.
+    If other modules have plain targets of one major version, such extras count (a kernel for 8.0 and newer in
+    a library for 7.5 and newer). Source: measured in the modules of torch 1.13.1 to 2.14.1, tensorflow
+    2.18.1, onnxruntime-gpu 1.28.0 to 1.31.1.
 
-    If nearly all modules are machine code for the same major, the library is a build for it and all count.
-    LTO-IR, which is linked already or never will be, counts only if there is nothing else.
+    If nearly all modules are machine code for the same major version, the library is a build for it, and all
+    modules count. LTO-IR, which is already linked or never will be, counts only if there is no other code.
     """
     some = tuple(
         modules for modules in library.modules if any(code.kind is not CodeKind.LTO for code in modules.codes)
@@ -141,9 +147,9 @@ def generic_modules(library: GpuLibrary) -> tuple[ModuleCount, ...]:
 
 
 def reach(library: GpuLibrary, capability: Capability, *, gates: bool = False) -> LibrarySupport:
-    """Return how far a library's code serves one capability, counted over its generic modules.
+    """Return how much of a library's code runs on one capability, counted over its generic modules.
 
-    `gates` is whether the framework must load it.
+    `gates` means that the framework must load the library.
     """
     native = ptx = without = 0
     isas: set[str] = set()
@@ -179,7 +185,9 @@ def reach(library: GpuLibrary, capability: Capability, *, gates: bool = False) -
 
 
 def usual_codes(library: GpuLibrary) -> tuple[GpuCode, ...]:
-    """Return the targets of at least half of the generic modules, sorted; of all modules if none are."""
+    """Return the sorted targets of at least half of the generic modules, or those of all modules if there are
+    none.
+    """
     counts: dict[GpuCode, int] = {}
     modules = generic_modules(library)
     for module in modules:
@@ -200,12 +208,13 @@ def _objects(library: GpuLibrary) -> dict[Capability, str]:
 
 
 def _jit_linked_ptx(modules: ModuleCount, objects: dict[Capability, str], capability: Capability) -> str:
-    """Return the PTX that a driver must compile instead of a linked module; empty if it cannot.
+    """Return the PTX that a driver must compile in place of a linked module, empty if it cannot.
 
-    Separately compiled code is in a library as one linked module of machine code and as its objects; builds
-    may keep only their PTX, for the newest of the linked targets. For other GPUs the driver compiles and
-    links all of them. Source: NVIDIA, nvcc documentation, JIT linking; measured, NCCL in tensorflow 2.15.1 to
-    2.20.0: one module that is registered as linked, 116 to 362 of PTX in `__nv_relfatbin`.
+    Separately compiled code is in a library as one linked module of machine code and as its objects. Builds
+    may keep only the PTX of the objects, for the newest of the linked targets. For other GPUs, the driver
+    compiles and links all of them. Source: NVIDIA, nvcc documentation, JIT linking; measured in NCCL of
+    tensorflow 2.15.1 to 2.20.0: one module that is registered as linked, 116 to 362 of PTX in
+    `__nv_relfatbin`.
     """
     targets = {
         code.architecture for code in modules.codes if code.kind is CodeKind.SASS and code.architecture
@@ -217,7 +226,10 @@ def _jit_linked_ptx(modules: ModuleCount, objects: dict[Capability, str], capabi
 
 
 def _majors(modules: ModuleCount, *, extras: bool) -> set[int]:
-    """Return the majors of plain targets; if there are any, with `extras` also those of targets with `a`."""
+    """Return the major versions of plain targets.
+
+    With `extras`, also those of targets with `a`, if any is plain.
+    """
     codes = [code for code in modules.codes if code.kind is not CodeKind.LTO]
     plain = [code for code in codes if code.suffix != "a"]
     counted = codes if extras and plain else plain
@@ -230,7 +242,7 @@ _GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
 # Capabilities of data-center GPUs (V100, A100, H100, B200, B300), besides a few 7.0 workstations.
 _DATA_CENTER = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 DRIVER_FACT, OWN = "driver", "of the image itself"
-"""The fact of one of the driver's libraries, and its value for a library that the image has of its own."""
+"""The name of the fact about a driver library, and its value for a library that is part of the image."""
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
 __all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
@@ -245,9 +257,11 @@ class _LibraryPrediction:
 
 
 def predict(contents: ScanResult, capability: Capability, driver: str = "", *, gpu: str = "") -> Prediction:
-    """Return the prediction for one capability: by the code (`predict_code`), reduced by known faults; with a
-    `driver`, for it (`with_driver`, which documents the errors). For AMD GPUs it is `predict_amd`'s, whatever
-    the driver. `gpu` is the GPU's name if it is known.
+    """Return the prediction for one capability.
+
+    It follows from the code (`predict_code`), reduced by known faults. With a `driver` it is for that driver
+    (`with_driver`, which documents the errors). For AMD GPUs it is that of `predict_amd`, and does not depend
+    on the driver. `gpu` is the name of the GPU, if known.
     """
     if capability.processor:
         return predict_amd(contents, str(capability))
@@ -271,7 +285,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
 
 
 def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Iterable[str]:
-    """Yield warnings about the driver's part if the code would run."""
+    """Yield warnings about libraries of the driver, if the code would run."""
     own = dict(_own_libraries(contents))
     if own:
         wrong = [name for name, version in own.items() if driver and version != driver]
@@ -286,7 +300,7 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
         if older(version, driver):
             yield (
                 f"driver {driver} is newer than libcuda.so {version} of the image: a library path that puts "
-                "its folder first fails (error 803)"
+                "its directory first fails (error 803)"
             )
     by_forward = bool(bare.driver) and older(driver, bare.driver)  # then the image's own libcuda compiles
     if not by_forward and (newer := run_time_ptx(cuda_of(contents), driver)):
@@ -294,7 +308,7 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
 
 
 def run_time_ptx(cuda: str, driver: str) -> str:
-    """Return the warning that run-time compilation makes PTX too new for the driver; empty if it does not."""
+    """Return a warning if PTX from run-time compilation is too new for the driver, else ""."""
     floor = native_driver(cuda) if cuda else ""
     if not floor or not older(driver, floor):
         return ""
@@ -305,13 +319,15 @@ def run_time_ptx(cuda: str, driver: str) -> str:
 
 
 def _own_libraries(contents: ScanResult) -> list[tuple[str, str]]:
-    """Return the driver's libraries that the image has of its own: name and driver."""
+    """Return the driver libraries that are part of the image: name and driver version."""
     drivers = [(key, value) for name, key, value in contents.facts if name == DRIVER_FACT]
     return [(name, name.partition(".so.")[2]) for name, value in drivers if value == OWN]
 
 
 def _compat_libraries(contents: ScanResult) -> list[str]:
-    """Return the drivers whose libcuda the image has for forward compatibility, the newest first."""
+    """Return the driver versions of libcuda files for forward compatibility in the image, the newest
+    first.
+    """
     own = {name for name, _ in _own_libraries(contents)}
     versions = [
         match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))
@@ -320,7 +336,9 @@ def _compat_libraries(contents: ScanResult) -> list[str]:
 
 
 def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
-    """Return the driver branches that the libcuda of `version` says it supports; none if it says nothing."""
+    """Return the driver branches that the libcuda of `version` declares to support, empty if it declares
+    none.
+    """
     for name, key, value in contents.facts:
         if name == DRIVER_FACT and key == f"libcuda.so.{version}" and " for drivers " in value:
             return tuple(value.partition(" for drivers ")[2].split(","))
@@ -328,16 +346,16 @@ def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
 
 
 def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
-    """Return the prediction with the driver library of the place; None without one, or if not needed.
+    """Return the prediction with the driver library in the image, None without one or if it is not needed.
 
     Source: NVIDIA, CUDA Compatibility, forward compatibility: only data-center GPUs support such a library,
-    with drivers of some branches; others end with error 804.
+    with drivers of some branches; others fail with error 804.
     """
     versions = _compat_libraries(contents)
     if not versions or not bare.driver:
         return None
     newest = versions[0]
-    note = f"libcuda.so {newest} is here for older drivers, which data-center GPUs alone take"
+    note = f"libcuda.so {newest} is here for older drivers, and works only on data-center GPUs"
     if older(newest, bare.driver):
         return None
     if not driver:
@@ -361,11 +379,12 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
 
 
 def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
-    """Return a scan's prediction for one capability (R9): the lowest of the libraries that must load.
+    """Return the prediction of a scan for one capability (R9): the lowest one of the libraries that must
+    load.
 
-    A library without code there in most modules counts as missing. If fewer modules lack it, or libraries
-    that only some functions use have none, it is PARTLY. Without a framework all libraries count, except
-    those that only report.
+    A library without code for it in most modules counts as missing. The prediction is PARTLY if fewer modules
+    lack code, or if libraries that only some functions use have none. Without a framework, all libraries
+    count except those with the role report-only.
     """
     if capability.processor:
         return predict_amd(contents, str(capability))
@@ -386,9 +405,9 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
 
 
 def predict_all(contents: ScanResult, driver: str = "") -> tuple[Prediction, ...]:
-    """Return the prediction for every known capability, oldest first.
+    """Return the prediction for every known capability, the oldest first.
 
-    AMD GPUs are included if there is code for them; without other code there are only these.
+    AMD GPUs are included if there is code for them. If all code is for AMD GPUs, there are only AMD GPUs.
     """
     amd = amd_capabilities(contents)
     cuda = () if amd and all(map(_is_amd, contents.libraries)) else capabilities()
@@ -396,10 +415,10 @@ def predict_all(contents: ScanResult, driver: str = "") -> tuple[Prediction, ...
 
 
 def with_driver(prediction: Prediction, driver: str) -> Prediction:
-    """Return the prediction for GPUs with that driver: NO if it is too old for the code, or does not support
+    """Return the prediction for GPUs with that driver: NO if it is too old for the code or does not support
     the GPU.
 
-    Raises ValueError for anything but a driver's version.
+    Raises ValueError if `driver` is not a driver version.
     """
     refusal, _ = gpu_refusal(prediction.capability, driver)
     if prediction.answer is Compatibility.NO:
@@ -447,7 +466,10 @@ def _parts(
 
 
 def _role(library: GpuLibrary, framework: Framework | None) -> tuple[LibraryRole, str]:
-    """Return a library's role by frameworks.py; libraries outside Python packages belong to the system."""
+    """Return the role of a library by frameworks.py.
+
+    Libraries outside Python packages belong to the system.
+    """
     role, what = role_of(library.path, framework)
     if _is_amd(library) or (role is LibraryRole.OTHER and framework and not _in_package(library.path)):
         return LibraryRole.REPORT, ""
@@ -463,7 +485,7 @@ def _is_amd(library: GpuLibrary) -> bool:
 def _answer(
     contents: ScanResult, framework: Framework | None, parts: list[_LibraryPrediction], capability: Capability
 ) -> tuple[Compatibility, str]:
-    """Return the answer and its reason, without the driver."""
+    """Return the answer and its reason, without considering the driver."""
     if sentence := cpu_only(contents):
         return Compatibility.NO, sentence
     gates = [part for part in parts if part.role is LibraryRole.GATES]
@@ -509,7 +531,7 @@ def _answer(
 
 
 def _alone(library: GpuLibrary, framework: Framework, capability: Capability) -> str:
-    """Return the functions that use the library's missing code; empty if others do, or may."""
+    """Return the functions that use the missing code of a library, empty if other functions do, or may."""
     lacking = [
         modules
         for modules in generic_modules(library)
@@ -543,9 +565,9 @@ def _full(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Comp
 
 
 def _without_framework(parts: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
-    """Return the answer without a framework: all libraries count, and that with the most modules decides.
+    """Return the answer without a framework: all libraries count, and the one with the most modules decides.
 
-    CUDA's own libraries choose their code by GPU, so for them some code is enough.
+    CUDA libraries choose their code by GPU, so for them some code is enough.
     """
     lacking = [part for part in parts if part.reach.reach is SupportLevel.NONE]
     if len(lacking) == len(parts):
@@ -564,7 +586,9 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
 def _predict_jit_framework(
     contents: ScanResult, framework: Framework, capability: Capability
 ) -> tuple[Compatibility, str]:
-    """Return the answer for a framework that compiles all its code on the machine, by its CUDA's targets."""
+    """Return the answer for a framework that compiles all its code on the machine, by the targets of its
+    CUDA.
+    """
     cuda = cuda_of(contents)
     targets = targets_of(cuda)
     maker = f"{framework.runtime} of CUDA {cuda}"
@@ -588,10 +612,10 @@ def _nothing(contents: ScanResult, framework: Framework | None) -> tuple[Compati
 def _no_code(part: _LibraryPrediction, capability: Capability) -> str:
     codes = sorted({code for modules in part.library.modules for code in modules.codes})
     if codes and all(code.kind is CodeKind.LTO for code in codes):
-        return f"{_name(part.library.path)} holds LTO-IR alone, which only a linker can use"
+        return f"{_name(part.library.path)} contains only LTO-IR, which only a linker can use"
     if not codes:
         unread = f": {part.library.unread}" if part.library.unread else ""
-        return f"{_name(part.library.path)} holds no code that a scan can read{unread}"
+        return f"{_name(part.library.path)} contains no code that a scan can read{unread}"
     usual = " ".join(map(str, usual_codes(part.library)))
     ptx = "" if any(code.kind is CodeKind.PTX for code in codes) else " and no PTX"
     return f"{_name(part.library.path)} has no code for {capability}, only {usual}{ptx}"
@@ -621,7 +645,10 @@ def _lacking(parts: list[_LibraryPrediction]) -> str:
 
 
 def _serving(library: GpuLibrary, capability: Capability, way: SupportLevel) -> str:
-    """Return the code that serves a capability in most of the modules; in one module the newest."""
+    """Return the code that runs on a capability in most of the modules.
+
+    If there is one module, return its newest code.
+    """
     best: dict[str, int] = {}
     generic = generic_modules(library)
     if all(runs(code, capability) is not way for module in generic for code in module.codes):
@@ -648,7 +675,7 @@ def _in_package(path: str) -> bool:
 
 
 def _package(path: str) -> str:
-    """Return the directory in which an unknown library is installed, its name for people."""
+    """Return the directory of an unknown library, which is its name for people."""
     site = _SITE.search(path)
     inner = path[site.end() :] if site else path
     return inner.partition("/")[0].removesuffix(".libs")

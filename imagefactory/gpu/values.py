@@ -1,7 +1,7 @@
 """The frozen values of the GPU modules: scan results -> predictions -> claims about a cell.
 
-Three different terms: *documented* (a project's page says so), *predicted* (by a scan of the GPU code),
-*verified* (the suite ran there). Nothing here touches a disk.
+These are different terms: *documented* (on a page of the project), *predicted* (by a scan of the GPU code),
+*verified* (by a run of the suite). This module does not access files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ PROFILE = re.compile(
     r"(?:[0-9]c\.)?[0-9]g\.[0-9]{1,4}gb(?:[+.,-](?:me|gfx|all|none)(?![a-z0-9]))*"
     r"|(?<=-)[0-9]-[0-9]{1,4}c(?:me)?\b"
 )
-"""The profile of a slice in a GPU's name, in lower case: of MIG, or of a virtual GPU (`A100-1-5CME`)."""
+"""The profile of a slice in the lower-case name of a GPU, MIG or virtual (`A100-1-5CME`)."""
 
 
-def slice_of(name: str) -> str:
-    """Return the profile of the slice (MIG) in a GPU's name: `1g.10gb`, or `mig` without one; empty for none.
+def mig_profile(name: str) -> str:
+    """Return the MIG profile in the name of a GPU: `1g.10gb`, or `mig` without a profile.
+
+    Empty for a whole GPU.
 
     Sources: NVIDIA, MIG User Guide, "MIG Device Names"; NVIDIA, Virtual GPU Software User Guide.
     """
@@ -28,14 +30,17 @@ def slice_of(name: str) -> str:
     return match[0] if match else "mig" if re.search(r"\bmig\b", name[:200].lower()) else ""
 
 
-def row_of(capability: object, part: str) -> str:
-    """Return `9.0`, or `9.0 1g.10gb` for a slice: a result on one does not apply to the other."""
+def capability_row(capability: object, part: str) -> str:
+    """Return `9.0`, or `9.0 1g.10gb` for a slice.
+
+    Results of a whole GPU do not apply to slices, nor the reverse.
+    """
     return f"{capability} {part}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCount:
-    """`count` modules (fat binaries) of a library with code for the same targets.
+    """The number of modules (fat binaries) in a library that have code for the same targets.
 
     `codes` is sorted without duplicates and may be empty.
     """
@@ -46,12 +51,12 @@ class ModuleCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLibrary:
-    """A file with GPU code, or with damage where such code belongs.
+    """A file with GPU code, or with corrupt data where such code belongs.
 
-    `path` is relative to the image's root, the wheel or the directory. `compressions` are `none`, `lz4`,
-    `zstd`, `other`, sorted, of all its entries. `damage` is empty, or says what is wrong and at which offset
-    of the file; then `modules` are those before it. `unread` counts entries of types without a `CodeKind` (`2
-    of CUDA Tile IR (kind 128), the first at 0x4618`).
+    `path` is relative to the root of the image, the wheel or the directory. `compressions` are the sorted
+    compressions of all entries: `none`, `lz4`, `zstd`, `other`. `damage` is empty, or the problem and its
+    offset in the file; then `modules` are the modules before it. `unread` counts entries of types without a
+    `CodeKind` (`2 of CUDA Tile IR (kind 128), the first at 0x4618`).
     """
 
     path: str
@@ -64,7 +69,7 @@ class GpuLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledPackage:
-    """An installed package, from the names of its records. `build` is conda's build string."""
+    """An installed package, by the names of its records. `build` is the conda build string."""
 
     name: str
     version: str
@@ -73,11 +78,11 @@ class InstalledPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """The result of one scan; libraries and packages sorted by path and name.
+    """The result of one scan. Libraries and packages are sorted by path and name.
 
-    `facts` are a framework's statements about its own build, as (framework, key, value): `("torch", "cuda",
-    "12.1")`. `toolkit` are file names with versions of CUDA's libraries (`libcudart.so.12.1.105`), for places
-    without packages. `source` is the place's name for people.
+    `facts` are a framework's statements about its build, as (framework, key, value): `("torch", "cuda",
+    "12.1")`. `toolkit` are file names with versions of CUDA libraries (`libcudart.so.12.1.105`), for contents
+    without packages. `source` is the display name of the scanned object.
     """
 
     source: str
@@ -88,7 +93,7 @@ class ScanResult:
 
 
 class SupportLevel(StrEnum):
-    """The level to which the modules of one library serve one capability."""
+    """How many modules of one library run on one capability."""
 
     NATIVE = "native"
     PTX = "ptx"
@@ -98,10 +103,10 @@ class SupportLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibrarySupport:
-    """Counts of a library's generic modules on one capability (rule R9).
+    """The number of a library's generic modules that run on one capability (rule R9).
 
-    `isa` is the newest PTX that must be compiled there, empty for none. `gates` says whether the framework
-    must load this library.
+    `isa` is the newest PTX that the driver must compile there, empty for none. `gates` means that the
+    framework must load this library.
     """
 
     path: str
@@ -114,7 +119,7 @@ class LibrarySupport:
 
 
 class Compatibility(StrEnum):
-    """The answer for a GPU. `partly`: it starts, and some of it has no code there."""
+    """The answer for a GPU. `partly` means that it starts, but some of its functions have no code there."""
 
     YES = "yes"
     PTX = "through PTX"
@@ -127,8 +132,8 @@ class Compatibility(StrEnum):
 class Prediction:
     """The prediction of a scan for one capability.
 
-    `reason` is one line for a person. `driver` is the oldest driver for Linux (`530.30.02`), empty if
-    unknown, and `driver_reason` why that one. `warnings` are known-bad combinations.
+    `reason` is one line for people. `driver` is the oldest Linux driver (`530.30.02`), empty if unknown, and
+    `driver_reason` why it is needed. `warnings` are known-bad combinations.
     """
 
     capability: Capability
@@ -150,13 +155,13 @@ class ClaimBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellQuery:
-    """One cell: framework x CUDA x driver x capability.
+    """The query about one cell: framework x CUDA x driver x capability.
 
-    `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` as a target
-    has it (`12.1`, `12`, `rocm7`). `driver` is empty for any. `packages` are (name, version) of a lock, for
-    CUDA's libraries; `wheels` the sha256 of its files, by which scanned rows are found. `platform` is the
-    architecture of the build, empty for a release, which may have several; `host` that of the GPU's machine,
-    empty for any; both as in OCI (`arm64`).
+    `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` in the format
+    of targets (`12.1`, `12`, `rocm7`). `driver` is empty for any. `packages` are (name, version) in a lock,
+    for CUDA libraries. `wheels` are the sha256 of its files, which identify scanned rows. `platform` is the
+    architecture of the build, empty for a release, which may have several. `host` is the architecture of the
+    GPU's machine, empty for any. Both are in OCI format (`arm64`).
     """
 
     framework: str
@@ -172,9 +177,9 @@ class CellQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellClaim:
-    """A claim about a cell. `rule` is the label by which it can be overridden.
+    """A claim about a cell. `rule` is the name by which users can ignore it.
 
-    `driver` is the oldest driver for Linux for which it is valid, empty if unknown.
+    `driver` is the oldest Linux driver for which it is valid, empty if unknown.
     """
 
     basis: ClaimBasis
@@ -186,13 +191,13 @@ class CellClaim:
 
     @property
     def is_fault(self) -> bool:
-        """Return whether it is a known fault in some calls: then the request is only partly fulfilled."""
+        """Return whether this is a known fault in some calls. Then the request is only partly fulfilled."""
         return self.rule.startswith("known-bad:") and self.answer is Compatibility.PARTLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The claims on one query, the strongest first; `warnings` are possible failures there."""
+    """The claims on one query, the strongest first. `warnings` are possible failures."""
 
     question: CellQuery
     claims: tuple[CellClaim, ...]

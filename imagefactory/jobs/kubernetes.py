@@ -35,12 +35,12 @@ A pod name has 63: that name, its index and a random suffix.
 """
 _GFX = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])")
 _AMD_CHECK = """\
-# No label of a node tells which processor its GPUs have. One on which this image was not tried stops here.
-for told in $(sed -n 's/^gfx_target_version //p' /sys/class/kfd/kfd/topology/nodes/*/properties); do
-    case $told in
+# No label of a node has the processor of its GPUs. So this checks that the image is verified on them.
+for version in $(sed -n 's/^gfx_target_version //p' /sys/class/kfd/kfd/topology/nodes/*/properties); do
+    case $version in
     0 | %s) ;;
     *)
-        echo "this node has a GPU of version $told; the image is proven on %s" >&2
+        echo "this node has a GPU of version $version, but the image is verified on %s" >&2
         exit 9
         ;;
     esac
@@ -84,7 +84,7 @@ def _check_files(files: Mapping[str, bytes]) -> None:
     if size > FILES_MOST:
         raise UsageError(
             "job-files-too-large",
-            f"the program, inputs and values have {size:,} bytes, but a ConfigMap can hold {FILES_MOST:,}",
+            f"program, inputs and values have {size:,} bytes, but the limit of a ConfigMap is {FILES_MOST:,}",
             hint="put large inputs into a volume and add it to the manifest",
         )
 

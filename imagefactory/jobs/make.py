@@ -75,7 +75,7 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
     if not request.executable:
         words = ("-c", _first_trial(image.framework, request.gpus))
         request = replace(request, executable=PYTHON, in_image=True, arguments=words)
-    fetch = f"ask the maintainer of the catalog for {Path(form.image.address).name}"
+    fetch = f"get {Path(form.image.address).name} from the maintainer of the catalog"
     if request.own:
         fetch = f"imagefactory image export {image.target} --format sif"
     values = {row.name: getattr(request, row.name) for row in fields(JobParameters)}

@@ -284,7 +284,7 @@ def choose_form(
         raise NothingSelectedError(
             "image-not-published",
             "the image is not in a registry or file, so jobs cannot fetch it",
-            hint="ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
+            hint="run imagefactory push, or imagefactory push --format sif, in its project",
         )
     raise NothingSelectedError(
         "image-type-not-offered",
@@ -376,7 +376,7 @@ GpuClassifier = Callable[[PoolGpu], GpuClass | None]
 """A function that returns the class in which an image may run on a GPU, None if it may not."""
 
 
-def by_class(classes: Iterable[GpuClass]) -> GpuClassifier:
+def classifier_for(classes: Iterable[GpuClass]) -> GpuClassifier:
     """Return the classifier of an image that may run on these classes.
 
     Pools report the newest CUDA version that a driver supports. A GPU without one matches only classes for
@@ -417,7 +417,7 @@ def index_machines(inventory: Inventory) -> tuple[MachineIndex, ...]:
     )
 
 
-def find_places(
+def find_available_gpus(
     classify: GpuClassifier, request: ResourceRequest, machines: Iterable[MachineIndex]
 ) -> tuple[AvailableGpu, ...]:
     """Return the GPUs of these machines that a job with an image can get."""
@@ -460,7 +460,7 @@ def _is_large_enough(machine: MachineIndex, request: ResourceRequest) -> bool | 
     return True if known and machine.open else None
 
 
-def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
+def format_available(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
     """Return `reaches 12 of 40 GPUs, 3 free now`, with the time of the inventory if it is not current."""
     total = len(inventory.gpus)
     text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"

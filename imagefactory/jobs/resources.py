@@ -149,13 +149,13 @@ def advise(run: EmulatedRun) -> ResourceAdvice:
     """Return the resources to request for a job of the same program."""
     memory = run.memory
     gpu_memory = math.ceil((memory.peak * MARGIN + memory.context) / GB) * GB
-    workers = None if run.loader is None else enough_workers(run.loader)
+    workers = None if run.loader is None else recommended_workers(run.loader)
     cpus = 1
     if workers and run.loader is not None and run.loader.made and run.loader.processor is not None:
         cpus += math.ceil(workers * min(1.0, run.loader.processor / run.loader.made))
     gpus = max(1, run.ranks)
     return ResourceAdvice(
-        time=enough_time(run),
+        time=recommended_time(run),
         gpus=gpus,
         gpu_memory=None if memory.exceeded else gpu_memory,
         workers=workers,
@@ -163,7 +163,7 @@ def advise(run: EmulatedRun) -> ResourceAdvice:
     )
 
 
-def enough_time(run: EmulatedRun) -> timedelta | None:
+def recommended_time(run: EmulatedRun) -> timedelta | None:
     """Return the time to request for the whole program in whole minutes, None if it did not end.
 
     It includes the factors SLOWER and MARGIN, and the start of the image.
@@ -174,7 +174,7 @@ def enough_time(run: EmulatedRun) -> timedelta | None:
     return timedelta(minutes=math.ceil((seconds * MARGIN + STARTING) / 60))
 
 
-def enough_workers(loader: EmulatedLoader) -> int | None:
+def recommended_workers(loader: EmulatedLoader) -> int | None:
     """Return the number of workers that load a batch while the program computes one, None if not measured."""
     own = computing(loader)
     if not loader.made or not own:

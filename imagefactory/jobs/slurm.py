@@ -31,8 +31,8 @@ INDEX = "SLURM_ARRAY_TASK_ID"
 NOTICE = 120
 """Seconds before the time limit of a job at which its program may save its state."""
 GPU_CHECK = """\
-# Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
-# Its GPUs are those that CUDA shows: indices, beginnings of UUIDs or slices (MIG), up to an invalid entry.
+# Slurm knows only the names of GPUs, so this checks that the image is verified on the GPUs of the job.
+# They are the entries of CUDA_VISIBLE_DEVICES up to an invalid one: indices, prefixes of UUIDs or MIG slices.
 gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noheader; } |
     awk -v visible="${CUDA_VISIBLE_DEVICES-}" '
     /UUID: / {
@@ -62,7 +62,7 @@ gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noh
         printf "%%s", found
     }')
 if [ -z "$gpus" ]; then
-    echo "$(hostname): Slurm gave this job no GPU: CUDA_VISIBLE_DEVICES is '${CUDA_VISIBLE_DEVICES-}'" >&2
+    echo "$(hostname): Slurm assigned no GPU: CUDA_VISIBLE_DEVICES is '${CUDA_VISIBLE_DEVICES-}'" >&2
     exit 9
 fi
 takes=$(nvidia-smi | sed -n 's/.*CUDA Version: *\\([0-9.]*\\).*/\\1/p')
@@ -70,25 +70,25 @@ for gpu in $gpus; do
     case $gpu in
 %s
     *)
-        echo "$(hostname): this GPU has compute capability $gpu; the image is proven on %s" >&2
+        echo "$(hostname): this GPU has compute capability $gpu, but the image is verified on %s" >&2
         exit 9
         ;;
     esac
     if [ "$(printf '%%s\\n' "$needs" "${takes:-0}" | sort -V | head -n 1)" != "$needs" ]; then
-        echo "$(hostname): this driver takes CUDA ${takes:-of no version}; it must take $needs" >&2
+        echo "$(hostname): this driver supports CUDA ${takes:-(unknown)}, but the image requires $needs" >&2
         exit 9
     fi
 done"""
 
 RESUMED = f"""\
-# Before its time is over, or where Slurm takes its place away, the program is told to save what it has.
+# Before its time limit, or when Slurm preempts the job, the program gets a signal to save its state.
 trap 'kill -TERM "${{!:-}}" 2>/dev/null || :' TERM
 %s &
 program=$!
 while kill -0 "$program" 2>/dev/null; do sleep 1 || :; done  # bash may miss a signal as it begins to wait
 code=0
 wait "$program" || code=$?
-# So it says that it has, and is to be started again.
+# With this exit code, the program has saved its state and must be started again.
 [ "$code" != {CHECKPOINTED} ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$code\""""
 
@@ -165,7 +165,7 @@ def _format_script(spec: JobSpec) -> str:
     advice = []
     if spec.gpus and spec.inventory is None:
         advice.append(
-            "# No cluster was at hand to ask: name the type of GPU, --gres=gpu:TYPE:1, or it may stop."
+            "# No cluster was available: add the type of GPU, --gres=gpu:TYPE:1, or the job may stop."
         )
     if not spec.site.own:
         time = "" if spec.time else " --time=12:00:00"

@@ -325,8 +325,8 @@ def header(spec: JobSpec) -> list[str]:
     else:
         lines = [
             image,
-            f"{origin} It is for CPUs alone and asks for no GPU:",
-            "no verdict speaks of it, and its smoke test is all that was tried.",
+            f"{origin} It is only for CPUs and requests no GPU:",
+            "there is no verdict about it, only its smoke test.",
         ]
     return [f"# {_comment_line(line)}".rstrip() for line in lines]
 
@@ -343,7 +343,7 @@ def _gpu_lines(spec: JobSpec, origin: str) -> Iterator[str]:
     yield from (f"  not {capabilities}: {reason}" for capabilities, reason in _group_reasons(spec.excluded))
     if predicted:
         names = ", ".join(str(gpu_class.capability) for gpu_class in predicted)
-        yield f"WARNING: no verdict says that it runs on {names}; its code alone predicts so."
+        yield f"WARNING: no verdict says that it runs on {names}; only its code predicts it."
         yield "Compare the first results with those of another machine."
     if spec.mig:
         yield "WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks."

@@ -30,7 +30,7 @@ from imagefactory.oci.squash_layers import SQUASHED
 from imagefactory.oci.store import DIGEST
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress, ProgressTask
-from imagefactory.trees import alone_in, folders_unheld
+from imagefactory.trees import directory_lock, unlocked_directories
 
 # --- The parts that tags need: manifests, their blobs, and their complete referrers
 
@@ -383,8 +383,10 @@ def _remove_others(layout: Layout, needed: ReachableDigests, *, dry_run: bool) -
         removal.remove(path)
     # Running images lock their scratch directories and their unpacked layers.
     if (scratch := layout.scratch).is_dir():
-        with removal.going_on(scratch), alone_in(scratch):
-            for dead in folders_unheld(scratch, lambda error: removal.keep(Path(error.filename), error)):
+        with removal.going_on(scratch), directory_lock(scratch):
+            for dead in unlocked_directories(
+                scratch, lambda error: removal.keep(Path(error.filename), error)
+            ):
                 removal.remove(Path(dead))
     unpacked = UnpackedLayers(layout.path / "unpacked").collect(needed.diff_ids, removal)
     return CollectResult(

@@ -240,7 +240,7 @@ class _LayerNames:
         if old is not None and (unseen or isinstance(old, dict)):
             self._replaced += 1
             if self._replaced > REPLACED_LIMIT:
-                raise EntryError(f"it replaces more than {REPLACED_LIMIT} of its own entries")
+                raise EntryError(f"more than {REPLACED_LIMIT} entries replace earlier ones")
             yield _at(entry, REMOVED, entry.parts)
             if unseen:  # the old entry hid the layers below, the new one would not
                 yield _at(entry, HIDDEN, (*above, WHITEOUT + name))

@@ -42,7 +42,7 @@ from imagefactory.gpu.cells import answer_cell
 from imagefactory.gpu.drivers import driver_floor, older
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.knowledge.toolkits import native_driver
-from imagefactory.gpu.values import row_of
+from imagefactory.gpu.values import capability_row
 from imagefactory.matrix.plan import (
     AVOIDED,
     Answerer,
@@ -110,7 +110,7 @@ class QueuedCell:
 
     @property
     def row(self) -> str:
-        return row_of(self.capability, self.part)
+        return capability_row(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
             if row[1] and not request.mig:
                 cell = _skip(stage, row, MIG, "slices of GPUs are verified on request: --mig")
             elif row in everywhere and row not in allowed:
-                cell = _skip(stage, row, AVOIDED, avoided_reason(inventory, row_of(*row)))
+                cell = _skip(stage, row, AVOIDED, avoided_reason(inventory, capability_row(*row)))
             else:
                 cell = _weigh(stage, row, allowed.get(row, ()), planned, request.allow)
             if isinstance(cell, SkippedCell):
@@ -239,7 +239,9 @@ def within_budget(plan: SweepPlan, request: CellRequest, seconds: float, day: da
     return replace(plan, cells=cells, left_out=(*plan.left_out, *left_out))
 
 
-def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Collection[str]]) -> SweepPlan:
+def exclude_bad_machines(
+    plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Collection[str]]
+) -> SweepPlan:
     """Return a plan whose cells do not start on bad machines.
 
     `bad` has the names of bad machines for each row. Pure.
@@ -322,8 +324,8 @@ def _newest(
 def _for_others(stage: TargetStatus) -> str:
     """Return why an image cannot run on the GPUs of a pool, empty if it can."""
     if rocm_of(stage.target.cuda):
-        return "the image is for AMD's GPUs, and no pool says which processor they are"
-    return "" if stage.target.gpu else "the image is for CPUs alone"
+        return "the image is for AMD GPUs, and pools do not report their processor"
+    return "" if stage.target.gpu else "the image is only for CPUs"
 
 
 def _skip(stage: TargetStatus, row: _Row, rule: str, reason: str) -> SkippedCell:

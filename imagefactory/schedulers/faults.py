@@ -108,7 +108,7 @@ def blamed_machines(
     )
 
 
-def of_bad_machines(
+def faults_of_bad_machines(
     faults: Sequence[NodeFault], machines: Iterable[MachinesByCapability]
 ) -> tuple[NodeFault, ...]:
     """Return the faults of machines that get no job while another machine of that row remains. Pure."""

@@ -27,7 +27,7 @@ from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
-from imagefactory.gpu.values import slice_of
+from imagefactory.gpu.values import mig_profile
 from imagefactory.matrix.gpus import GpuGroup, parse_gpus
 from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, parse_tree, recipe_problem
 from imagefactory.schedulers.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, with_host
@@ -384,6 +384,6 @@ def _gpu(place: _JsonLocation, value: object) -> PoolGpu:
         memory=memory,
         driver=str(driver),
         cuda=row.text("cuda", CUDA, "the newest CUDA that its driver takes, such as 12.4"),
-        mig=row.flag("mig", default=bool(slice_of(name))),
+        mig=row.flag("mig", default=bool(mig_profile(name))),
         free=row.flag("free", default=True),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.values import row_of, slice_of
+from imagefactory.gpu.values import capability_row, mig_profile
 from imagefactory.model import Outcome
 from imagefactory.serialize import MaxRows
 from imagefactory.settings.choices import HTCONDOR, POOLS
@@ -50,11 +50,11 @@ class PoolGpu:
     @property
     def part(self) -> str:
         """Return the MIG profile of a slice, `mig` if its name has none, empty for a whole GPU."""
-        return (slice_of(self.name) or "mig") if self.mig else ""
+        return (mig_profile(self.name) or "mig") if self.mig else ""
 
     @property
     def row(self) -> str:
-        return row_of(self.capability, self.part)
+        return capability_row(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class SweepNode:
 
     @property
     def row(self) -> str:
-        return row_of(self.capability, self.part)
+        return capability_row(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class SkippedCell:
 
     @property
     def row(self) -> str:
-        return row_of(self.capability, self.part)
+        return capability_row(self.capability, self.part)
 
 
 MOST_NODES = 20_000

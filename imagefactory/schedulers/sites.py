@@ -146,7 +146,7 @@ class Site:
         raise UsageError(
             "job-too-long",
             f"{self.title} does not run jobs longer than {self.lengths[-1].hours} hours",
-            hint="write checkpoints and split the job into shorter ones, or ask the site",
+            hint="write checkpoints and split the job into shorter ones",
         )
 
 
@@ -176,10 +176,10 @@ SITE_NAMES = tuple(site.name for site in SITES)
 def site_of(name: str, settings: Settings) -> Site:
     """Return a site with the additions of the settings to its jobs. Raises like `find_site`."""
     site = find_site(name)
-    return replace(site, own=own_of(site.batch, settings))
+    return replace(site, own=job_additions(site.batch, settings))
 
 
-def own_of(batch: str, settings: Settings) -> tuple[str, ...]:
+def job_additions(batch: str, settings: Settings) -> tuple[str, ...]:
     """Return the additions of the settings to jobs of a batch system."""
     if batch == SLURM:
         return parse_options(settings.sbatch_options.value)

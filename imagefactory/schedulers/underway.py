@@ -64,7 +64,7 @@ from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trees import read_file
 from imagefactory.trust.catalog_package import ArtifactFormat
 from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, sign_envelope
-from imagefactory.trust.judgement import out_of_period, verify_envelope
+from imagefactory.trust.judgement import period_problem, verify_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import SIGNABLE, SKEW, VerdictStatus
@@ -107,7 +107,7 @@ class RunningSweep:
     pool: str = HTCONDOR
 
 
-def leave_out_underway(plan: SweepPlan, sweeps: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
+def skip_underway(plan: SweepPlan, sweeps: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
     """Return a plan without the cells that a sweep has. The newest of these sweeps is the reason. Pure."""
     newest = sorted(sweeps, key=lambda sweep: sweep.made, reverse=True)
     cells, left_out = [], list(plan.left_out)
@@ -471,7 +471,9 @@ def open_claims(data: bytes, store: str, trust: TrustRules, now: datetime) -> tu
         raise invalid_value_error(where, f"{verified.standing}, {verified.why}")
     claims = parse_document(parse_json(verified.envelope.payload, where, LARGEST), StoreClaims, FORMAT, where)
     assert isinstance(claims, StoreClaims)
-    late = out_of_period(verified.key, claims.issued) or out_of_period(verified.key, max(now, claims.issued))
+    late = period_problem(verified.key, claims.issued) or period_problem(
+        verified.key, max(now, claims.issued)
+    )
     if late:
         raise invalid_value_error(where, f"{late[0]}, {late[1]}")
     if claims.store != store:
@@ -496,7 +498,7 @@ def first_claims(claims: Iterable[OtherClaim]) -> Mapping[ClaimedCell, OtherClai
     return first
 
 
-def leave_out_claimed(plan: SweepPlan, images: Images, claims: Iterable[OtherClaim]) -> SweepPlan:
+def skip_claimed(plan: SweepPlan, images: Images, claims: Iterable[OtherClaim]) -> SweepPlan:
     """Return a plan without the cells that another store claims. Pure."""
     first = first_claims(claims)
     cells, left_out = [], list(plan.left_out)

@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 REASONS = {
-    "store": "a folder in which commands write and remove files",
-    "cache": "a folder in which commands write and remove files",
+    "store": "a directory in which commands write and remove files",
+    "cache": "a directory in which commands write and remove files",
     "registry": "a place that gets images and your credentials for it",
     "engine": "it selects programs of this machine",
     "runner": "it selects what separates images from this machine",
     "certificates": "it decides which servers are genuine",
     "plain-http": "it sends data and passwords unencrypted",
-    "mirrors": "it decides which servers are asked",
-    "index": "it decides which servers are asked",
-    "indexes": "it decides which servers are asked",
-    "debian-mirror": "it decides which servers are asked",
-    "channels": "it decides which servers are asked, or which folders are read",
+    "mirrors": "it decides which servers are queried",
+    "index": "it decides which servers are queried",
+    "indexes": "it decides which servers are queried",
+    "debian-mirror": "it decides which servers are queried",
+    "channels": "it decides which servers are queried, or which directories are read",
     "solver": "a program to run",
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
-    "catalog": "it decides which servers are asked, or which file is read",
-    "catalog-mirrors": "it decides which servers are asked, or which file is read",
+    "catalog": "it decides which servers are queried, or which file is read",
+    "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
     "licenses": "it decides what a check accepts",
@@ -125,7 +125,7 @@ MEANINGS = {
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
     "channels": (
         "none",
-        'a table, `"conda-forge" = "https://..."` or a folder: where to ask conda\'s channels instead',
+        'a table, `"conda-forge" = "https://..."` or a directory that replaces a conda channel',
     ),
     "solver": (
         "`rattler`",
@@ -161,7 +161,7 @@ MEANINGS = {
     ),
     "sif-folder": (
         "none",
-        "where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`",
+        "where jobs find .sif files: a directory that the pool's machines share, or `osdf:///...`",
     ),
     "submit-commands": (
         "none",

@@ -20,7 +20,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 LONGEST_TEXT = 1 << 20  # bazel writes search paths of many thousand bytes
 
 
-class NotReadable(Exception):
+class CorruptElfError(Exception):
     """An ELF file whose headers point outside of the file: truncated or corrupt."""
 
 
@@ -75,7 +75,7 @@ def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
                 break
             entries.append((tag, value))
     except struct.error as error:
-        raise NotReadable("its headers point outside of the file") from error
+        raise CorruptElfError("its headers point outside of the file") from error
     strings = next((value for tag, value in entries if tag == DT_STRTAB), None)
     if strings is None:
         return None
@@ -84,7 +84,7 @@ def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
             base = strings - start + offset
             break
     else:
-        raise NotReadable("its string table is in no loaded part")
+        raise CorruptElfError("its string table is in no loaded part")
 
     def texts(number: int) -> tuple[str, ...]:
         return tuple(_text(data, base + value) for tag, value in entries if tag == number)
@@ -104,5 +104,5 @@ def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
 def _text(data: mmap.mmap | bytes, position: int) -> str:
     end = data.find(b"\0", position, position + LONGEST_TEXT)
     if end < 0:
-        raise NotReadable("a text in it has no end")
+        raise CorruptElfError("a text in it has no end")
     return data[position:end].decode("utf-8", "replace")

@@ -56,7 +56,7 @@ OTHER_CHECKS = ("packages", "libraries", "import", "unprivileged")
 
 # Checks that do not apply to a framework, in any version.
 CHECKS_NOT_APPLICABLE = {
-    ("cupy", "compute"): "CuPy computes on GPUs alone",
+    ("cupy", "compute"): "CuPy computes only on GPUs",
     ("onnxruntime", "compiler"): "ONNX Runtime compiles nothing on the GPU: it has no Triton and no ptxas",
 }
 
@@ -104,7 +104,7 @@ def check_not_applicable(framework: str, check: str, packages: Mapping[str, str]
         version = packages.get("torch") or packages.get("pytorch", "")
         return "torch before 2.0 has no Triton" if version.startswith(("0.", "1.")) else ""
     if framework in ("jax", "tensorflow") and not any(name.startswith(ASSEMBLER) for name in packages):
-        return "the lock holds no ptxas (nvidia-cuda-nvcc, or conda's cuda-nvcc), so there is none to try"
+        return "the lock has no ptxas (nvidia-cuda-nvcc, or conda's cuda-nvcc), so there is none to test"
     return ""
 
 

@@ -27,7 +27,7 @@ from imagefactory.serialize import (
     parse_value,
 )
 from imagefactory.trust.envelope import sign_envelope
-from imagefactory.trust.judgement import not_witnessed, out_of_period, verify_envelope
+from imagefactory.trust.judgement import period_problem, unrecorded_reason, verify_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import SKEW, RevokedCell, VerdictStatus, format_statement, parse_predicate
@@ -149,7 +149,7 @@ def read_approvals(
         except StatementError:  # of another type or version
             continue
         key, digest = opened.key, digest_of(opened.envelope.payload)
-        if out_of_period(key, issued, digest) or not_witnessed(key, digest, now) or issued - now > SKEW:
+        if period_problem(key, issued, digest) or unrecorded_reason(key, digest, now) or issued - now > SKEW:
             continue
         if ended and issued <= ended:
             continue
@@ -158,7 +158,7 @@ def read_approvals(
     return tuple(approvals)
 
 
-def others(trust: TrustRules, names: Iterable[str], now: datetime) -> tuple[str, ...]:
+def other_trusted_keys(trust: TrustRules, names: Iterable[str], now: datetime) -> tuple[str, ...]:
     """Return the currently trusted keys that are not among `names`."""
     valid = {key.name for key in trust.keys if key.since <= now < key.until}
     return tuple(sorted(valid - set(names)))

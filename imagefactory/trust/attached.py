@@ -469,17 +469,17 @@ def read_subject(place: StoreRepository, digest: str, platform: str = "") -> Ver
     other tools may choose another image.
     """
     root = read_manifest(place, digest)
-    with _an_image(root):
+    with _image_errors(root):
         check_unambiguous(root)
         chosen = choose_platform(root, platform).digest
     manifest = read_manifest(place, chosen)
     if manifest.descriptor.media_type in INDEX_TYPES:  # one image and its attestations
-        with _an_image(root):
+        with _image_errors(root):
             check_unambiguous(manifest)
             entries = json.loads(manifest.data)["manifests"]
             (image,) = images_of(entries)
         manifest = read_manifest(place, str(image["digest"]))
-    with _an_image(root):
+    with _image_errors(root):
         blobs = parse_parts(manifest)[1]
         config = blobs[1] if is_sif_manifest(json.loads(manifest.data)) else blobs[0]
     return VerifiedImage(
@@ -488,7 +488,7 @@ def read_subject(place: StoreRepository, digest: str, platform: str = "") -> Ver
 
 
 @contextmanager
-def _an_image(root: Manifest) -> Iterator[None]:
+def _image_errors(root: Manifest) -> Iterator[None]:
     """Convert parse errors of complete data into NoImageError."""
     try:
         yield

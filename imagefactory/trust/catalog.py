@@ -39,7 +39,7 @@ from imagefactory.serialize import (
     parse_value,
 )
 from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, sign_envelope
-from imagefactory.trust.judgement import out_of_period, verify_envelope
+from imagefactory.trust.judgement import period_problem, verify_envelope
 from imagefactory.trust.keys import NAME, SigningKey
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import SKEW, RevokedCell, VerdictStatus, VerificationResult
@@ -291,7 +291,7 @@ def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "
     except StatementError as error:
         raise _rejection(where, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
-    late = out_of_period(opened.key, catalog.made) or out_of_period(opened.key, max(now, catalog.made))
+    late = period_problem(opened.key, catalog.made) or period_problem(opened.key, max(now, catalog.made))
     if late:
         raise _rejection(where, *late)
     if catalog.made - now > SKEW:
@@ -315,7 +315,7 @@ _STATUS_HINTS = {
         "the owner signs with another key now: run imagefactory site join ADDRESS|FILE again"
     ),
     VerdictStatus.EXPIRED: (
-        "ask the maintainers of the project for a new one (they run imagefactory site publish)"
+        "get a new one from the maintainers of the project (they run imagefactory site publish)"
     ),
     VerdictStatus.NOT_YET: "correct the clock of this machine",
     VerdictStatus.MALFORMED: (

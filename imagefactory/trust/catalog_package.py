@@ -90,7 +90,7 @@ def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> byte
                 raise StatementError(
                     "catalog-too-large",
                     f"{where} has more than {most} bytes when unpacked",
-                    hint="ask its owner to publish fewer targets",
+                    hint="let its owner publish fewer targets",
                 )
             unpacked.write(piece)
     except (CorruptDataError, zlib.error) as error:
@@ -115,6 +115,6 @@ def parse_layer(manifest: bytes, where: str, kind: ArtifactFormat = CATALOG_ARTI
         raise RegistryError(
             "artifact-malformed",
             f"{where} is not of type {kind.name}: {error}",
-            hint="check the address, or ask its owner to publish it again",
+            hint="check the address, or let its owner publish it again",
         ) from error
     return layer

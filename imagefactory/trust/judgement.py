@@ -89,7 +89,7 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
         return VerifiedEnvelope(standing=VerdictStatus.MALFORMED, why=error.message)
     key = trust.key(envelope.keyid)
     if not envelope.signature:
-        standing, why = VerdictStatus.UNSIGNED, "nobody signed it"
+        standing, why = VerdictStatus.UNSIGNED, "it is not signed"
     elif key is None:
         standing, why = VerdictStatus.WRONG_KEY, f"no trusted key is {envelope.keyid[:16]}..."
     elif not is_signed_by(envelope, key.keyid, key.public):
@@ -100,7 +100,7 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
     return VerifiedEnvelope(envelope=envelope, standing=standing, why=why)
 
 
-def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
+def period_problem(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
     """Return the problem if a key is not trusted for a statement issued at that time, or None.
 
     Times have whole seconds. A payload signed in the second in which the key was retired counts if its
@@ -113,7 +113,7 @@ def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[
     return None
 
 
-def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
+def unrecorded_reason(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
     """Return the problem if a statement by a retired key is not trusted although its date is in the period,
     or None.
 
@@ -187,7 +187,7 @@ def expires(verdict: Verdict, trust: TrustRules) -> datetime:
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
-def ending(
+def expiring_cells(
     judged: Iterable[VerificationResult], trust: TrustRules, until: datetime
 ) -> tuple[tuple[str, datetime], ...]:
     """Return the capability and expiry of each verification that is valid now and expires by `until`."""
@@ -202,9 +202,9 @@ def ending(
 def _verify(
     verdict: Verdict, key: TrustedKey, subject: VerifiedImage, court: VerificationPolicy
 ) -> tuple[VerdictStatus, str] | None:
-    late = out_of_period(key, verdict.issued, verdict.digest)
+    late = period_problem(key, verdict.issued, verdict.digest)
     if late is None and not court.vouched:
-        late = not_witnessed(key, verdict.digest, court.now)
+        late = unrecorded_reason(key, verdict.digest, court.now)
     if late:
         return late
     report = verdict.report
@@ -220,7 +220,7 @@ def _verify(
     kind = report.hardware.kind
     if kind not in court.trust.policy.evidence or kind not in key.evidence:
         whose = f"'{key.name}'" if kind in court.trust.policy.evidence else "the policy"
-        return VerdictStatus.EVIDENCE_REFUSED, f"{whose} takes no evidence of kind '{kind}'"
+        return VerdictStatus.EVIDENCE_REFUSED, f"{whose} does not accept evidence of type '{kind}'"
     revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
     if revoked:
         return VerdictStatus.REVOKED, revoked.why
@@ -228,7 +228,7 @@ def _verify(
         return VerdictStatus.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
     end = expires(verdict, court.trust)
     if court.now >= end:
-        return VerdictStatus.EXPIRED, f"it held until {format_time(end)}"
+        return VerdictStatus.EXPIRED, f"it expired at {format_time(end)}"
     return None
 
 
@@ -329,7 +329,7 @@ def verify_revocations(
             continue
         # Revocations are not recorded. One from the second in which its key was retired only removes trust.
         last = opened.key.since < revocation.before == opened.key.until
-        late = None if last else out_of_period(opened.key, revocation.before)
+        late = None if last else period_problem(opened.key, revocation.before)
         if late is None and revocation.before > court.now + SKEW:
             late = VerdictStatus.NOT_YET, "it is of a time that is still to come"
         if late is None and revocation.subject != subject.manifest:

@@ -91,7 +91,7 @@ class TagDecision:
         return self.before != self.after
 
 
-def pointer(plain: str, capability: str) -> str:
+def capability_tag(plain: str, capability: str) -> str:
     """Return the tag of a target for one capability, such as `2.3-cu121-sm80`."""
     return f"{plain}-{parse_capability(capability).sm.replace('_', '')}"
 
@@ -161,7 +161,7 @@ def decide_tags(
     } - {""}
     capabilities = sorted({*rule.capabilities, *spoken}, key=parse_capability)
     tags_and_needs: list[tuple[str, tuple[str, ...]]] = [
-        (pointer(rule.plain, judgement), (judgement,)) for judgement in capabilities
+        (capability_tag(rule.plain, judgement), (judgement,)) for judgement in capabilities
     ]
     if not rule.pointers_only:
         tags_and_needs.append((rule.plain, rule.capabilities))

@@ -252,7 +252,7 @@ def contradiction(report: GpuReport) -> str:
     if not signable(report):
         number = "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
         return f"its outcome '{report.outcome}' is not that of a run on {number}"
-    if report.level == MULTI_GPU_LEVELS and (why := _miscounted(report)):
+    if report.level == MULTI_GPU_LEVELS and (why := _gpu_count_problem(report)):
         return why
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
         return "it waives a check that ran, or that it does not have"
@@ -266,7 +266,7 @@ def contradiction(report: GpuReport) -> str:
     return ""
 
 
-def _miscounted(report: GpuReport) -> str:
+def _gpu_count_problem(report: GpuReport) -> str:
     """Return the problem if the number of GPUs differs from the host's, or if a check for several GPUs is
     waived.
     """
@@ -292,15 +292,15 @@ def missing_evidence(report: GpuReport) -> str:
         return "the suite met no GPU"
     pool = hardware.kind in POOLS
     if not hardware.driver or not (hardware.nodes or pool):
-        return "nobody told the driver" if pool else "the host told no driver or no device node"
+        return "the driver is unknown" if pool else "the host has no driver or no device node"
     teller = "the pool" if pool else "NVML"
     gpu = hardware.gpu_of(device.uuid)
     if gpu is None:
-        return f"the suite met {device.uuid}, which {teller} does not tell"
+        return f"the suite met {device.uuid}, which {teller} does not list"
     if gpu.uuid not in hardware.known:
-        return f"the suite met {device.uuid}, which the driver itself does not tell"
+        return f"the suite met {device.uuid}, which the driver does not list"
     if gpu.capability != device.capability:
-        return f"the suite met capability {device.capability}, and {teller} tells {gpu.capability}"
+        return f"the suite met capability {device.capability}, but {teller} reports {gpu.capability}"
     return "the pool simulates that GPU" if pool and is_simulated(gpu.uuid) else ""
 
 

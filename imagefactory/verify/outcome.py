@@ -86,7 +86,7 @@ def parse_fields(data: bytes, fields: ObjectSchema) -> dict[str, Any]:
         raise InvalidReportError(error.message) from error
 
 
-def checks_kind(names: Iterable[str], outcomes: Iterable[str], most: int = LARGEST_REPORT) -> Any:
+def checks_schema(names: Iterable[str], outcomes: Iterable[str], most: int = LARGEST_REPORT) -> Any:
     """Return the schema of a report's checks.
 
     `names` are the checks of the suite, `outcomes` the outcomes of a failure. A check has at most `most`
@@ -104,7 +104,7 @@ def checks_kind(names: Iterable[str], outcomes: Iterable[str], most: int = LARGE
 
 
 def clean_check(row: Mapping[str, Any]) -> SuiteCheck:
-    """Return a check of `checks_kind` with printable texts."""
+    """Return a check of `checks_schema` with printable texts."""
     numbers = {clean(name): value for name, value in row["numbers"]}
     return SuiteCheck(
         result=CheckResult(
@@ -149,7 +149,7 @@ _FIELDS = ObjectSchema(
     target=object,
     python=object,
     running=Annotated[str, Choices(("", *smoke_table.CHECKS))],
-    checks=checks_kind(smoke_table.CHECKS, (smoke_table.LOAD_FAILED, smoke_table.WRONG_NUMBERS)),
+    checks=checks_schema(smoke_table.CHECKS, (smoke_table.LOAD_FAILED, smoke_table.WRONG_NUMBERS)),
 )
 
 
@@ -242,7 +242,7 @@ def _fields(level: str) -> ObjectSchema:
         cuda=Annotated[str, Pattern(_CUDA, empty=True)],
         device=Annotated[object, _DEVICE] | None,
         running=Annotated[str, Choices(("", *names))],
-        checks=checks_kind(names, table.OUTCOMES, MOST_NUMBERS),
+        checks=checks_schema(names, table.OUTCOMES, MOST_NUMBERS),
     )
 
 
@@ -371,7 +371,7 @@ def _outcome(
 ) -> tuple[Outcome, str]:
     """Return the first outcome that applies: a wrong GPU, a failed check, a missing check."""
     rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
-    if stranger := _stranger(suite_report, run):
+    if stranger := _unknown_gpu_reason(suite_report, run):
         return Outcome.INFRASTRUCTURE, stranger
     failed = next(((check, word) for check, word in judged if word is not None), None)
     if suite_report.device and capability and suite_report.device.capability != capability:
@@ -404,7 +404,7 @@ def _gpus(suite_report: GpuSuiteReport) -> float:
     return _counted(next((row for row in suite_report.rows if row.result.name == GPUS), None))
 
 
-def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
+def _unknown_gpu_reason(suite_report: GpuSuiteReport, run: GpuRun) -> str:
     """Return why the host does not know a GPU that the suite saw, empty if it knows all."""
     device = suite_report.device
     if device is None:

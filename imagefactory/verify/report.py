@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Protocol
 
-from imagefactory.gpu.values import row_of, slice_of
+from imagefactory.gpu.values import capability_row, mig_profile
 from imagefactory.model import BuildSpec, CheckResult, CommandResult, Outcome
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.serialize import (
@@ -81,11 +81,11 @@ class GpuIdentity:
     @property
     def part(self) -> str:
         """Return the MIG profile of a slice, `mig` if its name has none, empty for a whole GPU."""
-        return slice_of(self.name) or ("mig" if self.uuid.startswith("MIG-") else "")
+        return mig_profile(self.name) or ("mig" if self.uuid.startswith("MIG-") else "")
 
     @property
     def row(self) -> str:
-        return row_of(self.capability, self.part)
+        return capability_row(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def _run_all(
         if "unprivileged" not in required:
             return outcome
         if outcome.failure is not None:
-            reason = "not tried, because the run as root did not pass"
+            reason = "not run, because the run as root did not pass"
             skipped = _nothing_ran(("unprivileged",), CheckState.NOT_RUN, reason, outcome.failure)
             return replace(outcome, checks=(*outcome.checks, *skipped.checks))
         framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)

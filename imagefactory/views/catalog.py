@@ -24,7 +24,9 @@ from imagefactory.views.verdicts import RevokedRow, format_ages, revoked_json
 
 
 def format_center_images(shelves: Sequence[CenterImages], width: int | None = None) -> str:
-    """Return a table for each center: where an image is verified, in any form, and where only predicted."""
+    """Return a table for each center with the GPUs on which each image is verified, and those only
+    predicted.
+    """
     return "\n\n".join(_format_center(shelf, width) for shelf in shelves)
 
 
@@ -51,7 +53,7 @@ def _status(verified: Sequence[object], predicted: Sequence[object]) -> str:
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
-    """Return the catalog's entry of one image, each form with its own verdicts."""
+    """Return the catalog entry of one image: each form with its verdicts."""
     (offer,) = shelf.offers
     image = offer.image
     built_for = f"CUDA {image.runtime}" if image.runtime else f"for {platform_of(image.cuda)}"
@@ -117,7 +119,7 @@ def _known_text(grounds: ImageEvidence) -> Iterator[tuple[str, str]]:
 
 
 def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
-    """Return the capabilities on which some form is verified, and those with only a prediction."""
+    """Return the capabilities on which at least one form is verified, and those with only a prediction."""
     forms = [(offer.image.subject, offer.judged), *((row.sif.subject, row.judged) for row in offer.sifs)]
     grounds = [verified_evidence(judged, offer.image.revoked_of(subject)) for subject, judged in forms]
     verified = sorted({row.capability for each in grounds for row in each.classes})
@@ -227,7 +229,7 @@ def _offer_json(shelf: CenterImages, offer: ImageOffer) -> CatalogImageRow:
 
 
 MOST = 20
-"""The most images in one text answer."""
+"""The limit of images in one text answer."""
 MOST_REVOKED = 4
 
 
@@ -293,7 +295,7 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 
 
 def _sources(finding: FindResult) -> Iterator[str]:
-    """Return the source of the answer, which comes first: without a catalog nothing is tested."""
+    """Return the lines about the source of the answer, which come first."""
     if finding.catalog is None:
         what = f"{finding.place} has no images" if finding.place else "no catalog is joined"
         yield f"{what}, so no image is verified; these answers are predicted or documented"

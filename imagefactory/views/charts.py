@@ -1,6 +1,6 @@
-"""The geometry of charts, and HTML pages from templates. Pure; templates/parts.html.jinja draws the charts.
+"""The geometry of charts, and HTML pages from templates. Pure functions.
 
-Lengths are units of a viewBox, which the page scales.
+templates/parts.html.jinja draws the charts. Lengths are in units of a viewBox, which the page scales.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_SPOKEN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMeasure:
-    """One number of a chart, with a `note` next to it. `bad`: its check failed.
+    """One number of a chart, with a `note` next to it. `bad` means that its check failed.
 
-    `upper` is a second number of the same unit that is at least as large (a p95 to a p50), 0 for none.
+    `upper` is a second, larger number in the same unit (p95 next to p50), 0 for none.
     """
 
     label: str
@@ -46,7 +46,7 @@ class ChartMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBar:
-    """`reach` is the length of the upper number, `end` the position of the longer end."""
+    """A bar of a chart. `reach` is the length of the upper number, `end` the position of the longer end."""
 
     measure: ChartMeasure
     x: float
@@ -60,7 +60,7 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Bars of one title; `says` is the text alternative for screen readers."""
+    """The bars under one title. `says` is the text alternative for screen readers."""
 
     title: str
     bars: tuple[ChartBar, ...]
@@ -69,7 +69,7 @@ class BarChart:
     says: str
 
     def path(self, *, bad: bool) -> str:
-        """Return the bars of failed checks, or of the others, as one SVG path."""
+        """Return one SVG path with the bars of failed checks (`bad`) or of the others."""
         return "".join(
             f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
             for bar in self.bars
@@ -78,7 +78,7 @@ class BarChart:
 
 
 def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Return bars from left to right, a row each, on one scale from 0."""
+    """Return horizontal bars, one in each row, on one scale from 0."""
     bar_space = WIDTH - LABEL - VALUE
     scale = _scale_of(measures)
     bars = tuple(
@@ -104,7 +104,7 @@ def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Return bars from the bottom up, a column each: one measure across versions."""
+    """Return vertical bars, one in each column: one measure across versions."""
     scale = _scale_of(measures)
     step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
@@ -129,7 +129,7 @@ def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def format_number(value: float) -> str:
-    """Return four significant digits without trailing zeros, or `1.2e-07` for small numbers."""
+    """Return a number with four significant digits and no trailing zeros, or `1.2e-07` for small numbers."""
     if not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e15:
@@ -143,7 +143,7 @@ def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
 
 
 def _scale_of(measures: Iterable[ChartMeasure]) -> float:
-    """Return the end of the scale; never 0."""
+    """Return the end of the scale, which is never 0."""
     return max((max(measure.value, measure.upper) for measure in measures), default=0.0) or 1.0
 
 
@@ -180,12 +180,12 @@ def _environment(templates: Path) -> Environment:
 
 
 def fill(templates: Path, template: str, **values: object) -> str:
-    """Return a template (`image.html`) of a directory with values, all of them escaped."""
+    """Fill a template (`image.html`) in a directory with values. All values are escaped."""
     return _environment(templates).get_template(f"{template}.jinja").render(**values)
 
 
 def policy(script: Path | None = None) -> str:
-    """Return what a page may load: its own style, and the one script in it, by its hash."""
+    """Return the content security policy of a page: its style and its one script, by hash."""
     allowed = "'none'"
     if script:
         text = script.read_text("utf-8").removesuffix("\n")

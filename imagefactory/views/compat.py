@@ -43,7 +43,7 @@ ALIKE_AMD = "gfx908-gfx942: the same for all known processors of this range"
 def format_gpu(
     gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None, *, show_sources: bool = False
 ) -> str:
-    """Return what runs on one GPU and why the rest does not. Each row has one cell."""
+    """Return the images that run on one GPU, and why the others do not. Each row has one cell."""
     sources, warnings = Footnotes(shown=show_sources), Footnotes("!{}")
     running = [row for row in rows if serves(row.cells[0])]
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
@@ -63,7 +63,7 @@ def format_gpu(
 
 
 def _is_blank(row: CompatRow) -> bool:
-    """Return whether no recipe builds the version and nothing is known of it."""
+    """Return whether no recipe builds the version and no fact about it is known."""
     return not row.candidate.name and not any(cell.claims for cell in row.cells)
 
 
@@ -94,7 +94,7 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
 
 
 def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
-    """Return the warnings about an image that runs, at least in part."""
+    """Return the warnings about an image that runs at least partly."""
     return () if cell.answer is Compatibility.NO else cell.warnings
 
 
@@ -105,12 +105,12 @@ def format_rows(
     *,
     show_sources: bool = False,
 ) -> str:
-    """Return candidates x capabilities, two letters a cell. Each row has a cell for each capability.
+    """Return a table of candidates x capabilities with two letters for each cell.
 
-    Equal neighbor columns are merged.
+    Each row has a cell for each capability. Equal neighbor columns are merged.
     """
     sources, displayed = Footnotes(shown=show_sources), [row for row in rows if not _is_blank(row)]
-    texts = list(zip(*([letters(cell) for cell in row.cells] for row in displayed), strict=True))
+    texts = list(zip(*([cell_code(cell) for cell in row.cells] for row in displayed), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
     ends = [(capabilities[some[0]], capabilities[some[-1]]) for some in groups]
     spans = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
@@ -147,23 +147,23 @@ def _version(row: CompatRow) -> str:
 
 
 def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
-    """Return which targets have no current lock."""
+    """Return a line about the targets that have no current lock."""
     names = [
         f"{candidate.name} ({candidate.lock})"
         for candidate in (row.candidate for row in rows)
         if candidate.lock not in ("", "ok")
     ]
-    return ["", f"by their recipes alone, since no lock is current: {', '.join(names)}"] if names else []
+    return ["", f"only by their recipes, since no lock is current: {', '.join(names)}"] if names else []
 
 
-def letters(cell: Cell) -> str:
-    """Return `Yp`: the answer and its basis; `!` for a known fault."""
+def cell_code(cell: Cell) -> str:
+    """Return `Yp`: the answer and its basis. A `!` means a known fault."""
     basis = cell.claims[0].basis.value[0] if cell.claims else ""
     return f"{LETTERS[cell.answer]}{basis}{'!' if displayed_warnings(cell) else ''}"
 
 
 def format_covers(covers: Sequence[Cover], width: int | None = None, *, show_sources: bool = False) -> str:
-    """Return the fewest images of each group, the GPUs for each, and those that no image serves."""
+    """Return the fewest images of each group, the GPUs for each image, and the GPUs without an image."""
     sources = Footnotes(shown=show_sources)
     blocks = [_cover(cover, sources, width) for cover in covers]
     return "\n".join(["\n\n".join(blocks), *fold(_named(sources, "Sources"), width)])
@@ -203,7 +203,7 @@ def _named(sources: Footnotes, title: str) -> list[str]:
 
 
 def format_differences(differences: Sequence[CapabilityDifference], width: int | None = None) -> str:
-    """Return where documentation and scans of wheels differ."""
+    """Return the differences between documentation and scans of wheels."""
     sources = Footnotes()
     table = [
         (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def format_report(report: Report) -> str:
-    """Return the problems of a smoke test, a line each, then the other checks by name."""
+    """Return the problems in a smoke test, one on each line, then the other checks by name."""
     failed = [check for check in report.checks if check.state is CheckState.FAILED]
     lines = []
     for check in failed:
@@ -53,7 +53,7 @@ def smoke_line(report: Report | None) -> str:
 
 
 def format_built(built: BuildResult, store: str) -> str:
-    """Return the built image, its place, and what is not verified yet."""
+    """Return the built image, its location, and what is not verified yet."""
     image, target, report = built.image, built.target, built.report
     gpu = report.gpu.value if report is not None else "not-tested"
     times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
@@ -87,7 +87,7 @@ def format_built(built: BuildResult, store: str) -> str:
 
 
 def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
-    """Return each digest with its purpose."""
+    """Return each digest of an image with its purpose."""
     return (
         ("digest", image.digest, "for pull, run, verify and job files (index)"),
         ("manifest", image.manifest, "named by verdicts: the layers of this platform"),
@@ -99,7 +99,7 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
 
 
 def format_pushed(pushed: PushResult) -> str:
-    """Return the place of a candidate, as the registry confirmed it, and the transferred bytes."""
+    """Return the address of a pushed candidate, as the registry confirmed it, and the transferred bytes."""
     where = pushed.reference
     place = f"{where.registry}/{where.repository}"
     fields = [
@@ -137,7 +137,7 @@ def _transfer_line(sent: TransferResult) -> str:
 
 
 def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
-    """Return the further tags, also one that another process moved meanwhile."""
+    """Return lines about other tags, including a tag that another process moved in the meantime."""
     moved = "{} now points to {}: moved by another"
     return [
         ("tag", tag if digest == sent.digest else moved.format(tag, digest or "nothing"))
@@ -146,7 +146,7 @@ def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
 
 
 def format_pulled(pulled: PullResult, store: str) -> str:
-    """Return the pulled image, and whether it is the requested index itself."""
+    """Return the pulled image, and whether it is the requested index."""
     which = (
         "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
     )
@@ -168,7 +168,7 @@ def format_copied(copied: CopyResult) -> str:
 
 
 def format_repositories(shelves: Sequence[RepositoryListing], width: int | None = None) -> str:
-    """Return the tags of repositories, a row each, and which repository is empty."""
+    """Return a table of repositories and their tags. Empty repositories are listed."""
     rows = [
         (f"{shelf.repository}:{tag.tag}", tag.kind, format_bytes(tag.size), tag.digest)
         for shelf in shelves
@@ -195,8 +195,8 @@ def format_pruned(pruned: PruneResult, *, dry_run: bool) -> str:
 class TargetState:
     """The lock of a target, its status, why there is none, and its image.
 
-    `promised` is the digest of the image by the layer lock. `behind` are old releases in the lock, `left_out`
-    the family's packages that the lock lacks.
+    `promised` is the digest of the image in the layer lock. `behind` are outdated packages in the lock,
+    `left_out` the family's packages that are not in the lock.
     """
 
     lock: Lock | None
@@ -209,7 +209,7 @@ class TargetState:
 
 
 def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int | None = None) -> str:
-    """Return a row for each target: what it is, the state of its lock, and how far its image is."""
+    """Return a row for each target: its platform, the status of its lock, and the progress of its image."""
     header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "STATUS")
     table = [
         (
@@ -236,7 +236,7 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
         ("for", platform_of(target.cuda)),
         ("Python", f"{target.python}{of} on {target.base}, {target.platform}"),
-        ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
+        ("capabilities", ", ".join(target.capabilities) or "none: it is only for CPUs"),
         ("checks", ", ".join(target.checks)),
     ]
     if target.on:
@@ -261,10 +261,10 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
     fields.append(("recipe", str(target.where)))
     if now.left_out:
-        fields.append(("left out", now.left_out))
+        fields.append(("skipped", now.left_out))
     fields += _lock_fields(target, now)
     if now.behind:
-        fields.append(("far behind", "\n".join(map(str, now.behind))))
+        fields.append(("outdated", "\n".join(map(str, now.behind))))
     if now.image is None:
         fields.append(("image", f"not in the store: imagefactory build {target.name}"))
     else:
@@ -307,7 +307,7 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
 
 
 def format_relock(relock: LockResult) -> str:
-    """Return the changes, a line for each package, and the packages that are far outdated."""
+    """Return the changes of a lock, one package on each line, and the outdated packages."""
     return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
 
 
@@ -338,7 +338,7 @@ def _moves(relock: LockResult) -> str:
 
 
 def _by_name(lock: Lock) -> dict[tuple[str, bool], LockedPackage]:
-    """Return packages by name and type: conda may have had one that now comes from PyPI."""
+    """Return packages by name and type, since a package may change from conda to PyPI."""
     return {(package.name, isinstance(package, LockedCondaPackage)): package for package in lock.packages}
 
 

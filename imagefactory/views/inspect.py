@@ -42,10 +42,10 @@ _VERSIONED = (("cuBLAS", "cublas"), ("cuDNN", "cudnn"), ("NCCL", "nccl"), ("Tens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """All facts about one place. `how` is a line with the source of its contents.
+    """The facts about one image, wheel or directory. `how` is a line with the source of its contents.
 
-    `predictions` are for all known capabilities, oldest first. `contradictions` are differences between
-    documentation and scan. `verified` are the verdicts on this very image. `platform` is its architecture.
+    `predictions` are for all known capabilities, the oldest first. `contradictions` are differences between
+    documentation and scan. `verified` are the verdicts on this image. `platform` is its architecture.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuQuery:
-    """The GPU of one query: `title` is its name for people, `driver` is empty if unknown.
+    """The GPU of a query. `title` is its display name, `driver` is empty if unknown.
 
     `host` is the architecture of its processor, empty for any. `target` is the target ID of an AMD GPU with
     features (`gfx90a:xnack-`).
@@ -77,7 +77,7 @@ class GpuQuery:
 def format_answer(
     name: str, query: GpuQuery, prediction: Prediction, verified: CellClaim | None = None
 ) -> str:
-    """Return one line: the answer, its basis, and why. A verdict comes first."""
+    """Return one line: the answer, its basis, and the reason. Verdicts have priority."""
     on = f"{query.title}, driver {query.driver}" if query.driver else query.title
     if verified:
         answer = f"{name} on {on}: {_source_note(verified)} ({verified.source})"
@@ -95,9 +95,10 @@ def _source_note(claim: CellClaim) -> str:
 
 
 def format_inspection(inspection: Inspection, width: int | None = None, *, every: bool = False) -> str:
-    """Return the type, the GPUs that run it, and the table of libraries x capabilities.
+    """Return the type, the GPUs that can run it, and a table of libraries x capabilities.
 
-    Without `every`, libraries that decide nothing, integrated GPUs and those older than its code are omitted.
+    Without `every`, integrated GPUs, GPUs older than its code, and libraries that do not affect the answer
+    are omitted.
     """
     parts = [f"{inspection.name}\n{format_fields(_fields(inspection), width=width)}"]
     nvidia = [
@@ -159,7 +160,7 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def _predicted(inspection: Inspection) -> list[str]:
-    """Return a line for each answer and reason; reasons that differ only in the capability are one."""
+    """Return a line for each answer and reason. Reasons that differ only in the capability are merged."""
     lines = []
     for answer in (
         Compatibility.YES,
@@ -187,7 +188,7 @@ def _reason(prediction: Prediction) -> str:
 
 
 def _drivers(inspection: Inspection) -> list[str]:
-    """Return the oldest driver of most capabilities, then of those that need another one."""
+    """Return the oldest driver of most capabilities, then that of other capabilities."""
     known: dict[tuple[str, str], list[Prediction]] = {}
     for prediction in inspection.predictions:
         if prediction.answer in (*RUNS, Compatibility.PARTLY) and (
@@ -212,7 +213,7 @@ def _capabilities(predictions: Sequence[Prediction]) -> str:
 
 
 def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
-    """Return (name, version) of CUDA libraries by packages, else by file names."""
+    """Return the name and version of CUDA libraries, from packages or else from file names."""
 
     def stem(file: str) -> str:
         stem = file.partition(".so.")[0].removeprefix("lib").partition("-")[0]
@@ -233,7 +234,7 @@ def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
 
 
 def ordered_libraries(contents: ScanResult) -> list[tuple[GpuLibrary, LibraryRole]]:
-    """Return libraries with their role, those that decide first."""
+    """Return libraries with their role, those that decide the answer first."""
     framework = find_framework(contents)
     roles = [(library, role_of(library.path, framework)[0]) for library in contents.libraries]
     return sorted(roles, key=lambda pair: (_ROLES.index(pair[1]), pair[0].path))
@@ -295,7 +296,7 @@ def _reaches(column: Prediction, path: str) -> bool:
 
 
 def _short_names(libraries: Sequence[tuple[GpuLibrary, LibraryRole]]) -> list[str]:
-    """Return file names for libraries of the framework and CUDA, paths for others and duplicates."""
+    """Return short names: file names of framework and CUDA libraries, paths of others and of duplicates."""
     known = [library.path.rpartition("/")[2] for library, _ in libraries]
     return [
         _tail(library.path) if role is LibraryRole.OTHER or known.count(name) > 1 else name
@@ -309,7 +310,7 @@ def _tail(path: str) -> str:
 
 
 def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int | None) -> str:
-    """Return libraries x AMD processors. Files for one GPU are counted."""
+    """Return a table of libraries x AMD processors. Files for one GPU are counted."""
     displayed = [library for library in libraries if not is_object(library[0])]
     objects = [library for library, _ in libraries if is_object(library)]
     parts = [_amd_table(displayed, width)] if displayed else []
@@ -334,7 +335,7 @@ def _amd_table(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int |
             cells.append("N" if count == total else f"{count}/{total}" if count else "-")
         rows.append((name, *cells))
     legend = (
-        "N code in all modules, 12/397 in so many, - none; AMD's code runs on the processors it names alone"
+        "N code in all modules, 12/397 in so many, - none; AMD code runs only on the processors that it names"
     )
     return "\n".join([format_matrix(("LIBRARY", *processors), rows, width, keep=1), *fold([legend], width)])
 

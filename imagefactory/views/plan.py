@@ -31,7 +31,7 @@ MAX_JOBS = 256
 """GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
 WIDTH, MIN_WIDTH, COLUMN_WIDTHS = 110, 60, 10
 _NO_CLAIM = (AVOIDED, GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
-"""Rules that depend on this call's arguments or files, so they have no documents and no predictions."""
+"""Rules that depend on arguments or files of this call, so they have no documents and no predictions."""
 _MANNER = {Compatibility.PTX: " through PTX", Compatibility.PARTLY: " in part"}
 _DOING = {
     CellState.BUILD: "to build",
@@ -43,7 +43,7 @@ _DOING = {
 
 
 def format_overview(plan: VerificationPlan, width: int | None = None) -> str:
-    """Return one line for each target, by what is next for it: what is known of its capabilities."""
+    """Return one line for each target, grouped by its next step: the status of its capabilities."""
     groups: dict[tuple[CellState, str, str], list[PlannedTarget]] = {}
     for planned in plan.targets:
         groups.setdefault((planned.state, planned.reason, planned.hint), []).append(planned)
@@ -57,7 +57,7 @@ def format_overview(plan: VerificationPlan, width: int | None = None) -> str:
 
 
 def _capabilities(planned: PlannedTarget) -> str:
-    """Return `predicted 7.0 8.0; unknown 12.0`."""
+    """Return the capabilities by status: `predicted 7.0 8.0; unknown 12.0`."""
     known: dict[str, list[str]] = {}
     for cell in planned.cells:
         claim = cell.ruling.claim
@@ -66,9 +66,9 @@ def _capabilities(planned: PlannedTarget) -> str:
 
 
 def format_plan(plan: VerificationPlan, width: int | None = None, *, show_sources: bool = False) -> str:
-    """Return the planned work for each target, its place, and the skipped cells with reasons.
+    """Return the planned work for each target, its repository, and the skipped cells with reasons.
 
-    Lines are as long as a terminal of that `width` allows, and never longer than `WIDTH`.
+    Lines fit into a terminal of that `width`, and are never longer than `WIDTH`.
     """
     sources, room = Footnotes(shown=show_sources), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
@@ -103,7 +103,7 @@ def _format_target(planned: PlannedTarget, sources: Footnotes, width: int) -> li
 def _grouped(
     cells: Sequence[PlannedCell], text: Callable[[CellRuling], str]
 ) -> Iterable[tuple[str, list[PlannedCell]]]:
-    """Group cells with the same text, in their order."""
+    """Group cells with equal text, in their order."""
     groups: dict[str, list[PlannedCell]] = {}
     for cell in cells:
         groups.setdefault(text(cell.ruling), []).append(cell)
@@ -115,7 +115,7 @@ def _places(cells: Iterable[PlannedCell]) -> str:
 
 
 def _marked(cells: Iterable[PlannedCell]) -> str:
-    """Mark cells that are planned beyond the recipe."""
+    """Mark cells that are planned although the recipe does not require them."""
     return ", ".join(
         str(cell.device) if cell.required else f"{cell.device} beyond the recipe" for cell in cells
     )
@@ -133,7 +133,7 @@ def _ground_text(ruling: CellRuling, sources: Footnotes) -> str:
 
 
 def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
-    """Return rule, basis and reason of the first pruning rule, and the other rules."""
+    """Return rule, basis and reason of the first rule that skips the cell, and the other rules."""
     first, *others = ruling.against
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
     ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"
@@ -170,7 +170,7 @@ def _counted(noun: str, by_state: dict[str, int]) -> str:
 
 
 def counts(plan: VerificationPlan) -> dict[str, dict[str, int]]:
-    """Return how many `targets` and `cells` are in each state."""
+    """Return the number of `targets` and `cells` in each state."""
     targets, cells = [row.state for row in plan.targets], [row.state for row in plan.cells]
     return {
         noun: {state.value: Counter(states)[state] for state in CellState}
@@ -185,7 +185,7 @@ def format_rows(
     *,
     show_sources: bool = False,
 ) -> str:
-    """Return for each row whether it is accepted or skipped, and why."""
+    """Return for each row whether it is accepted or skipped, and the reason."""
     sources = Footnotes(shown=show_sources)
     rows = []
     for ruled in judged:
@@ -234,11 +234,11 @@ def _ground(ruling: CellRuling) -> str:
 
 
 def format_kits(plan: VerificationPlan) -> str:
-    """Return `targets={"include":[...]}`: a job for each target with something to build or to verify.
+    """Return `targets={"include":[...]}`: a job for each target with an image to build or to verify.
 
-    A target for CPUs has no kits, nor has one for AMD GPUs, which no kit starts. `kits` are words such as
-    `8.0/sm80-a100`, one for each GPU to verify on: its capability, and the name of its kit. `gpu` is
-    `nvidia`, `amd` or `none`. `digest` is the candidate to verify, empty if one is to be built first.
+    Targets for CPUs and for AMD GPUs have no kits. `kits` are words such as `8.0/sm80-a100`, one for each GPU
+    to verify on: its capability, and the name of its kit. `gpu` is `nvidia`, `amd` or `none`. `digest` is the
+    candidate to verify, empty if it must be built first.
     """
     jobs = []
     for planned in plan.targets:
@@ -267,16 +267,17 @@ def kit_name(device: PlanGpu) -> str:
 
 
 def label(device: PlanGpu) -> str:
-    """Return `sm80`, or `sm80-1g.10gb` for a slice: the label of a runner with such a GPU."""
+    """Return `sm80`, or `sm80-1g.10gb` for a MIG slice: the label of a runner with such a GPU."""
     return "-".join(filter(None, (device.capability.sm.replace("_", ""), device.part)))
 
 
 def format_matrix(plan: VerificationPlan, *, kits: bool = False) -> str:
     """Return `matrix={"include":[...]}` for $GITHUB_OUTPUT: a job for each cell to build or to verify.
 
-    Without listed GPUs there is a job for each image to build. All values are text. With `kits` a job also
-    has the name of its kit and the label of its runners, and AMD GPUs, which no kit starts, have no jobs.
-    Equal jobs are merged: GPUs that differ in the CUDA of their drivers, if no kit names it.
+    If no GPUs are listed, there is a job for each image to build. All values are strings. With `kits`, a job
+    also has the name of its kit and the label of its runners, and AMD GPUs have no jobs, since no kit
+    supports them. Equal jobs are merged: GPUs that differ in the CUDA version of their drivers, if no kit
+    names it.
     """
     every = (
         _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})

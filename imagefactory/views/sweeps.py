@@ -27,12 +27,12 @@ from imagefactory.versions import natural
 from imagefactory.views.text import fold, format_table
 
 FEW = 3
-"""The number of targets in a sweep's line."""
+"""The number of targets in the line of a sweep."""
 _UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEnding.HELD)
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
-    """Return the jobs to queue, the cells skipped by rule, and what is unknown about other sweeps."""
+    """Return the jobs to queue, the skipped cells by rule, and the unknown facts about other sweeps."""
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
@@ -62,7 +62,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
 
 
 def summary(plan: SweepPlan, limits: JobLimits) -> str:
-    """Return one line: the jobs, and how many cells each rule skips."""
+    """Return one line: the number of jobs, and of cells skipped by each rule."""
     rules = Counter(cell.rule for cell in plan.left_out)
     by_rule = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
     jobs = len(plan.cells)
@@ -120,9 +120,7 @@ def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | Non
     doing = Counter(_state(result) for result in results if result.outcome is None)
     states = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
     open_nodes = sum(doing.values())
-    state = (
-        "done" if not open_nodes else "at work" if driven else "stopped" if driven is False else "not asked"
-    )
+    state = "done" if not open_nodes else "running" if driven else "stopped" if driven is False else "unknown"
     of = _targets(sweep)
     created = f"{sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     return f"{sweep.id}  {sweep.pool}  {state}: {states}  ({of}, made {created})"
@@ -197,7 +195,7 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "TOTAL")
 _NUMBERS = ("MEMORY", "MACHINES", "FREE", "TOTAL")
-"""Columns of numbers, aligned to the right."""
+"""Columns of numbers, which are aligned to the right."""
 _DROP = ("MACHINES", "CUDA", "MEMORY")
 UNTOLD = "-"
 
@@ -219,7 +217,7 @@ class PoolGpuGroup:
 
 
 def gpu_groups(inventory: Inventory) -> tuple[PoolGpuGroup, ...]:
-    """Return every type of GPU, the newest capability first; a MIG slice is a type of its own."""
+    """Return every type of GPU, the newest capability first. A MIG slice is a separate type."""
     members: dict[PoolGpuGroup, list[tuple[str, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 
 CPUS = "no GPU needed"
-"""The text in place of capabilities for an image only for CPUs."""
+"""The text for an image for CPUs, in place of capabilities."""
 MIN_FOLDED = 30
-"""The least width of a wrapped column; a narrower one goes below its row."""
+"""The minimum width of a wrapped column. A narrower column is printed below its row."""
 
 
 def format_table(
@@ -62,7 +62,7 @@ def _table_lines(table: Sequence[tuple[str, ...]], width: int | None) -> list[st
 def format_matrix(
     header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, keep: int
 ) -> str:
-    """Return a table of small columns after the first `keep`; equal neighbor columns are merged.
+    """Return a table with narrow columns after the first `keep` columns. Equal neighbor columns are merged.
 
     Columns that do not fit into `width` continue in a second table below, with the first columns again.
     """
@@ -82,7 +82,7 @@ def format_matrix(
 
 
 def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, ...]]:
-    """Merge neighbors that are equal in every row: `5.0-7.5`."""
+    """Merge neighbor columns that are equal in every row: `5.0-7.5`."""
     columns = list(zip(*table[1:], strict=True))
     groups = [list(some) for _, some in groupby(range(keep, len(table[0])), key=columns.__getitem__)]
     names = [table[0][some[0]] + (f"-{table[0][some[-1]]}" if len(some) > 1 else "") for some in groups]
@@ -93,7 +93,7 @@ def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, 
 
 
 def _stacked(table: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return each row as a block: its first cell, then a line for each other one."""
+    """Return each row as a block: its first cell, then one line for each other cell."""
     head, *rows = table
     indent = max(len(name) for name in head[1:]) + 4
     lines = []
@@ -121,12 +121,12 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return lines of at most `width`, broken only at blanks; a longer word stays whole."""
+    """Return lines of at most `width`, broken only at blanks. A longer word is not broken."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def fold(lines: Iterable[str], width: int | None) -> list[str]:
-    """Return lines of prose wrapped to a `width`, with indented continuations."""
+    """Wrap lines of prose to a `width`, with indented continuation lines."""
     return [
         part
         for line in lines
@@ -141,7 +141,7 @@ def fold(lines: Iterable[str], width: int | None) -> list[str]:
 
 
 def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", width: int | None = None) -> str:
-    """Return `name  value` lines; further and wrapped lines of a value are below its first."""
+    """Return `name  value` lines. Other lines of a value are below its first line."""
     indent_width = max(len(name) for name, _ in fields) + 2
     lines = []
     for name, value in fields:
@@ -163,7 +163,7 @@ class Footnotes:
         self._numbers: dict[str, int] = {}
 
     def mark(self, sources: Iterable[str]) -> str:
-        """Return ` [1][3]` for these sources, each once, with a blank before."""
+        """Return ` [1][3]` for these sources, without duplicates, with a blank before."""
         known = self._numbers
         if not self._shown:
             return ""

@@ -41,7 +41,7 @@ def format_gpu_run(report: GpuReport, width: int | None = None) -> str:
 
 
 def format_checks(checks: Iterable[CheckResult], width: int) -> str:
-    """Return each check with its numbers; latencies have a table of their own."""
+    """Return each check with its numbers. Latencies are in a separate table."""
     rows = list(checks)
     names = max((len(check.name) for check in rows), default=0)
     lines = []
@@ -57,7 +57,9 @@ def format_checks(checks: Iterable[CheckResult], width: int) -> str:
 
 
 def format_number(name: str, value: float) -> str:
-    """Return `error 1.5e-07`, `elements 30011`, `taken 268.4 MB` of `taken-bytes`."""
+    """Return a number with its name: `error 1.5e-07`, `elements 30011`, `taken 268.4 MB` for
+    `taken-bytes`.
+    """
     if name.endswith("-bytes") and 0 <= value < 1e18:
         return f"{name.removesuffix('-bytes')} {format_bytes(int(value))}"
     whole = value.is_integer() and abs(value) < 1e9
@@ -65,7 +67,7 @@ def format_number(name: str, value: float) -> str:
 
 
 def format_latencies(checks: Iterable[CheckResult]) -> str:
-    """Return milliseconds of models by framework and runtime, on CPU and GPU; empty if not measured."""
+    """Return a table of model latencies in milliseconds by framework and runtime, empty if not measured."""
     latencies: dict[tuple[str, str, str], dict[str, float]] = {}
     for check in checks:
         for key, value in check.numbers:
@@ -94,7 +96,7 @@ def _machine_text(report: GpuReport) -> str:
 
 
 def gpus_of(report: GpuReport) -> str:
-    """Return `NVIDIA A100`, `2 x NVIDIA A100`, or `-`."""
+    """Return the GPUs of a report: `NVIDIA A100`, `2 x NVIDIA A100`, or `-`."""
     number = f"{report.gpus} x " if report.level == MULTI_GPU_LEVELS and report.gpus else ""
     return f"{number}{report.device.name}" if report.device else "-"
 
@@ -106,7 +108,7 @@ def _outcome(report: GpuReport, width: int) -> str:
     fields += [("manifest", report.subject.manifest)]
     if report.outcome is Outcome.VERIFIED and report.device and report.hardware:
         holds = f"capability {report.device.row}, driver {report.hardware.driver} and newer"
-        fields.append(("holds for", holds))
+        fields.append(("valid for", holds))
     name_width = max(len(name) for name, _ in fields) + 2
     folded = [(name, "\n".join(wrap(text, width - name_width))) for name, text in fields]
     return format_fields(folded, indent="")
@@ -130,7 +132,7 @@ def format_ages(ages: VerdictAges) -> str:
 def format_verdicts(
     images: Sequence[VerdictSet], keys: Mapping[str, str], width: int | None = None, *, numbers: bool = False
 ) -> str:
-    """Return a table for each image, with `numbers` every check too. `keys` are names by key ids."""
+    """Return a table for each image. With `numbers`, every check is included. `keys` are names by key id."""
     return "\n\n".join(_image(image, keys, width, numbers=numbers) for image in images)
 
 
@@ -138,7 +140,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
     tags = f"  ({', '.join(image.tags)})" if image.tags else ""
     lines = [f"{image.place}@{image.subject.index}{tags}"]
     if not image.judged:
-        lines.append("no verdict holds" if image.revoked else "not-tested: no verdict")
+        lines.append("no valid verdict" if image.revoked else "not-tested: no verdict")
     else:
         lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged], width, _DROP))
     lines += [
@@ -147,7 +149,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
         if judged.standing is not VerdictStatus.GOOD
     ]
     lines += [f"{row.where}: {row.summary}" for row in image.revoked]
-    lines += [f"not heeded: {why}" for why in image.ignored]
+    lines += [f"ignored: {why}" for why in image.ignored]
     if numbers:
         for judged in image.judged:
             lines += _checks(judged, width)
@@ -204,12 +206,12 @@ def _row(judged: VerificationResult, keys: Mapping[str, str]) -> tuple[str, ...]
 
 
 def _valid(judged: VerificationResult) -> str:
-    """Return `yes` if the verdict counts, whatever its outcome, else why it does not."""
+    """Return `yes` if the verdict counts, whatever its outcome, else the reason why it does not."""
     return "yes" if judged.standing is VerdictStatus.GOOD else judged.standing.value
 
 
 def passed(verdict: Verdict) -> str:
-    """Return `17 of 18`: the checks that passed of those that apply."""
+    """Return `17 of 18`: the number of passed checks, and of checks that apply."""
     states = [check.state for check in verdict.report.checks]
     apply = [state for state in states if state is not CheckState.NOT_APPLICABLE]
     return f"{apply.count(CheckState.PASSED)} of {len(apply)}"
@@ -234,12 +236,12 @@ def _checks(judged: VerificationResult, width: int | None) -> list[str]:
 
 
 def short(digest: str) -> str:
-    """Return the first 12 hex digits."""
+    """Return the first 12 hex digits of a digest."""
     return digest.removeprefix("sha256:")[:12]
 
 
 def format_promotion(promotion: PromotionResult, width: int | None = None, *, dry_run: bool = False) -> str:
-    """Return a line for each tag: its image now, and why."""
+    """Return a line for each tag: its image and the reason."""
     failed = {tag for tag, _ in promotion.faults}
     rows = []
     for fate in promotion.fates:

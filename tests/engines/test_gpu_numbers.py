@@ -118,7 +118,7 @@ def test_what_is_wrong_is_told(wronged: dict[str, Rows]) -> None:
     assert (
         "a result of the CPU is taken; a result of another type is taken" in controls["takes-all"]["detail"]
     )
-    assert controls["refuses-all"]["detail"].startswith("a right product is refused")
+    assert controls["refuses-all"]["detail"].startswith("a right product is rejected")
     assert "a NaN is not noticed" in controls["sees-nothing"]["detail"]
     assert "float32 cut to tf32 is not noticed" in controls["too-wide"]["detail"]
 
@@ -213,7 +213,7 @@ def test_what_is_made_of_a_gpus_answers(environment_of: Callable[[str], Environm
     answers = json.loads(done.stdout)
     assert answers.pop("triton") == [["libcuda.so"], True]
     assert answers.pop("tf32") == {"float32": "0", "tf32": "1", "float16": "1", "bfloat16": "1"}
-    controls = "8 wrong results are refused: values, shape, type, place"
+    controls = "8 wrong results are rejected: values, shape, type, place"
     assert answers == {
         "steady": ["passed", "100 MiB in use, no more than 3 rounds before"],
         "another program takes some": ["passed", "700 MiB in use, no more than 3 rounds before"],

@@ -287,7 +287,7 @@ def test_slurm_job_stops_on_a_gpu_that_is_not_proven(slurm_desk: Desk) -> None:
     folder = slurm_desk.folder("slurm-stops")
     sbatch(slurm_desk, folder, "tiny-1.1-cu121")
     said = ran(slurm_desk, folder, "--gres=gpu:v100:1", "tiny-1.1-cu121.sbatch")
-    assert "this GPU has compute capability 7.0; the image is proven on 8.0\n" in said
+    assert "this GPU has compute capability 7.0, but the image is verified on 8.0\n" in said
     assert "in the image" not in said
 
 

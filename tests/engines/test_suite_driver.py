@@ -43,7 +43,7 @@ LIES = {
     "crash=cuLaunchKernel": ("vector-add", "load-failed", "signal 6: Fatal Python error: Aborted"),
     "kernel=never": ("vector-add", "wrong-numbers", "30011 of 30011 elements are wrong"),
     "kernel=wrong": ("vector-add", "wrong-numbers", "1 of 30011 elements are wrong: [15005]"),
-    "kernel=overrun": ("vector-add", "wrong-numbers", "1 elements behind the end were written"),
+    "kernel=overrun": ("vector-add", "wrong-numbers", "1 elements after the end were written"),
     "memory=leak": ("memory-returned", "load-failed", "did not come back"),
     "memory=fixed": ("memory-returned", "wrong-numbers", "the driver counts 0"),
     # Right numbers without the work.

@@ -20,12 +20,12 @@ from imagefactory.suite.gpu.suite import (
     Ended,
     Job,
     Row,
+    end_reason,
     environment_of,
-    last_words,
+    last_log_line,
     run_job,
     settle,
-    why_blocked,
-    why_ended,
+    skip_reason,
 )
 from tests.made.gpu_suite import Ground, Run, copy_suite, make_expectations
 from tests.services import libcuda
@@ -113,7 +113,7 @@ def test_without_the_gpu_no_later_part_is_started(run: Run) -> None:
 )
 def test_what_keeps_later_parts_from_being_started(row: Row, blocks: bool) -> None:
     asked = parse_request(json.dumps(make_expectations()))
-    assert (why_blocked("jit", asked, [row]) != "") is blocks
+    assert (skip_reason("jit", asked, [row]) != "") is blocks
 
 
 def test_what_cannot_apply_is_told_from_what_was_not_run(run: Run) -> None:
@@ -135,7 +135,7 @@ def test_a_check_that_fails_leaves_the_others_alone(run: Run) -> None:
         "matmul": ("wrong-numbers", "1 is not 2"),
         "reduction": ("load-failed", "OSError: libfake.so is not there"),
         "convolution": ("load-failed", "a package ended the process: SystemExit(3)"),
-        "transfers": ("wrong-numbers", "speed is no number; on " + libcuda.UUID + " measured"),
+        "transfers": ("wrong-numbers", "speed is not a number; on " + libcuda.UUID + " measured"),
     }
     assert "not-run" not in {row["state"] for row in ran.rows.values()}
 
@@ -253,12 +253,12 @@ def test_the_words_of_a_process_that_dies() -> None:
     ended = Ended(
         code=134, log="a\nwhy it is\nFatal Python error: Aborted\n\n  File x\n", seconds=1, timed_out=False
     )
-    assert why_ended(ended) == (
+    assert end_reason(ended) == (
         "load-failed",
         "the process ended by signal 6: why it is; Fatal Python error: Aborted",
     )
-    assert last_words("") == ""
-    assert len(last_words("x" * 5000)) < 1000
+    assert last_log_line("") == ""
+    assert len(last_log_line("x" * 5000)) < 1000
 
 
 def test_a_process_that_dies_before_its_first_word() -> None:

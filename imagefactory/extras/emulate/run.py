@@ -244,7 +244,7 @@ def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
     try:
         names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
     except OSError as error:
-        raise invalid_value_error("what the run told", os_reason(error)) from error
+        raise invalid_value_error("the summary of the run", os_reason(error)) from error
     for name in names[:MOST]:
         try:
             text = read_file(folder, name, LONGEST)
@@ -293,8 +293,8 @@ def epoch_seconds(loader: EmulatedLoader) -> float | None:
 
 
 NONE = (
-    "emulated: no program of this run used a GPU through torch, so there is nothing to tell",
-    "what starts python with -I or -E, or is no Python, sees no emulated GPU",
+    "emulated: no program of this run used a GPU through torch, so there is no summary",
+    "programs other than Python, and python -I or -E, see no emulated GPU",
 )
 BASES = {ESTIMATED: "estimated from its data sheet", RECORDED: "by times recorded on one"}
 SLOWER_NOTE = (
@@ -306,7 +306,7 @@ UNTOLD = "not measured: fewer than two batches were seen"
 def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     """Return the numbers of the main process, and the options for a job."""
     memory, loader, advice = run.memory, run.loader, advise(run)
-    head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used, not a verdict"
+    head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used (not a verdict)"
     fields = []
     if loader is not None:
         share, own, epoch = stall_share(loader), computing(loader), epoch_seconds(loader)
@@ -326,7 +326,9 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     )
     fields.append(("GPU memory", f"{most}, of {_gigabytes(memory.total)}"))
     fields.append(("write", _write(run, advice)))
-    notes = ["Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing."]
+    notes = [
+        "No values are computed on an emulated GPU: ignore losses and accuracies that the program prints."
+    ]
     if run.basis == ESTIMATED:
         notes.append(SLOWER_NOTE)
     if advice.time is None:

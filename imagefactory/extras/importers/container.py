@@ -15,7 +15,7 @@ from imagefactory.extras.importers.build_context import BuildContext, context_op
 from imagefactory.extras.importers.framework_row import pypi_name
 from imagefactory.extras.importers.image_parts import PATHS, add_copied_files, add_variable, add_workdir
 from imagefactory.extras.importers.pip_lines import ReferencedFiles
-from imagefactory.extras.importers.spec import EnvironmentSpec, take_channel
+from imagefactory.extras.importers.spec import EnvironmentSpec, add_channel
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.edit import FRAMEWORKS
 from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, split_shell_words
@@ -29,7 +29,7 @@ from imagefactory.recipes.yaml_tree import YamlLimits, recipe_problem, show, too
 _RELEASE = r"(?P<version>[0-9]+\.[0-9]+(\.[0-9]+)?)"
 _CUDA = r"cuda-?(?P<cuda>[0-9]{2}\.[0-9])"
 _PYTHON = r"(?P<python>3\.[0-9]{1,2})"
-_NVIDIA = "it holds NVIDIA's own build of the framework, and more, which no index has"
+_NVIDIA = "it contains NVIDIA's build of the framework and other packages, which no index has"
 # The Python that a distribution calls python3. Sources: packages.ubuntu.com, packages.debian.org.
 _PYTHONS = {
     **{"18.04": "3.6", "20.04": "3.8", "22.04": "3.10", "24.04": "3.12", "bionic": "3.6", "focal": "3.8"},
@@ -88,7 +88,7 @@ class _BaseImageRow:
 
 _PLAIN = _BaseImageRow()
 _FORGE = ("conda-forge",)
-_JUPYTER = "it holds JupyterLab and the packages of a notebook server"
+_JUPYTER = "it contains JupyterLab and the packages of a notebook server"
 # By repository, without the registry of docker and its "library".
 _ROWS: Mapping[str, _BaseImageRow] = {
     "pytorch/pytorch": _BaseImageRow(
@@ -108,13 +108,13 @@ _ROWS: Mapping[str, _BaseImageRow] = {
     "continuumio/miniconda3": _BaseImageRow(channels=("defaults",)),
     "continuumio/anaconda3": _BaseImageRow(
         channels=("defaults",),
-        lost="it holds the packages of Anaconda's distribution",
+        lost="it contains the packages of the Anaconda distribution",
     ),
     "condaforge/miniforge3": _BaseImageRow(channels=_FORGE),
     "condaforge/mambaforge": _BaseImageRow(channels=_FORGE),
     "mambaorg/micromamba": _BaseImageRow(channels=_FORGE),
     "rapidsai/base": _BaseImageRow(
-        tag=rf"{_CUDA}-py{_PYTHON}", channels=("rapidsai", "conda-forge"), lost="it holds RAPIDS"
+        tag=rf"{_CUDA}-py{_PYTHON}", channels=("rapidsai", "conda-forge"), lost="it contains RAPIDS"
     ),
     "quay.io/jupyter/pytorch-notebook": _BaseImageRow(
         tag="^cuda(?P<cuda>[0-9]{2})", framework="torch", channels=_FORGE, lost=_JUPYTER
@@ -228,12 +228,12 @@ class ContainerFileReaders:
     build_args: Mapping[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
-    def take_build_arg(self, name: str) -> str | None:
+    def use_build_arg(self, name: str) -> str | None:
         """Return the user's value of a build argument, None if there is none."""
         self.used.update({name}.intersection(self.build_args))
         return self.build_args.get(name)
 
-    def refuse_unused(self, file: str) -> None:
+    def reject_unused(self, file: str) -> None:
         """Raise UsageError if the user sets a build argument that the file does not have."""
         if names := sorted(set(self.build_args) - self.used):
             has = "no build argument " + ", ".join(show(name) for name in names)
@@ -322,7 +322,7 @@ class ContainerFile:
         what = f"the base image {show(name.text, limit=100)}"
         if not below.known:
             do = f"add what must be there; {_OWN_BASE}"
-            self.leave(name.where, f"{what}: what it holds is not known", do)
+            self.leave(name.where, f"{what}: its content is unknown", do)
             return
         read = f"{what} was read as {below}" if str(below) else what
         self.note(name.where, f"{read}: {_OWN_BASE}")
@@ -335,7 +335,7 @@ class ContainerFile:
         if below is None or self.below_where is None or self.packages_only:
             return
         for channel in below.channels if spec.conda or spec.channels else ():
-            take_channel(spec, channel, self.below_where)
+            add_channel(spec, channel, self.below_where)
         if self.system_python and below.system_python and not (spec.python or spec.conda):
             spec.bound_python(below.system_python, self.system_python)
             spec.note(
@@ -497,7 +497,7 @@ class ContainerFile:
         places = [path for path in self.clones if f"{place}/".startswith(f"{path}/")]
         return self.clones[max(places, key=len)] if places else None
 
-    def why_not(self, path: str) -> str:
+    def missing_reason(self, path: str) -> str:
         """Return why `find` returns no file for a path."""
         place, context = normpath(join(self.workdir, path)), self.around.context
         names = [name for copy in reversed(self.copies) for name in self._origins(copy, place)][:_MAX_LOOKUPS]

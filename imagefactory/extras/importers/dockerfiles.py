@@ -105,14 +105,14 @@ def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> Envir
     for line in instructions:
         if line.name == "ARG":  # of a stage that is not read, too
             for name in re.findall(r"(?:^|\s)([A-Za-z_]\w*)", line.plain(), re.ASCII):
-                around.take_build_arg(name)
+                around.use_build_arg(name)
     stages = _stages(instructions, arguments, around)
     if not stages:
         raise recipe_problem(
             first_place(file), "no-base-image", "has no FROM line", "pass a Dockerfile with a FROM line"
         )
     _StageReader(spec, around, stages, arguments).take(stages[-1])
-    around.refuse_unused(file)
+    around.reject_unused(file)
     check_context(around)
     return spec
 
@@ -218,7 +218,7 @@ def _stages(
         elif line.name == "ARG":
             for word in split_shell_words(line.text, line.start(), arguments):
                 name, equals, value = word.text.partition("=")
-                own = around.take_build_arg(name)
+                own = around.use_build_arg(name)
                 if own is not None or (equals and word.known):
                     arguments[name] = value if own is None else own
         else:
@@ -300,7 +300,7 @@ class _StageReader:
             case "ARG":
                 for word in split_shell_words(line.text, line.start(), container.variables):
                     name, equals, value = word.text.partition("=")
-                    own = self.around.take_build_arg(name)
+                    own = self.around.use_build_arg(name)
                     if own is None and not equals and name in self.arguments:
                         own = self.arguments[name]
                     known = own is not None or (word.known and bool(equals))
@@ -382,7 +382,7 @@ class _StageReader:
         elif stage:
             what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
-                line.where, what, "what that image holds is not known: add the packages that it is for"
+                line.where, what, "the content of that image is unknown: add its packages to the recipe"
             )
         else:
             if line.name == "ADD":
@@ -517,7 +517,7 @@ def read_definition(text: str, file: str, around: ContainerFileReaders) -> Envir
     check_text(text, file)
     spec = EnvironmentSpec(file=file)
     stages = _definition_stages(_filled(text.replace("\r\n", "\n"), file, around), file)
-    around.refuse_unused(file)
+    around.reject_unused(file)
     if not stages:
         raise recipe_problem(
             first_place(file),
@@ -590,7 +590,7 @@ class _Arguments:
                 "write its value without it",
             )
         if name not in self._known:
-            value = self._around.take_build_arg(name)
+            value = self._around.use_build_arg(name)
             value = self._defaults.get(name) if value is None else value
             if value is None:
                 do = f"give its value, --build-arg {name[:80]}=VALUE, or set it under %arguments"

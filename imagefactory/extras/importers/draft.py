@@ -163,9 +163,9 @@ def draft(
     version = request.version or row.version
     elsewhere = index_rows(spec, dict(request.indexes))
     if not request.cuda:
-        row.refuse_rocm()
+        row.reject_rocm()
         if framework not in elsewhere.rows:
-            row.refuse_other_build(version, index=elsewhere.missing.get(framework, ""))
+            row.reject_other_build(version, index=elsewhere.missing.get(framework, ""))
     cuda = request.cuda or (row.explicit_cuda() if framework in elsewhere.rows else row.cuda(version))
     lines.notes += elsewhere.notes
     for package, write in elsewhere.missing.items():
@@ -173,11 +173,11 @@ def draft(
             lines.lose(f"{package} has no wheel on PyPI that fits", f"{write}, and run this command again")
     if not version or not cuda:
         raise row.ask(version, cuda)
-    row.refuse_version(version)
+    row.reject_version(version)
     if row.other_below(cuda):
         lines.note(f"CUDA {spec.below} of the base image: {framework} {version} brings CUDA {cuda} itself")
     if others := row.other_extras(cuda):
-        lines.note(f"{framework}[{','.join(others)}]: left out, the image has CUDA {cuda}")
+        lines.note(f"{framework}[{','.join(others)}]: skipped, since the image has CUDA {cuda}")
     released = row.pythons(version) if source == "conda" else ()
     base, python = _python(spec, request.python, source, bases, lines, released)
     common = {
@@ -189,7 +189,11 @@ def draft(
     if source == "conda":
         channels = [*spec.channels]
         if INSTEAD not in channels and (spec.defaults or not channels):
-            after = "asked last, where conda asks its defaults" if channels else "no other channel is named"
+            after = (
+                "with the lowest priority, in place of conda's defaults"
+                if channels
+                else "no other channel is named"
+            )
             lines.note(f"the channel {INSTEAD} was written: {after}")
             channels.append(INSTEAD)
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
@@ -483,7 +487,7 @@ def _channel_of(text: str, target: Target) -> str:
 
 def _head(spec: EnvironmentSpec, lines: _DraftNotes) -> str:
     text = ["# yaml-language-server: $schema=recipe.schema.json"]
-    for title, some in (("What was left out", lines.lost), ("What was decided on the way", lines.notes)):
+    for title, some in (("Skipped", lines.lost), ("Decisions", lines.notes)):
         if some:
             text.append(f"# From {show(spec.file)[1:-1]}. {title}:")
             text += [f"#   {re.sub('[^ -~]', '?', line)}" for line in some]

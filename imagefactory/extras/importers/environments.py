@@ -46,19 +46,19 @@ from imagefactory.extras.importers.manifests import (
 from imagefactory.extras.importers.pip_lines import (
     MOST_FILES,
     ReferencedFiles,
-    take_pip_line,
-    take_requirements,
+    add_pip_line,
+    add_requirements,
 )
 from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
+    add_channels,
+    add_match_spec,
     items_of,
     minor_python,
     poetry_bounds,
     selected,
     specifiers_allow,
-    take_channels,
-    take_match_spec,
     text_of,
 )
 from imagefactory.recipes.yaml_tree import (
@@ -261,7 +261,7 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
         if EXPLICIT.search(text):
             return read_explicit(text, file)
         spec = EnvironmentSpec(file=file)
-        take_requirements(spec, text, file, _within_file(reading.inside(""), file))
+        add_requirements(spec, text, file, _within_file(reading.inside(""), file))
         return spec
     if re.search(r"\{[{%]", text):
         raise recipe_problem(
@@ -353,7 +353,7 @@ def _environment(root: YamlNode, text: str, file: str, reading: ReadOptions) -> 
             case "name" | "prefix":  # of an environment on somebody's machine
                 pass
             case "channels":
-                take_channels(spec, value)
+                add_channels(spec, value)
             case "dependencies":
                 for item in items_of(spec, value, "dependencies"):
                     if _for_platform(spec, item, lines):
@@ -390,13 +390,13 @@ def _for_platform(spec: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bo
 
 def _dependency(spec: EnvironmentSpec, item: YamlNode, reading: ReadOptions, lines: list[str]) -> None:
     if item.kind == "text":
-        take_match_spec(spec, item.text, item.where)
+        add_match_spec(spec, item.text, item.where)
         return
     for key, value in item.pairs:
         if key.text == "pip":
             for line in items_of(spec, value, "pip"):
                 if _for_platform(spec, line, lines):
-                    take_pip_line(
+                    add_pip_line(
                         spec, line.text, line.where, _within_file(reading.inside(spec.python), spec.file)
                     )
         else:

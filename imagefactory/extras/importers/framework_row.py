@@ -137,7 +137,7 @@ class FrameworkRow:
         """Return the CUDA version that the file sets: `cpu` for a build without CUDA, "" if it sets none."""
         if CPU_ONLY in self.spec.hints:
             return "cpu"
-        built, beside = self._own_build(), self._cuda_beside()
+        built, beside = self._own_build(), self._cuda_of_packages()
         builds = (self.spec.builds.get(self.framework, ""), *(package.build for package in self.conda_specs))
         glued = any(re.search(r"cuda[0-9]{3}", build) for build in builds)
         if cuda := (beside or built) if glued else (built or beside):
@@ -148,7 +148,7 @@ class FrameworkRow:
                 return f"{match[1] or match[3]}.{match[2] or match[4]}"
         return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
 
-    def _cuda_beside(self) -> str:
+    def _cuda_of_packages(self) -> str:
         """Return the version of packages that have the version of CUDA.
 
         It is more exact than a build of conda-forge: `cuda120` is built with 12.0 and runs with any 12.
@@ -159,7 +159,7 @@ class FrameworkRow:
         matches = (re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word) for word in words)
         return next((match[1] for match in matches if match), "")
 
-    def named_beside(self) -> tuple[str, str]:
+    def cuda_in_package_name(self) -> tuple[str, str]:
         """Return a package with a CUDA major version in its name, and the version (`cupy-cuda12x`, `12`).
 
         Both are empty if there is no such name, or if the names differ.
@@ -172,7 +172,7 @@ class FrameworkRow:
             else ("", "")
         )
 
-    def refuse_rocm(self) -> None:
+    def reject_rocm(self) -> None:
         """Raise UsageError if the file requires a build for AMD GPUs, for which no row is written."""
         names = (
             *self.requirements,
@@ -198,11 +198,11 @@ class FrameworkRow:
         if self.source != "pypi" or not version:
             return ""
         words = (*self._written_extras(), *re.findall(r"cuda[0-9]+x?$", self.framework))
-        majors = set(filter(None, map(_cuda_in, words))) or set(filter(None, self.named_beside()[1:]))
+        majors = set(filter(None, map(_cuda_in, words))) or set(filter(None, self.cuda_in_package_name()[1:]))
         offers = self.offers(version) or tuple(majors)
         return majors.pop() if len(majors) == 1 and majors & set(offers) else ""
 
-    def meant_cuda(self) -> str:
+    def required_cuda(self) -> str:
         """Return the CUDA version that the file sets, or else that of the extras (`jax[cuda11_cudnn86]`)."""
         majors = set(filter(None, map(_cuda_in, self._written_extras()))) if self.source == "pypi" else set()
         return self.explicit_cuda() or (majors.pop() if len(majors) == 1 else "")
@@ -243,7 +243,7 @@ class FrameworkRow:
 
     def other_build(self, version: str) -> str:
         """Return the problem if the file requires a CPU build, or a build that its source does not have."""
-        cuda, offers = self.meant_cuda(), self.offers(version)
+        cuda, offers = self.required_cuda(), self.offers(version)
         what = f"{self.spec.file} requires {self.framework} {version}"
         if cuda == "cpu":
             return f"{what.strip()} without CUDA"
@@ -260,13 +260,13 @@ class FrameworkRow:
         others = any(pypi == self.framework for pypi in FRAMEWORKS.values())
         return _of_source(self.framework, "conda", set()) if others else ""
 
-    def refuse_other_build(self, version: str, *, index: str = "") -> None:
+    def reject_other_build(self, version: str, *, index: str = "") -> None:
         """Raise UsageError if the file requires a CPU build, or a build that its source does not have.
 
         `index` is the hint that names an index with that build.
         """
         if message := self.other_build(version):
-            cuda, offers = self.meant_cuda(), self.offers(version)
+            cuda, offers = self.required_cuda(), self.offers(version)
             ways = [f"use the build on PyPI: --cuda {offers[-1] if offers else _CUDA}"]
             if cuda != "cpu" and index:
                 ways.append(f"use that build: {index}, and run this command again")
@@ -276,7 +276,7 @@ class FrameworkRow:
                 )
             raise UsageError("framework-conflict", message, hint="; or ".join(ways))
 
-    def refuse_version(self, version: str) -> None:
+    def reject_version(self, version: str) -> None:
         """Raise UsageError if the bounds in the file exclude a version, or some of its releases."""
         asks = f"{self.spec.file} asks for {self.framework}{self.bounds}"
         if not self.allows(version):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
 
 from imagefactory.extras.importers.build_context import BuildContext
-from imagefactory.extras.importers.pip_lines import ReferencedFiles, take_pip_line
+from imagefactory.extras.importers.pip_lines import ReferencedFiles, add_pip_line
 from imagefactory.extras.importers.spec import EnvironmentSpec
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.shell_words import RunWord
@@ -72,7 +72,7 @@ def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
         whole, parts = walk.cover(source, 0)
         base = "" if at == "." else at
         if walk.looks > _MOST_ENTRIES or len(parts) + len(walk.named) > _MOST_PATTERNS:
-            files.lost.append("it holds too much to be listed: exclude some of it in .dockerignore")
+            files.lost.append("it has too many files to list: exclude some of them in .dockerignore")
             return files
         if whole and base and parts:
             plain = to.endswith(f"/{base}")
@@ -100,7 +100,7 @@ def _add(files: ContextFiles, path: str, name: str, folder: str) -> None:
 def _keep_pattern(files: ContextFiles, folder: str, pattern: str) -> None:
     plain = pattern.removesuffix("/./*")
     if not RULES["folder"].allows(folder):
-        files.lost.append(f"own files cannot lie in {show(folder)}")
+        files.lost.append(f"`files` of a recipe cannot be in {show(folder)}")
     elif not RULES["pattern"].allows(pattern) or any(char in plain for char in "*?["):
         files.lost.append(f"a recipe cannot name {show(pattern)}")
     elif (folder, pattern) not in files.entries:
@@ -260,7 +260,7 @@ def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
         _add_driver_capabilities(spec, text, where)
     elif name in _INDEXES and value.known:
         for address in text.split():
-            take_pip_line(spec, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
+            add_pip_line(spec, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
     elif name == "UV_TORCH_BACKEND" and value.known:
         spec.hints.append(f"/{text}")
     elif name == "UV_PYTHON" and value.known and re.fullmatch(r"3\.[0-9]{1,2}", text):
@@ -340,15 +340,19 @@ def add_copied_files(
     """
     what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(spec.lost)
     if context is None:
-        spec.leave(where, what, "write files: {FOLDER: [PATH]}, each path from the project's root on")
+        spec.leave(
+            where, what, "write files: {DIRECTORY: [PATH]}, each path relative to the root of the project"
+        )
         return spec.lost[before:]
     own_files = find_own_files(context, source, to)
     spec.parts.files += [entry for entry in own_files.entries if entry not in spec.parts.files]
     if own_files.hidden:
         names = show(", ".join(own_files.hidden), limit=_LONG)[1:-1]
-        spec.note(where, f"{what}: these may hold secrets, and stay out unless `files` names them: {names}")
+        spec.note(
+            where, f"{what}: these may contain secrets, and are skipped unless `files` lists them: {names}"
+        )
     for why in own_files.lost:
-        do = "write files: {FOLDER: [PATH]}, with paths that a recipe can name"
+        do = "write files: {DIRECTORY: [PATH]}, with paths that a recipe supports"
         if context.project_path(source) is None:
             do = f"run `imagefactory init {shlex.quote(str(context.root))}`, and this command there"
         spec.leave(where, f"{what}: {why}", do)

@@ -16,8 +16,8 @@ from posixpath import basename, dirname, join, normpath
 from imagefactory.extras.importers.container import ContainerFile, DependencySelection, GitClone
 from imagefactory.extras.importers.framework_row import pypi_name
 from imagefactory.extras.importers.image_parts import add_debian_packages, drop_debian
-from imagefactory.extras.importers.pip_lines import MOST_FILES, take_pip_line
-from imagefactory.extras.importers.spec import take_channel, take_match_spec
+from imagefactory.extras.importers.pip_lines import MOST_FILES, add_pip_line
+from imagefactory.extras.importers.spec import add_channel, add_match_spec
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.shell_words import RunCommand, RunWord, read_commands
 from imagefactory.recipes.values import canonical
@@ -262,7 +262,7 @@ class _Shell:
 
     def _leave_unknown(self, word: RunWord) -> None:
         do = "write it out; a recipe has no variables"
-        self.spec.leave(word.where, f"{show(word.text)} holds what only a shell knows", do)
+        self.spec.leave(word.where, f"{show(word.text)} has a value that is known only to a shell", do)
 
     def _find(self, written: str, where: SourceLocation) -> str:
         return self.container.find(self._place(written), where)
@@ -297,7 +297,7 @@ class _Shell:
             elif option in ("--python", "-p") and (match := re.fullmatch(_PYTHON_NAME, word.text)):
                 spec.bound_python(match[1], word.where)
             elif option in _PIP_IGNORED_WITH_VALUE or word.text in _PIP_IGNORED_FLAGS:
-                take_pip_line(spec, f"{option} {word.text}".strip(), word.where, self.container.beside)
+                add_pip_line(spec, f"{option} {word.text}".strip(), word.where, self.container.beside)
             elif option in _PIP_LOST_OPTIONS:
                 do = "write bounds that ask for the versions that you mean"
                 spec.leave(word.where, f"{option} {show(word.text)} decides on versions", do)
@@ -324,7 +324,7 @@ class _Shell:
         )
         if not match or not words[1].known:
             return False
-        take_pip_line(self.spec, f"--{match[1]} {words[1].text}", words[1].where, self.container.beside)
+        add_pip_line(self.spec, f"--{match[1]} {words[1].text}", words[1].where, self.container.beside)
         return True
 
     def _uninstall(self, command: RunCommand, words: Sequence[RunWord]) -> None:
@@ -332,7 +332,7 @@ class _Shell:
         names = {canonical(word.text) for word in words if word.known}
         self.spec.pip = [text for text in self.spec.pip if pypi_name(text) not in names]
         self.container.removed |= names
-        what = f"{show(command.text, limit=120)}: not asked for any more"
+        what = f"{show(command.text, limit=120)}: no longer required"
         self.spec.note(command.where, f"{what}, and installed where other packages need it")
 
     def _redirected(self, command: RunCommand, requirements: Sequence[RunWord]) -> None:
@@ -362,7 +362,7 @@ class _Shell:
         elif re.search(r"\.(toml|lock|cfg|py)$", name):
             self._parse(name, text, chosen, word)
         else:
-            take_pip_line(self.spec, f"{option} {name}", word.where, self.container.beside)
+            add_pip_line(self.spec, f"{option} {name}", word.where, self.container.beside)
 
     def _parse(self, name: str, text: str, chosen: DependencySelection, word: RunWord) -> bool:
         """Read another file of the context, once for each selection of its parts."""
@@ -377,7 +377,7 @@ class _Shell:
         return True
 
     def _not_beside(self, word: RunWord) -> None:
-        why = self.container.why_not(join(self.folder, word.text))
+        why = self.container.missing_reason(join(self.folder, word.text))
         do = "copy it there, or import it too: imagefactory recipe import FILE"
         self.spec.leave(word.where, f"{show(word.text)} {why}", do)
 
@@ -386,7 +386,7 @@ class _Shell:
         if local and not re.search(r"\.(whl|zip|gz|tgz|bz2)$|\*", word.text):
             self._project(word)
         else:
-            take_pip_line(self.spec, word.text, word.where, self.container.beside)
+            add_pip_line(self.spec, word.text, word.where, self.container.beside)
 
     def _project(self, word: RunWord) -> None:
         folder, bracket, extras = word.text.partition("[")
@@ -398,9 +398,9 @@ class _Shell:
             optional = file != "pyproject.toml"
             if name := self.container.find(join(self.folder, folder, file), word.where, optional=optional):
                 text = f"./{dirname(name)}{bracket}{extras}"
-                take_pip_line(self.spec, text, word.where, self.container.beside)
+                add_pip_line(self.spec, text, word.where, self.container.beside)
                 return
-        why = self.container.why_not(join(self.folder, folder, "pyproject.toml"))
+        why = self.container.missing_reason(join(self.folder, folder, "pyproject.toml"))
         do = "add what it needs, and put the project into an image by a wheel (./wheels/...)"
         self.spec.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
 
@@ -445,7 +445,7 @@ class _Shell:
         name = basename(clone.address.rstrip("/")).removesuffix(".git")
         written = f"git+{clone.address}{revision}{f'#subdirectory={inner}' if inner else ''}"
         written = f"{name}{extras} @ {written}" if extras else written
-        take_pip_line(self.spec, written, where, self.container.beside)
+        add_pip_line(self.spec, written, where, self.container.beside)
 
     # --- files
 
@@ -561,7 +561,7 @@ class _Shell:
                     do = "name them in the command: --extra NAME, --group NAME"
                     self.spec.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
                 return
-        why = self.container.why_not(join(self.folder, folder, files[-1]))
+        why = self.container.missing_reason(join(self.folder, folder, files[-1]))
         do = "import the project's lock or its pyproject.toml"
         self.spec.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
 
@@ -602,7 +602,7 @@ class _Shell:
             self._not_run(command)
             return
         before = list(self.spec.channels)
-        take_channel(self.spec, words[at + 2].text, words[at + 2].where)
+        add_channel(self.spec, words[at + 2].text, words[at + 2].where)
         if words[at].text != "--append":  # the last that is added is asked first
             self.spec.channels.sort(key=lambda name: name in before)
 
@@ -612,7 +612,7 @@ class _Shell:
         values = (*_CONDA_VALUES, "-c", "--channel", "-f", "--file")
         for option, word in _options(words, values):
             if option in ("-c", "--channel"):
-                take_channel(self.spec, word.text, word.where)
+                add_channel(self.spec, word.text, word.where)
             elif option in ("-f", "--file"):
                 self._conda_file(word)
             elif not option and not word.text.startswith("-"):
@@ -622,7 +622,7 @@ class _Shell:
             if not word.known:
                 self._leave_unknown(word)
             elif not _is_installer(word):
-                take_match_spec(self.spec, word.text, word.where)
+                add_match_spec(self.spec, word.text, word.where)
 
     def _conda_file(self, word: RunWord) -> None:
         name = self._find(word.text, word.where) if word.known else ""
@@ -635,7 +635,7 @@ class _Shell:
         else:
             for number, line in enumerate(text.split("\n")):
                 if spec := line.partition("#")[0].strip():
-                    take_match_spec(self.spec, spec, SourceLocation(file=name, line=number + 1, column=1))
+                    add_match_spec(self.spec, spec, SourceLocation(file=name, line=number + 1, column=1))
 
     # --- Debian's packages
 

@@ -19,16 +19,16 @@ from imagefactory.extras.importers.manifests import (
     parse_project,
     read_project_directory,
 )
-from imagefactory.extras.importers.pip_lines import ReferencedFiles, is_mirror, take_index, take_pip_line
+from imagefactory.extras.importers.pip_lines import ReferencedFiles, add_index, add_pip_line, is_mirror
 from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
+    add_channel,
+    add_channels,
+    add_directory,
+    add_git,
     poetry_bounds,
     specifiers_allow,
-    take_channel,
-    take_channels,
-    take_directory,
-    take_git,
     text_of,
 )
 from imagefactory.model import SourceLocation
@@ -181,7 +181,7 @@ def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> 
     if _source_type(row) == "virtual":
         spec.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
     else:
-        take_directory(spec, beside.place, text_of(_map(row, "source"), _source_type(row)), row.where)
+        add_directory(spec, beside.place, text_of(_map(row, "source"), _source_type(row)), row.where)
 
 
 # --- poetry.lock ---------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> 
             _take(spec, same[0], options.beside)
     described = parse_project(options.beside.read("pyproject.toml"), "pyproject.toml")
     if described is not None and is_package(described):
-        take_directory(spec, options.beside.place, ".", root.where)
+        add_directory(spec, options.beside.place, ".", root.where)
     return spec
 
 
@@ -384,22 +384,22 @@ def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFile
         address, commit = text_of(vcs, "url"), text_of(vcs, "commit-id")
         if text_of(vcs, "type") == "git" and address:
             written = f"{address}@{commit}" if commit else address
-            take_git(spec, written, row.where, folder=text_of(vcs, "subdirectory"))
+            add_git(spec, written, row.where, folder=text_of(vcs, "subdirectory"))
         else:
-            do = "put its files into a folder of the project, and write ./FOLDER under packages"
+            do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
             spec.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
     elif folder := row.get("directory"):
-        take_directory(spec, beside.place, text_of(folder, "path"), row.where)
+        add_directory(spec, beside.place, text_of(folder, "path"), row.where)
     elif row.get("archive"):
         address = text_of(archive, "url") or text_of(archive, "path")
-        take_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+        add_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     elif not version:
         do = "lock it again: packages from an index have a version"
         spec.leave(row.where, f"{show(name)} has no version and no source", do)
     else:
         if index and index != main and not is_mirror(index):
-            take_index(spec, index, row.where)
-        take_pip_line(spec, f"{name}=={version}", row.where, beside)
+            add_index(spec, index, row.where)
+        add_pip_line(spec, f"{name}=={version}", row.where, beside)
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -417,15 +417,15 @@ def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: s
         )
         folder = query.get("subdirectory", "") or text_of(source, "subdirectory")
         plain = re.split(r"[?#]", address.removeprefix("git+"))[0]
-        take_git(spec, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
+        add_git(spec, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
     elif kind in ("directory", "editable", "virtual"):
-        take_directory(spec, beside.place, address, row.where)
+        add_directory(spec, beside.place, address, row.where)
     elif kind in ("path", "file", "url"):
-        take_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+        add_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     else:
         if kind == "legacy" or (kind == "registry" and address != main and not is_mirror(address)):
-            take_index(spec, address, row.where)
-        take_pip_line(spec, f"{name}=={version}", row.where, beside)
+            add_index(spec, address, row.where)
+        add_pip_line(spec, f"{name}=={version}", row.where, beside)
 
 
 def _source_type(row: YamlNode) -> str:
@@ -481,10 +481,10 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
         )
     spec = EnvironmentSpec(file=file, locked=True)
     if channels := chosen.get("channels"):
-        take_channels(spec, channels)
+        add_channels(spec, channels)
     indexes = chosen.get("indexes")
     for index in indexes.items[1:] if indexes else ():  # the first is the one that is usual there
-        take_pip_line(spec, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
+        add_pip_line(spec, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
     packages = chosen.get("packages")
     # Since version 7 a platform has a name of its own, and several may be kinds of one.
     named = root.get("platforms")
@@ -520,11 +520,11 @@ def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles
     address, _, commit = value.text.partition("#")
     if address.startswith("git+"):
         plain = re.split(r"[?]", address[4:])[0]
-        take_git(spec, f"{plain}@{commit}" if commit else plain, value.where)
+        add_git(spec, f"{plain}@{commit}" if commit else plain, value.where)
     elif "://" in value.text or value.text.endswith(".whl"):
-        take_pip_line(spec, value.text, value.where, beside)
+        add_pip_line(spec, value.text, value.where, beside)
     else:
-        take_directory(spec, beside.place, value.text, value.where)
+        add_directory(spec, beside.place, value.text, value.where)
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
@@ -597,7 +597,7 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
     for item in heading.items if heading else ():
         name = text_of(item, "url") if item.kind == "map" else item.text
         if name != "defaults":
-            take_channel(spec, name, item.where)
+            add_channel(spec, name, item.where)
     headed = tuple(spec.channels)
     mirrors: dict[str, None] = {}
     for row in rows:
@@ -607,7 +607,7 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
             continue  # which each package tells
         if address and channel and _headed(channel, headed) == channel:
             if channel_name(channel) not in spec.channels:
-                take_channel(spec, channel, address.where)
+                add_channel(spec, channel, address.where)
         elif channel and channel_name(channel) not in headed:
             mirrors[channel] = None
     where = heading.where if heading else rows[0].where
@@ -651,7 +651,7 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
                 continue
             channel = _channel(address)
             if channel and not channel.startswith("file:") and channel_name(channel) not in spec.channels:
-                take_channel(spec, channel, where)
+                add_channel(spec, channel, where)
             _locked_spec(spec, parts, where, channel=channel)
     _name_channels(spec)
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
@@ -695,7 +695,7 @@ def _locked_spec(
     variant = build_variant(build) if name != "python" else ""
     text = f"{name} =={version} {variant}".strip()
     if channel.startswith("file:") and channel not in spec.channels:
-        do = f'where that folder is a channel, write "{channel}::{name} =={version}" under packages'
+        do = f'if that directory is a channel, write "{channel}::{name} =={version}" under packages'
         spec.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
     elif not RULES["match spec"].allows(text):
         spec.leave(
@@ -733,4 +733,4 @@ def build_variant(build: str) -> str:
 
 
 def _locked_wheel(spec: EnvironmentSpec, wheel: tuple[str, str], where: SourceLocation) -> None:
-    take_pip_line(spec, f"{wheel[0]}=={wheel[1]}", where, ReferencedFiles(""))
+    add_pip_line(spec, f"{wheel[0]}=={wheel[1]}", where, ReferencedFiles(""))

@@ -21,21 +21,21 @@ from imagefactory.errors import RecipeError
 from imagefactory.extras.importers.framework_row import first_framework, pypi_name
 from imagefactory.extras.importers.pip_lines import (
     ReferencedFiles,
+    add_index,
+    add_pip_line,
+    add_project,
     marker_matches,
-    take_index,
-    take_pip_line,
-    take_project,
 )
 from imagefactory.extras.importers.setup_files import SetupFacts, read_setup
 from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
+    add_channels,
+    add_directory,
+    add_git,
+    add_match_spec,
     poetry_bounds,
     specifiers_allow,
-    take_channels,
-    take_directory,
-    take_git,
-    take_match_spec,
     text_of,
 )
 from imagefactory.model import SourceLocation
@@ -304,7 +304,7 @@ def read_setup_project(file: str, options: ProjectReadOptions) -> EnvironmentSpe
     spec, optional, where = EnvironmentSpec(file=file), OptionalPackages(), first_place(file)
     _take_setup(spec, facts, options, optional, where)
     optional.take(spec, options, where)
-    take_directory(spec, options.beside.place, folder, where)
+    add_directory(spec, options.beside.place, folder, where)
     return spec
 
 
@@ -334,7 +334,7 @@ def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions
     where = _at(root, "project").where if _at(root, "project").pairs else root.where
     if is_package(root, packaged=packaged or not options.named):
         folder = str(PurePosixPath(options.beside.above[-1]).parent)
-        take_directory(spec, options.beside.place, folder, where)
+        add_directory(spec, options.beside.place, folder, where)
     else:
         spec.note(where, note_of_scripts())
 
@@ -388,13 +388,13 @@ def _project(
         if text_of(index, "explicit") != "true" and text_of(index, "url"):
             option = "the default index" if text_of(index, "default") == "true" else "the index"
             option = "--find-links" if text_of(index, "format") == "flat" else option
-            take_index(spec, text_of(index, "url"), index.where, option)
+            add_index(spec, text_of(index, "url"), index.where, option)
     for option in ("index-url", "extra-index-url", "find-links"):
         if addresses := uv.get(option):
             for item in addresses.items or [addresses]:
-                take_index(spec, item.text, item.where, f"--{option}")
+                add_index(spec, item.text, item.where, f"--{option}")
     if text_of(uv, "prerelease") == "allow":
-        take_pip_line(spec, "--pre", uv.where, options.beside)
+        add_pip_line(spec, "--pre", uv.where, options.beside)
     for item in _at(uv, "constraint-dependencies").items:
         if marker_applies(item.text.partition(";")[2].strip(), options.beside.python, options.extras):
             _bound(spec, item, options)
@@ -422,7 +422,7 @@ def _overrides(spec: EnvironmentSpec, items: Sequence[YamlNode], options: Projec
 
 def _bound(spec: EnvironmentSpec, item: YamlNode, options: ProjectReadOptions) -> None:
     bounds = EnvironmentSpec(file=spec.file)
-    take_pip_line(bounds, item.text.partition(";")[0], item.where, options.beside)
+    add_pip_line(bounds, item.text.partition(";")[0], item.where, options.beside)
     spec.lost += bounds.lost
     spec.constraints += [text for text in bounds.pip if RULES["constraint"].allows(text)]
 
@@ -509,7 +509,7 @@ class _Origins:
             meant = False
         row = self._row(canonical(requirement.name)) if meant else None
         if row is None or not self.take_row(spec, requirement.name, row, where, sorted(requirement.extras)):
-            take_pip_line(spec, text, where, self.beside)
+            add_pip_line(spec, text, where, self.beside)
 
     def _row(self, name: str) -> YamlNode | None:
         for row in self.rows.get(name, ()):
@@ -529,26 +529,26 @@ class _Origins:
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
         brackets = f"[{','.join(extras)}]" if extras else ""
         if index:
-            take_index(spec, index, row.where, "--find-links" if index in self.pages else "the index")
+            add_index(spec, index, row.where, "--find-links" if index in self.pages else "the index")
         if address := text_of(row, "git"):
             revision = next((text for key in ("rev", "tag", "branch") if (text := text_of(row, key))), "")
             address = f"{address}@{revision}" if revision else address
             folder = text_of(row, "subdirectory")
-            take_git(spec, address.removeprefix("git+"), where, extras=brackets[1:-1], folder=folder)
+            add_git(spec, address.removeprefix("git+"), where, extras=brackets[1:-1], folder=folder)
         elif path := text_of(row, "path"):
             archive = re.search(r"\.(whl|zip|tar\.\w+|tgz)$", path)
             if archive:
-                take_pip_line(spec, path, where, self.beside)
+                add_pip_line(spec, path, where, self.beside)
             else:
-                take_project(spec, f"{path}{brackets}", where, self.beside)
+                add_project(spec, f"{path}{brackets}", where, self.beside)
         elif address := text_of(row, "url"):
-            take_pip_line(spec, f"{name}{brackets} @ {address}", where, self.beside)
+            add_pip_line(spec, f"{name}{brackets} @ {address}", where, self.beside)
         elif text_of(row, "workspace") == "true":
             if place := self._member(canonical(name)):
-                take_project(spec, f"{place}{brackets}", where, self.beside)
+                add_project(spec, f"{place}{brackets}", where, self.beside)
             else:
-                do = "lock it and import its uv.lock, or write its folder under packages: ./FOLDER"
-                spec.leave(where, f"the folder of the workspace's member {show(name)} is not known", do)
+                do = "lock it and import its uv.lock, or write its directory under packages: ./DIRECTORY"
+                spec.leave(where, f"the directory of the workspace member {show(name)} is unknown", do)
         else:
             return False
         return True
@@ -672,7 +672,7 @@ def _files(table: YamlNode) -> list[YamlNode]:
 
 def _take_files(spec: EnvironmentSpec, names: list[YamlNode], options: ProjectReadOptions) -> None:
     for item in names:
-        take_pip_line(spec, f"-r '{item.text}'", item.where, options.beside)
+        add_pip_line(spec, f"-r '{item.text}'", item.where, options.beside)
 
 
 def _take_setup(
@@ -725,7 +725,7 @@ def _offer_extras(
 def _take_line(spec: EnvironmentSpec, text: str, where: SourceLocation, options: ProjectReadOptions) -> None:
     if text.startswith("-r ") and where.file.endswith(".py"):
         spec.note(where, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
-    take_pip_line(spec, text, where, options.beside)
+    add_pip_line(spec, text, where, options.beside)
 
 
 def _computed(
@@ -749,7 +749,7 @@ def _poetry(
     addresses = {text_of(source, "name"): text_of(source, "url") for source in _at(poetry, "source").items}
     for source in _at(poetry, "source").items:
         if text_of(source, "priority") != "explicit" and (address := text_of(source, "url")):
-            take_index(spec, address, source.where, "the default index")
+            add_index(spec, address, source.where, "the default index")
     rows = _at(poetry, "dependencies").pairs
 
     def take(pairs: Iterable[tuple[YamlNode, YamlNode]], *, chosen: frozenset[str] = frozenset()) -> None:
@@ -761,7 +761,7 @@ def _poetry(
                 is_chosen = canonical(key.text) in chosen
                 if is_chosen or text_of(row, "optional") != "true":
                     if row.kind == "map" and (address := addresses.get(text_of(row, "source"))):
-                        take_index(spec, address, row.where)
+                        add_index(spec, address, row.where)
                     _poetry_row(spec, key, row, options)
 
     take(rows)
@@ -798,7 +798,7 @@ def _poetry_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, options: 
         spec.leave(key.where, f"{show(key.text)} {show(written)} cannot be taken over", do)
     else:
         brackets = f"[{','.join(extras)}]" if extras else ""
-        take_pip_line(spec, f"{key.text}{brackets}{bounds}", key.where, options.beside)
+        add_pip_line(spec, f"{key.text}{brackets}{bounds}", key.where, options.beside)
 
 
 def _allows(bounds: str, python: str) -> bool:
@@ -843,8 +843,8 @@ def _pixi(spec: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, enviro
     if not _alone(root, environment):
         parts.insert(0, root)
     for part in [*parts[1:], *parts[:1]] if len(parts) > 1 else parts:  # a feature's channels come first
-        take_channels(spec, _at(part, "channels"))
-    take_channels(spec, _at(workspace, "channels"))
+        add_channels(spec, _at(part, "channels"))
+    add_channels(spec, _at(workspace, "channels"))
     for node in _at(workspace, "platforms").items:
         _driver(spec, node.get("cuda") if node.kind == "map" else None)
     for part in (workspace, *parts):
@@ -902,7 +902,7 @@ def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFi
         for item in value.items or [value]:
             text = item.text if item.kind == "text" else text_of(item, "url") or text_of(item, "path")
             if option := known.get(key.text):
-                take_pip_line(spec, f"{option} {text}", item.where, beside)
+                add_pip_line(spec, f"{option} {text}", item.where, beside)
         if key.text in ("no-build-isolation", "no-build", "no-binary", "index-strategy"):
             spec.note(key.where, f"{show(key.text)} is not taken over: images are built only from wheels")
         elif key.text not in known:
@@ -935,7 +935,7 @@ def _alone(root: YamlNode, environment: str) -> bool:
 
 def _conda_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     if value.kind == "text":
-        take_match_spec(spec, f"{key.text} {value.text}".removesuffix(" *"), key.where)
+        add_match_spec(spec, f"{key.text} {value.text}".removesuffix(" *"), key.where)
         return
     if any(name in value.keys for name in ("path", "git", "url")):
         spec.leave(
@@ -946,21 +946,21 @@ def _conda_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     version, build, channel = (text_of(value, name) for name in ("version", "build", "channel"))
     name = f"{channel.rstrip('/')}::{key.text}" if channel else key.text
     text = f"{name} {version or '*'} {build}" if build else f"{name} {version}".removesuffix(" *")
-    take_match_spec(spec, text.strip(), key.where)
+    add_match_spec(spec, text.strip(), key.where)
 
 
 def _pypi_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: ReferencedFiles) -> None:
     if value.kind == "text":
-        take_pip_line(spec, key.text + _bounds(value.text), key.where, beside)
+        add_pip_line(spec, key.text + _bounds(value.text), key.where, beside)
         return
     if index := text_of(value, "index"):
-        take_index(spec, index, value.where)
+        add_index(spec, index, value.where)
     _unread(spec, key, value)
     extras = [item.text for item in _at(value, "extras").items]
     origins = _Origins(YamlNode(value.where, "map"), ProjectReadOptions(beside=beside))
     if not origins.take_row(spec, key.text, value, key.where, extras):
         brackets = f"[{','.join(extras)}]" if extras else ""
-        take_pip_line(spec, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
+        add_pip_line(spec, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
 
 
 def _unread(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:

@@ -302,9 +302,9 @@ class _RecipePlanner:
         request = self._request
         row = FrameworkRow(framework=framework, source="pypi", spec=spec)
         if framework and request.version and not row.allows(request.version):
-            row.refuse_version(request.version)
+            row.reject_version(request.version)
         if framework:
-            self._refuse_builds(spec, row)
+            self._reject_builds(spec, row)
         self._age = self._age_of(spec, row)
         if self._age:
             try:
@@ -313,21 +313,21 @@ class _RecipePlanner:
                 self._age = None
         return self._within(spec, framework, "", failed)
 
-    def _refuse_builds(self, spec: EnvironmentSpec, row: FrameworkRow) -> None:
+    def _reject_builds(self, spec: EnvironmentSpec, row: FrameworkRow) -> None:
         """Raise UsageError if the file requires a build that PyPI does not have, and the user sets no CUDA
         version.
         """
         request, framework = self._request, row.framework
         if request.cuda:
             return
-        row.refuse_rocm()
+        row.reject_rocm()
         elsewhere, version = self._elsewhere(spec), request.version or row.version
         wrong = "" if framework in elsewhere.rows else row.other_build(version)
         if wrong:
             index = elsewhere.missing.get(framework, "")
             hint = self._other_builds(spec, row, index)
             if not self._reached:
-                row.refuse_other_build(version, index=index)
+                row.reject_other_build(version, index=index)
             raise UsageError("framework-conflict", wrong, hint=hint)
 
     def _within(
@@ -401,14 +401,14 @@ class _RecipePlanner:
         if not other:
             return ""
         row = FrameworkRow(framework=other, source="pypi", spec=spec)
-        self._refuse_builds(spec, row)
+        self._reject_builds(spec, row)
         return other if self._age_of(spec, row) or self._own_bounds(row) else ""
 
     def _own_bounds(self, row: FrameworkRow) -> list[str]:
         """Return the bounds on the framework: the user's version, and the CUDA version in the file."""
         request, framework = self._request, row.framework
         bounds = [f"{framework}=={request.version}.*"] if request.version else []
-        cuda = request.cuda or row.explicit_cuda() or row.named_beside()[1]
+        cuda = request.cuda or row.explicit_cuda() or row.cuda_in_package_name()[1]
         cuda = "" if framework in self._elsewhere(row.spec).rows else cuda
         if cuda and not (request.version or row.version) and (within := row.range_with(cuda)):
             bounds.append(f"{framework}{within}")
@@ -516,7 +516,7 @@ class _RecipePlanner:
         row = FrameworkRow(framework=framework, source="pypi", spec=spec)
         if pinned := request.version or row.version:
             if not row.allows(pinned):
-                row.refuse_version(pinned)
+                row.reject_version(pinned)
             if row.covers(pinned):
                 return row, pinned, False
         solved = trial.versions.get(framework, "").partition("+")[0].partition(".post")[0]
@@ -736,7 +736,7 @@ class _RecipePlanner:
 
     def _other_builds(self, spec: EnvironmentSpec, row: FrameworkRow, index: str) -> str:
         """Return the alternatives to a build that PyPI does not have."""
-        cuda_meant, version = row.meant_cuda(), self._request.version or row.version
+        cuda_meant, version = row.required_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
         ways = []
         for cuda in reversed(row.offers(newest) if self._hints else ()):
@@ -874,7 +874,7 @@ def _reasons(
             f"the pins of {spec.file} are of {age.day} and before: {choice.framework} is of that time, "
             f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
         )
-    beside, major = FrameworkRow(framework=choice.framework, source="pypi", spec=spec).named_beside()
+    beside, major = FrameworkRow(framework=choice.framework, source="pypi", spec=spec).cuda_in_package_name()
     if chosen and major == choice.cuda.partition(".")[0]:
         yield f"{beside} is for CUDA {major}: so is {choice.framework}"
     if chosen:

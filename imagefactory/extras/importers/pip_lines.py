@@ -17,10 +17,10 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
+    add_git,
+    add_match_spec,
     git_of_archive,
     recipe_path,
-    take_git,
-    take_match_spec,
 )
 from imagefactory.gpu import knowledge
 from imagefactory.model import SourceLocation
@@ -137,7 +137,7 @@ class ReferencedFiles:
         return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
-def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
+def add_requirements(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
     """Add a requirements file. `conda list --export` writes files with that name too."""
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
         _conda_export(spec, text, file, beside)
@@ -154,12 +154,12 @@ def take_requirements(spec: EnvironmentSpec, text: str, file: str, beside: Refer
             line = line.rstrip("\\") + lines[number].rstrip()
         number += 1
         column = len(line) - len(line.lstrip()) + 1
-        take_pip_line(
+        add_pip_line(
             spec, line.rstrip("\\"), SourceLocation(file=file, line=first + 1, column=column), beside
         )
 
 
-def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+def add_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
     """Add one line with the rules of pip. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
@@ -167,7 +167,7 @@ def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, besid
         return
     spec.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
     if match := re.search(r"\$\{[A-Z0-9_]+\}", text):
-        spec.leave(where, f"{show(text, limit=100)} holds the variable {match[0]}", "write it out")
+        spec.leave(where, f"{show(text, limit=100)} contains the variable {match[0]}", "write it out")
         return
     if text.startswith("-"):
         spec.hints += re.findall(r"/cpu\b", text)
@@ -179,7 +179,7 @@ def take_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, besid
     if re.match(r"\.{1,2}(/|\[|$)|/|file:|[\w.-]+/", text) and not re.search(
         _ARCHIVE, text.partition("[")[0]
     ):
-        take_project(spec, text, where, beside)
+        add_project(spec, text, where, beside)
     elif not _is_elsewhere(spec, text, where, beside) and (
         requirement := _requirement(spec, text, where, beside.python)
     ):
@@ -200,7 +200,7 @@ def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: Re
             value = words.pop(0)
         if option in ("-c", "--constraint", "-r", "--requirement"):
             constraint = option in ("-c", "--constraint")
-            if why := take_file(spec, value, beside, constraint=constraint):
+            if why := add_file(spec, value, beside, constraint=constraint):
                 do = "add its lines" if not constraint else "write its bounds under constraints"
                 spec.leave(where, f"{show(value)} {why}", do)
         elif (
@@ -208,11 +208,11 @@ def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: Re
             and "://" not in value
             and not re.search(r"^\w[\w.\[\], -]* @", value)
         ):
-            take_project(spec, value, where, beside)
+            add_project(spec, value, where, beside)
         elif option in ("-e", "--editable"):
-            take_pip_line(spec, value, where, beside)
+            add_pip_line(spec, value, where, beside)
         elif option in _INDEX_OPTIONS:
-            take_index(spec, value, where, option)
+            add_index(spec, value, where, option)
         else:
             _option(spec, option, f"{option} {value}".strip(), where)
 
@@ -226,11 +226,11 @@ def _option(spec: EnvironmentSpec, option: str, text: str, where: SourceLocation
         spec.leave(where, f"{what} is not taken over", do)
 
 
-def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
+def add_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
     """Add an index that is not in the settings. Other indexes may not have its packages."""
     index = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
-        spec.leave(where, f"{index}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
+        spec.leave(where, f"{index}: packages in a directory are not supported", _WHEEL_DIRECTORY_HINT)
         return
     plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
     spec.hints += [hint for hint in re.findall(r"/cu[0-9]{2,3}\b", plain) if hint not in spec.hints]
@@ -241,7 +241,7 @@ def take_index(spec: EnvironmentSpec, address: str, where: SourceLocation, optio
         spec.note(where, f"{index}: what PyPI lacks is taken from there, by `index` of the recipe")
     elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
-        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "its name tells the build"
+        meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "its name contains the build"
         spec.note(where, f"{index}: {meaning}, and packages come from the index of this machine's settings")
     elif option in _DEFAULT_INDEX and is_mirror(plain):
         spec.note(where, f"{index}: packages come from the index of this machine's settings")
@@ -255,7 +255,7 @@ def is_mirror(address: str) -> bool:
     return _MIRROR.fullmatch(address) is not None
 
 
-def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
+def add_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
     """Add a file near the first one. Return the problem, empty if it was read."""
     place = beside.path(name)
     if not place:
@@ -269,10 +269,10 @@ def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, cons
     spec.files += 1
     inner = replace(beside, above=(*beside.above, place))
     if not constraint:
-        take_requirements(spec, text, place, inner)
+        add_requirements(spec, text, place, inner)
         return ""
     bounds = EnvironmentSpec(file=spec.file, files=spec.files)
-    take_requirements(bounds, text, place, inner)
+    add_requirements(bounds, text, place, inner)
     spec.files = bounds.files
     spec.lost += bounds.lost
     spec.notes += bounds.notes
@@ -282,7 +282,7 @@ def take_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, cons
     return ""
 
 
-def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+def add_project(spec: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
     """Add the project in a directory: its requirements, and its code as a source."""
     folder, _, extras = written.partition("[")
     name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
@@ -293,11 +293,11 @@ def take_project(spec: EnvironmentSpec, written: str, where: SourceLocation, bes
         spec.narrow_python(needs.python, where)
         spec.merge(needs)
     elif not place:
-        do = "copy it into the project, and write its path: ./FOLDER"
-        spec.leave(where, f"the project {show(written)} is not in the folder of the file", do)
+        do = "copy it into the project, and write its path: ./DIRECTORY"
+        spec.leave(where, f"the project {show(written)} is not in the directory of the file", do)
     else:
         what = f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
-        spec.leave(where, what, "bring its folder, or remove the line")
+        spec.leave(where, what, "copy its directory here, or remove the line")
 
 
 def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
@@ -321,7 +321,7 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
     wheel, version = _wheel(address)
     location = show(without_secrets(address), limit=160)
     if address.startswith("git+"):
-        take_git(spec, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
+        add_git(spec, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
     elif _OF_CONDA.match(address):
         _take_of_conda(spec, name, version, where)
     elif wheel in _FRAMEWORKS and "://" in address and not address.startswith("file:"):
@@ -335,7 +335,7 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
         do = f"put the wheel into the project, and write its path under packages: ./wheels/{_file(address)}"
         spec.leave(where, f"{location} is a wheel of no index", do)
     else:
-        do = "put its files into a folder of the project, and write ./FOLDER under packages"
+        do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
         spec.leave(where, f"{location} is a package of no index", do)
     return True
 
@@ -434,8 +434,8 @@ def _conda_export(spec: EnvironmentSpec, text: str, file: str, beside: Reference
             if not re.fullmatch(r"# platform: (linux-64|noarch)|# (?!platform:).*|", line.strip()):
                 spec.leave(where, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
         elif build.startswith("pypi"):
-            take_pip_line(spec, f"{name}=={version}", where, beside)
+            add_pip_line(spec, f"{name}=={version}", where, beside)
         else:
-            take_match_spec(spec, f"{name}=={version}" if version else name, where)
+            add_match_spec(spec, f"{name}=={version}" if version else name, where)
             if RULES["match spec"].allows(name):
                 spec.builds.setdefault(parse_spec(name).name, build)

@@ -141,7 +141,7 @@ class EnvironmentSpec:
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
             self.python = bounds or self.python
         else:
-            self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
+            self.leave(where, f"{show(bounds)} is not a valid Python version", "write bounds, such as >=3.11")
 
     def narrow_python(self, bounds: str, where: SourceLocation) -> None:
         """Add bounds on Python to the existing ones. Record a loss if they conflict."""
@@ -242,7 +242,7 @@ def selected(selector: str) -> bool | None:
     return anyone
 
 
-def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
+def add_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
     """Add the channels in a list, the highest priority first. For `defaults`, conda-forge is added last.
 
     Other channels have packages that `defaults` rarely has, and conda-forge has nearly all of them. With a
@@ -254,10 +254,10 @@ def take_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
         priority = re.fullmatch(r"-?[0-9]{1,9}", text_of(item, "priority"))  # of pixi: the highest first
         channels.append((-int(priority[0]) if priority else 0, named or item))
     for _, channel in sorted(channels, key=lambda pair: (pair[1].text == "defaults", pair[0])):
-        take_channel(spec, channel.text, channel.where)
+        add_channel(spec, channel.text, channel.where)
 
 
-def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+def add_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """Add a channel by name or address.
 
     `defaults` means Anaconda's channels, for which large organizations must pay. conda-forge has the same
@@ -280,7 +280,7 @@ def take_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> 
         spec.channels.append(short)
 
 
-def take_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+def add_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """Add a match spec. Spaces and stars that conda ignores are removed."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
@@ -345,7 +345,7 @@ def recipe_path(place: str | None, name: str) -> str:
     return written if _LOCAL_PATH.fullmatch(written) else ""
 
 
-def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
+def add_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
     """Add the project in a directory as a source. Record a loss if a recipe cannot contain the directory."""
     if written := recipe_path(place, folder):
         if written not in spec.sources:
@@ -359,7 +359,7 @@ def take_directory(spec: EnvironmentSpec, place: str | None, folder: str, where:
     return False
 
 
-def take_git(
+def add_git(
     spec: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
 ) -> None:
     """Add `https://HOST/REPOSITORY@REVISION`, the part after `git+`, as a source.
@@ -373,9 +373,7 @@ def take_git(
     label = show(without_secrets(f"git+{address}"), limit=160)
     plain = re.sub(r"^(ssh|http|https)://([^@/]*@)?", "https://", url)
     if not _REPOSITORY.fullmatch(plain):
-        do = (
-            "write git+https://HOST/REPOSITORY@COMMIT under packages, or put the code into a folder: ./FOLDER"
-        )
+        do = "write git+https://HOST/REPOSITORY@COMMIT under packages, or copy the code into ./DIRECTORY"
         spec.leave(where, f"{label} is not a repository that a recipe can name", do)
     elif not _COMMIT.fullmatch(revision):
         if re.fullmatch(r"[0-9a-f]{7,39}", revision):
@@ -388,10 +386,10 @@ def take_git(
         )
         spec.leave(where, f"{label} may be other code tomorrow: it names no commit", do)
     elif plain != url:
-        do = f"write git+{plain}@{revision} if it can be read so, or put the code into a folder: ./FOLDER"
+        do = f"write git+{plain}@{revision} if that works, or copy the code into ./DIRECTORY"
         spec.leave(where, f"{label} is read with a user's own access", do)
     elif folder and not _INNER.fullmatch(folder):
-        do = "put that folder of the repository into the project, and write ./FOLDER under packages"
+        do = "copy that directory of the repository into the project, and write ./DIRECTORY under packages"
         spec.leave(where, f"the subdirectory {show(folder)} of {label}", do)
     else:
         written = f"git+{url}@{revision}{f'#subdirectory={folder}' if folder else ''}"

@@ -53,14 +53,14 @@ from imagefactory.extras.lint.image import (
     image_status_on,
     moving,
     narrow,
-    no_use,
     nowhere,
     reached_by,
+    unused_gpu_request,
     unverified,
 )
 from imagefactory.extras.lint.reach import JobReachability
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import slice_of
+from imagefactory.gpu.values import mig_profile
 from imagefactory.jobs.offer import ImageEvidence
 from imagefactory.recipes.shell_words import RunWord
 from imagefactory.schedulers.pool import PoolGpu
@@ -102,7 +102,7 @@ class BatchCase:
     known: KnownImage | None
 
     @property
-    def asks_gpus(self) -> bool:
+    def requests_gpus(self) -> bool:
         """Return whether the script requests GPUs, also if that option is unreadable or only in a comment."""
         has_option = any(name in self.script.options for name in GPU_OPTIONS)
         return (
@@ -171,7 +171,7 @@ def _missing(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _no_gpu(case: BatchCase) -> Iterator[SubmitFinding]:
-    if case.asks_gpus or not case.starts or (case.known and not case.known.image.gpu):
+    if case.requests_gpus or not case.starts or (case.known and not case.known.image.gpu):
         return
     first = case.starts[0]
     if case.wants_gpus:
@@ -197,7 +197,7 @@ def _no_image(case: BatchCase) -> Iterator[SubmitFinding]:
         line = case.script.text.count("\n", 0, match.start()) + 1
         text = "an image seems to be started in a way that is not checked (a function, a here-document)"
         yield advice(line, "unread", text, "write it as apptainer exec --nv IMAGE PROGRAM")
-    elif case.asks_gpus:
+    elif case.requests_gpus:
         text = "the job uses no image, so no verdict applies to it"
         hint = "write a script with an image: imagefactory job write TARGET --site slurm"
         yield advice(1, "no-image", text, hint)
@@ -228,7 +228,7 @@ def _opens_gpus(start: ImageStart, case: BatchCase) -> bool:
 
 
 def _without_gpus(case: BatchCase) -> Iterator[SubmitFinding]:
-    if not (case.asks_gpus or (case.known and case.known.image.gpu)):
+    if not (case.requests_gpus or (case.known and case.known.image.gpu)):
         return
     if case.known and not case.known.image.gpu:
         return
@@ -385,7 +385,7 @@ def check_batch(script: BatchScript, around: CheckContext) -> SubmitCheckResult:
         total=len(reach.places) if reach else 0,
         reached=reached,
         causes=tuple(reach.causes.items()) if reach else (),
-        gpu=case.asks_gpus,
+        gpu=case.requests_gpus,
         findings=tuple(findings),
         title="the script, in any partition" if script.option("partition") else "the script",
     )
@@ -453,7 +453,7 @@ def _gpu_findings(case: BatchCase, place: _JobReachability) -> Iterator[SubmitFi
         return
     at = request.at.at
     if known is not None and not known.image.gpu:
-        yield no_use(known, at, request.at.written)
+        yield unused_gpu_request(known, at, request.at.written)
         return
     if place.reach is None:
         if known is not None and grounds is not None:
@@ -507,7 +507,7 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Ite
             yield advice(at.line, "type", text, where, column=at.column)
             continue
         word, why = image_status_on(
-            _named(name, capability, part=request.part or bool(slice_of(name))), grounds
+            _named(name, capability, part=request.part or bool(mig_profile(name))), grounds
         )
         if word != VERIFIED:
             says = f"fails on {name}" if word == UNUSABLE else f"is not verified on {name}"

@@ -508,7 +508,7 @@ def _of_node(
     if not request.gpus:
         return "the job asks for no GPU", False
     if (only and machine.name not in only) or machine.name in not_on:
-        return "its node is left out by name", True
+        return "its node is excluded by name", True
     features = {name for name in str(machine.attributes.get(FEATURES, "")).split(",") if name}
     if request.features is not None and not request.features(features):
         return "its node has not the features that are asked for", True
@@ -524,7 +524,7 @@ def _of_node(
 
 def _of_gpu(gpu: PoolGpu, request: BatchRequest, looked: Collection[str] | None) -> tuple[str, bool]:
     if request.kinds and gpu.name not in request.kinds:
-        return "its type is not asked for", True
+        return "its type is not requested", True
     if looked is not None and gpu.capability not in looked:
         return "the script stops there", False
     return "", False

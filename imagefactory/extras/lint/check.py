@@ -35,11 +35,11 @@ from imagefactory.extras.lint.image import (
     grounds_of,
     image_findings,
     narrow,
-    no_use,
     nowhere,
     reached_by,
     read_image,
     revoked_on,
+    unused_gpu_request,
     unverified,
 )
 from imagefactory.extras.lint.reach import UNDEFINED, JobReachability, JobRequest, find_reach, read_request
@@ -116,7 +116,7 @@ def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
         total=len(case.reach.places) if case.reach else 0,
         reached=reached,
         causes=tuple(case.reach.causes.items()) if case.reach else (),
-        gpu=jobs.asks_gpus,
+        gpu=jobs.requests_gpus,
         findings=tuple(findings),
         title=f"queue in line {jobs.line}",
     )
@@ -169,7 +169,7 @@ def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
 
 def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     reach, inventory = case.reach, case.around.inventory
-    if reach is None or inventory is None or not case.jobs.asks_gpus:
+    if reach is None or inventory is None or not case.jobs.requests_gpus:
         return
     yield from _unknown_attributes(case, inventory)
     if not reach.places:
@@ -196,7 +196,7 @@ def _unknown_attributes(case: _QueueCheck, inventory: Inventory) -> Iterator[Sub
             f"no machine with GPUs has the attribute {', '.join(names[:_FEW])}, so requirements is undefined"
         )
         line = case.jobs.settings["requirements"].line
-        yield wrong(line, "unheard", text, "remove it from requirements, or ask the site for the right name")
+        yield wrong(line, "unheard", text, "remove it from requirements, or correct its name")
 
 
 def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator[SubmitFinding]:
@@ -205,8 +205,10 @@ def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator
         return
     setting = case.jobs.settings[case.image.key]
     if not case.known.image.gpu:
-        if case.jobs.asks_gpus:
-            yield no_use(case.known, FileLocation(case.jobs.settings["request_gpus"].line), "request_gpus")
+        if case.jobs.requests_gpus:
+            yield unused_gpu_request(
+                case.known, FileLocation(case.jobs.settings["request_gpus"].line), "request_gpus"
+            )
         return
     yield from unverified(case.known, reached, FileLocation(setting.line))
     if case.reach is None:

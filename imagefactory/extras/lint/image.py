@@ -203,7 +203,7 @@ def image_findings(
     """Yield the findings about the image name."""
     keys = ("container_image", "docker_image", SINGULARITY)
     if image is None:
-        if jobs.asks_gpus and not any(jobs.unknown(key) for key in keys):
+        if jobs.requests_gpus and not any(jobs.unknown(key) for key in keys):
             text = "the job uses no image, so no verdict applies to it"
             yield advice(
                 jobs.line, "no-image", text, "write a file with an image: imagefactory job write TARGET"
@@ -368,7 +368,7 @@ def catalog_findings(
         yield wrong(at.line, "unknown-image", text, hint, column=at.column)
 
 
-def no_use(known: KnownImage, at: FileLocation, asks: str) -> SubmitFinding:
+def unused_gpu_request(known: KnownImage, at: FileLocation, asks: str) -> SubmitFinding:
     """Report a GPU request for an image that is only for CPUs."""
     text = f"{known.image.target} is for CPUs only, so the job requests a GPU that it cannot use"
     return wrong(at.line, "no-use", text, f"remove {asks}", column=at.column)

@@ -67,7 +67,7 @@ def read_request(jobs: QueueStatement, needs: tuple[str, ...]) -> JobRequest:
     """Return the request of one `queue`. An unreadable command becomes a fault and is otherwise ignored."""
     reader = _RequestReader(jobs)
     memory, disk = reader.size("request_memory", MB), reader.size("request_disk", 1024)
-    gpus = (reader.number("request_gpus") or 1) if jobs.asks_gpus else 0
+    gpus = (reader.number("request_gpus") or 1) if jobs.requests_gpus else 0
     cpus = reader.number("request_cpus") or 1
     gpu = reader.gpu_expression() if gpus else None
     requirements = reader.expression("requirements", reader.cuda_version())
@@ -119,7 +119,7 @@ class _RequestReader:
 
     def number(self, key: str) -> int:
         text = self.value(key)
-        value = _at_first(text) if text else 0
+        value = _before_first_run(text) if text else 0
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
             self.faults.append((key, f"'{text[:40]}' is not a number"))
             return 1
@@ -132,7 +132,7 @@ class _RequestReader:
         if not (text.isascii() and text.isdigit()):
             with contextlib.suppress(UsageError):
                 return parse_size(text)
-        value = _at_first(text)
+        value = _before_first_run(text)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15:
             return int(value * unit)
         self.faults.append((key, f"'{text[:40]}' is not a size"))
@@ -188,7 +188,7 @@ class _RequestReader:
         )
 
 
-def _at_first(text: str, own: Mapping[str, Plain] | None = None) -> Plain | None:
+def _before_first_run(text: str, own: Mapping[str, Plain] | None = None) -> Plain | None:
     """Return the value before the first run, when the job has no `MemoryUsage` yet."""
     try:
         return parse_expression(text).value(make_ad(own or {}), make_ad({}))
@@ -205,7 +205,7 @@ def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
         version := re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?", text)
     ):
         return int(version[1]) * 1000 + int(version[2] or 0) * 10
-    value = _at_first(text, own)
+    value = _before_first_run(text, own)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -307,7 +307,7 @@ def _of_gpu(request: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[st
     if not request.gpu.holds(make_ad({**ad, **_NEWEST_DRIVER}), job):
         return "the job does not request its type of GPU", ""
     if attribute := _missing_attribute(request.gpu, tuple(_NEWEST_DRIVER), ad):
-        return f"it tells no {attribute}, which is asked for", ""
+        return f"its ad has no {attribute}, which is requested", ""
     return f"its driver{f' {gpu.driver}' if gpu.driver else f' for CUDA {gpu.cuda}'} is too old", ""
 
 
@@ -359,7 +359,7 @@ def _of_machine(
         if not matches:
             changing = "" if matches is False else _changing(request.requirements, has)
             if not changing:
-                return "requirements does not hold" if matches is False else UNDEFINED, ""
+                return "requirements is false there" if matches is False else UNDEFINED, ""
             unsure = changing
     if machine.start:
         matches = start.holds(mine, job) if start is not None else None

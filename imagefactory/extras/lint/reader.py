@@ -92,7 +92,7 @@ class QueueStatement:
         return expand(setting.value, self.settings).strip() if setting else ""
 
     @property
-    def asks_gpus(self) -> bool:
+    def requests_gpus(self) -> bool:
         """Return whether the jobs request GPUs. A value known only at submission counts as a request."""
         return bool(self.unknown("request_gpus")) or self.value("request_gpus") not in ("", "0")
 

@@ -127,12 +127,12 @@ def old_gpu_findings(
         line = f"gpus_minimum_runtime = {jobs.value('cuda_version')[:8]}"
         clear = re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,2})?", jobs.value("cuda_version"))
         free = clear and "gpus_minimum_runtime" not in jobs.settings
-        edits = _replaced(version, (line,)) if free and jobs.asks_gpus else ()
+        edits = _replaced(version, (line,)) if free and jobs.requests_gpus else ()
         yield _finding(version, severity, text, f"write {line}", edits)
 
 
 @cache
-def is_cuda_alone(number: str) -> bool:
+def is_only_cuda(number: str) -> bool:
     """Return whether the number is a CUDA version but not a compute capability."""
     capabilities = {group["capability"] for group in read_table("gpus")["group"]}
     return number in cuda_targets() and number not in capabilities
@@ -166,7 +166,7 @@ class _OldGpuRequirements:
             clause = renamed(part, lambda name: _with(name, ""))
             if comparison := _compared(clause):
                 name, how, number = comparison
-                if name == "Capability" and how in (">=", ">") and is_cuda_alone(number):
+                if name == "Capability" and how in (">=", ">") and is_only_cuda(number):
                     name, clause = "DriverVersion", f"DriverVersion {how} {number}"
                     doubt = f"{number} is a CUDA version, not a compute capability"
                 elif name == "DriverVersion" and how in (">=", ">") and float(number) >= _DRIVERS:
@@ -240,7 +240,7 @@ def _hint(jobs: QueueStatement, old: _OldGpuRequirements) -> str:
 
 def _edits(jobs: QueueStatement, setting: SubmitSetting, old: _OldGpuRequirements) -> tuple[LineEdit, ...]:
     """Return the corrected lines if no other command in the file selects GPUs."""
-    if old.mixed or old.doubt or setting.value != jobs.value(setting.key) or not jobs.asks_gpus:
+    if old.mixed or old.doubt or setting.value != jobs.value(setting.key) or not jobs.requests_gpus:
         return ()
     if any(key in jobs.settings for key in ("require_gpus", *BOUNDS)):
         return ()
@@ -347,7 +347,7 @@ def _overwritten(jobs: QueueStatement) -> Iterator[SubmitFinding]:
 
 
 def _without_request(jobs: QueueStatement) -> Iterator[SubmitFinding]:
-    if jobs.asks_gpus:
+    if jobs.requests_gpus:
         return
     keys = [key for key in ("require_gpus", *BOUNDS) if key in jobs.settings]
     if jobs.settings.get("my.wantgpulab") and not keys:
@@ -457,7 +457,7 @@ def _single_machine(jobs: QueueStatement) -> str:
 def _cuda_as_capability(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for key in ("gpus_minimum_capability", "gpus_maximum_capability"):
         value = jobs.value(key)
-        if is_cuda_alone(value):
+        if is_only_cuda(value):
             text = f"{value} is a CUDA version, not a compute capability"
             yield advice(jobs.settings[key].line, "capability", text, f"write gpus_minimum_runtime = {value}")
 
@@ -594,7 +594,7 @@ _TRUE = ("true", "t", "yes", "1")
 
 def site_findings(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
     """Yield the findings of the site's rules for one `queue`."""
-    if jobs.asks_gpus:
+    if jobs.requests_gpus:
         for command in site.commands:
             yield from _commanded(jobs, site, command)
         yield from _length(jobs, site)

@@ -105,13 +105,13 @@ def format_modulefile(module: EnvironmentModule) -> str:
     lines = [
         "#%Module1.0",
         f"# {target.name}, written by `imagefactory image export --format module`: change nothing here, "
-        "write it anew.",
+        "write it again.",
         f"set folder {folder}",
         f"module-whatis {{{what}: the image {module.image}}}",
         "proc ModulesHelp { } {",
         f"    puts stderr {{{what}.}}",
         f"    puts stderr {{python, and what else was installed with it, run in the image {module.image}.}}",
-        "    puts stderr {Folders beside the current one: export APPTAINER_BIND=/data,/scratch}",
+        "    puts stderr {Other directories than the current one: export APPTAINER_BIND=/data,/scratch}",
         "}",
         f"conflict {target.family}",
         f"prepend-path PATH $folder/{module.wrappers}/bin",

@@ -14,7 +14,7 @@ from datetime import date, datetime
 from typing import Annotated
 
 from imagefactory.errors import EXIT_BUILD, EXIT_CHECK, EXIT_LOCK
-from imagefactory.gpu.values import ClaimBasis, Compatibility, row_of
+from imagefactory.gpu.values import ClaimBasis, Compatibility, capability_row
 from imagefactory.matrix.plan import (
     CellState,
     PlanGpu,
@@ -152,7 +152,7 @@ def _save_cell(cell: PlannedCell) -> SavedCell:
     no = claim if claim and (claim.basis, claim.answer) == (ClaimBasis.VERIFIED, Compatibility.NO) else None
     return SavedCell(
         gpu=str(cell.device),
-        capability=row_of(cell.device.capability, cell.device.part),
+        capability=capability_row(cell.device.capability, cell.device.part),
         state=cell.state,
         required=cell.required,
         proven=cell.proven,
@@ -302,7 +302,7 @@ def unbuilt(before: SavedPlan, after: SavedPlan) -> tuple[NightlyRow, ...]:
     )
 
 
-def dormant(last_commit: datetime, now: datetime) -> str:
+def schedule_warning(last_commit: datetime, now: datetime) -> str:
     """Return a warning shortly before GitHub disables the schedule, else ""."""
     days = (now - last_commit).days
     if days <= QUIET:

@@ -302,7 +302,7 @@ def _install(
     *,
     as_json: bool,
 ) -> None:
-    from imagefactory.extras.nightly.units import enabling, format_units
+    from imagefactory.extras.nightly.units import enable_commands, format_units
     from imagefactory.fs import replace_all
 
     root = str(call.settings.root_path.absolute())
@@ -319,7 +319,7 @@ def _install(
     for name in files:
         print_result(f"wrote {folder / name}")
     return print_result(
-        "\n".join(("nothing runs yet; enable it with:", *(f"  {line}" for line in enabling())))
+        "\n".join(("nothing runs yet; enable it with:", *(f"  {line}" for line in enable_commands())))
     )
 
 
@@ -335,7 +335,7 @@ def _named(webhook: str | None) -> str:
 
 def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -> None:
     from imagefactory.actions.sweep import format_id
-    from imagefactory.extras.nightly.changes import NightlySteps, dormant
+    from imagefactory.extras.nightly.changes import NightlySteps, schedule_warning
     from imagefactory.extras.nightly.night import last_commit, nightly_since
     from imagefactory.extras.nightly.nights import (
         NIGHTLY_FILE,
@@ -347,7 +347,7 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
 
     project, now = call.factory, datetime.now(UTC)
     before, commit = read_saved_plan(plan), last_commit(project.settings.root_path)
-    note = dormant(commit, now) if commit and github else ""
+    note = schedule_warning(commit, now) if commit and github else ""
     context = NightlySteps(
         started=before.made, ended=now, place=before.registry, notes=(note,) if note else ()
     )

@@ -61,7 +61,7 @@ from imagefactory.extras.nightly.nights import (
 )
 from imagefactory.fs import no_space
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.values import row_of
+from imagefactory.gpu.values import capability_row
 from imagefactory.lock.git import git_output
 from imagefactory.matrix.plan import (
     CellState,
@@ -149,7 +149,7 @@ def _at_work(status: SweepStatus) -> int:
 def _take(folders: Sequence[Path], steps: StepRunner) -> None:
     """Collect the sweeps with new results, and report their cells that are not verified."""
     for folder in folders:
-        with steps.telling(f"sweep {folder.name}"):
+        with steps.reporting_errors(f"sweep {folder.name}"):
             status = read_status(folder, steps.dependencies.pools, queue=False)
             if not has_news(status):
                 continue
@@ -267,15 +267,15 @@ class _NightlyRun:
             self.steps.fail(NIGHTLY_DIRECTORY, no_space(nightly_directory(self.project.settings)))
         devices = self._devices()
         before: SavedPlan | None = None
-        with self.steps.telling("plan"):
+        with self.steps.reporting_errors("plan"):
             plan = self._plan(devices)
             before = killed or save_plan(plan, self._request(devices))
-            with self.steps.telling(NIGHTLY_DIRECTORY):
+            with self.steps.reporting_errors(NIGHTLY_DIRECTORY):
                 write_saved_plan(self.folder / BEFORE, before)
             built = self._build(plan)
             self._verify(plan, built, on_gpus=bool(devices))
         if self.request.pool:
-            with self.steps.telling("collect"):
+            with self.steps.reporting_errors("collect"):
                 collect_sweeps(self.project.settings, self.request.wait, self.steps)
         release_reserve(self.project.settings)
         lost = any((row.what, row.code) == ("plan", EXIT_REGISTRY) for row in self.steps.failures)
@@ -290,7 +290,7 @@ class _NightlyRun:
         self._warn_of_expiry()
         self.steps.do("store", "image", "prune")
         after = before
-        with self.steps.telling("plan"):
+        with self.steps.reporting_errors("plan"):
             after = after if away else save_plan(self._plan(devices), self._request(devices))
         report = self._report(started, before, after)
         if self.request.html:
@@ -362,7 +362,7 @@ class _NightlyRun:
         """
         if self.request.pool:
             kinds: tuple[PlanGpu, ...] = ()
-            with self.steps.telling("pool"):
+            with self.steps.reporting_errors("pool"):
                 inventory = self.steps.dependencies.pools(self.request.pool).inventory(
                     self.steps.dependencies.clock()
                 )
@@ -441,11 +441,11 @@ def _not_queued(code: int, document: Mapping[str, Any]) -> Iterator[str]:
         yield from (as_single_line(str(row.get("message", ""))) for row in rows)
         return
     reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
-    yield from (as_single_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
+    yield from (as_single_line(f"cells skipped, {count}: {reason}") for reason, count in reasons.items())
     over = [row for row in rows if row.get("rule") == BUDGET]
     if over:
         cells = ", ".join(
-            f"{row.get('target')} on {row_of(row.get('capability'), str(row.get('part', '')))}"
+            f"{row.get('target')} on {capability_row(row.get('capability'), str(row.get('part', '')))}"
             for row in over
         )
         waits = "cells are over the budget and wait" if len(over) > 1 else "cell is over the budget and waits"

@@ -284,7 +284,7 @@ class StepRunner:
         return code, document
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def reporting_errors(self, what: str) -> Iterator[None]:
         """Report an error of this block, and continue after the block."""
         try:
             yield
@@ -320,7 +320,7 @@ def _document(output: str) -> Mapping[str, Any]:
 
 
 LARGEST = 4096
-_WEBHOOK = "pass https://..., or the path of a file that holds the address"
+_WEBHOOK = "pass https://..., or the path of a file that contains the address"
 
 
 def read_address(address: str) -> str:

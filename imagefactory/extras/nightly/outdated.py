@@ -51,7 +51,7 @@ from imagefactory.project import Project
 from imagefactory.serialize import fields_of
 from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.claims import SOON
-from imagefactory.trust.judgement import ending
+from imagefactory.trust.judgement import expiring_cells
 from imagefactory.versions import natural, nearest
 from imagefactory.views.text import wrap
 
@@ -354,7 +354,7 @@ def _expiring(project: Project, targets: Sequence[Target], now: datetime) -> tup
         judged = reader.stored(image) if image else ()
         offer += [
             ExpiringVerdict(target=target.name, capability=capability, day=end.date())
-            for capability, end in ending(judged, reader.court.trust, now + SOON)
+            for capability, end in expiring_cells(judged, reader.court.trust, now + SOON)
         ]
     return tuple(offer)
 

@@ -94,7 +94,7 @@ def _bytes_of(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
-def enabling() -> tuple[str, str]:
+def enable_commands() -> tuple[str, str]:
     """Return the commands that enable the timer, and that allow runs while the user is logged out."""
     return f"systemctl --user enable --now {NAME}.timer", "loginctl enable-linger"
 
@@ -221,7 +221,7 @@ class _NightlyCheck:
             entry = NightlyEntry(
                 where=str(folder / f"{NAME}.timer"), words=_command_words(command.partition("=")[2])
             )
-            enable, linger = enabling()
+            enable, linger = enable_commands()
             wants = folder / "timers.target.wants" / f"{NAME}.timer"
             if not (wants.is_symlink() or wants.exists()):
                 yield _halted(entry, "the timer is not enabled", enable)

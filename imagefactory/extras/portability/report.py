@@ -30,7 +30,7 @@ from imagefactory.serialize import (
 from imagefactory.suite import table
 from imagefactory.suite.portability.exporting import NAME
 from imagefactory.trust.envelope import parse_envelope, sign_envelope
-from imagefactory.trust.judgement import not_witnessed, out_of_period, verify_envelope
+from imagefactory.trust.judgement import period_problem, unrecorded_reason, verify_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import LONGEST_LIFE, SKEW, VerdictStatus, format_statement, parse_predicate
@@ -261,7 +261,9 @@ def verify_portable(
                 standing, why = VerdictStatus.MALFORMED, error.message
     if opened.key is not None and statement is not None and standing is VerdictStatus.GOOD:
         own, payload = statement.report.subject, digest_of(opened.envelope.payload) if opened.envelope else ""
-        late = out_of_period(opened.key, statement.issued, payload) or not_witnessed(opened.key, payload, now)
+        late = period_problem(opened.key, statement.issued, payload) or unrecorded_reason(
+            opened.key, payload, now
+        )
         if late:
             standing, why = late
         elif own.manifest != subject.manifest:

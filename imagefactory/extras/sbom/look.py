@@ -376,7 +376,7 @@ def debian_component(
 # --- The bill of a lock and the lock of its base. Pure
 
 
-NOT_AVAILABLE = "the package is not at hand"
+NOT_AVAILABLE = "the package is not available"
 
 
 def lock_bill(
@@ -458,7 +458,7 @@ def _pulled(image: str) -> BillComponent:
         name=repository.rpartition("/")[2],
         version=digest,
         sha256=digest.removeprefix("sha256:"),
-        why="its packages are told of its image",
+        why="its packages are in the SBOM of its image",
         qualifiers=(("repository_url", repository),),
     )
 

@@ -156,7 +156,7 @@ def _osv_name(component: BillComponent) -> tuple[str, str]:
         return "PyPI", component.name
     if component.kind is PackageType.DEB and (component.source[0] or not component.within):
         if not component.source[0]:
-            return "Debian packages: the image that tells their source packages is not at hand", ""
+            return "Debian packages: the image with their source packages is not available", ""
         if not component.release:
             return "Debian packages: their release is not known", ""
         return f"{component.namespace.capitalize()}:{component.release}", component.source[0]

@@ -47,7 +47,7 @@ MARK_FILE = ".imagefactory-report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublicAct:
+class PublicLogEntry:
     """An entry in the log of the store without private data: users, machines and paths.
 
     `key` is the name of a trusted key, or the first digits of its ID. `where` is a repository in a registry.
@@ -80,7 +80,7 @@ class ReportContents:
     trusted: bool = True
     notes: tuple[str, ...] = ()
     night: Mapping[str, Any] | None = None
-    acts: tuple[PublicAct, ...] = ()
+    acts: tuple[PublicLogEntry, ...] = ()
 
 
 def read_report(
@@ -101,17 +101,17 @@ def read_report(
         return replace(reported, notes=(*reported.notes, note))
 
 
-def read_acts(store: Path, keys: Mapping[str, str]) -> tuple[PublicAct, ...]:
+def read_acts(store: Path, keys: Mapping[str, str]) -> tuple[PublicLogEntry, ...]:
     """Return the public part of the store's log. `keys` are names by key ID. Raises OSError."""
     return tuple(_public(row, keys) for row in deque(read_audit(store), maxlen=MOST_ACTS))
 
 
-def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
+def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicLogEntry:
     keyid, where = row.get("key", ""), row.get("where", "")
     place = _REGISTRY_PLACE.fullmatch(where)
     if place is None or (row.get("action") == PUBLISH and not place["tag"]):
         where = ""  # a path of this machine
-    return PublicAct(
+    return PublicLogEntry(
         time=row.get("time", ""),
         action=row.get("action", ""),
         what=row.get("what", ""),

@@ -142,7 +142,7 @@ def _effects(framework: str, gpu: str, rows: Sequence[tuple[ReportImage, GpuRunS
 def _across(image: ReportImage, run: GpuRunSummary, name: str) -> ChartMeasure:
     check = run.by_name.get(name)
     if check is None or check.state in (CheckState.NOT_APPLICABLE, CheckState.NOT_RUN):
-        state = check.state.value if check else "not asked"
+        state = check.state.value if check else "unknown"
         return ChartMeasure(label=image.target, value=0.0, note=state)
     return _timing(check, label=image.target)
 
@@ -215,7 +215,7 @@ _ROWS = (
     (Outcome.WRONG_GPU, "wg", "⇄", OPEN, "tested, but the GPU was not the requested one"),
     (Outcome.PULL_FAILED, "pf", "⇣", OPEN, "tested, but the image could not be fetched"),
     (Outcome.TIMEOUT, "to", "…", OPEN, "tested, but it took too long"),
-    (Outcome.HELD, "he", "‖", OPEN, "tested, but the pool held the job"),
+    (Outcome.HELD, "he", "‖", OPEN, "tested, but the job is held"),
     (Outcome.NO_MATCH, "nm", "∄", OPEN, "no machine of the pool can run the job"),
     (Outcome.INFRASTRUCTURE, "in", "!", OPEN, "tested, but the machine failed"),
     (PREDICTED, "p", "◇", HOPE, "not tested; by its GPU code it runs there"),

@@ -311,7 +311,7 @@ class _BuildSteps:
         folder = self.job.scratch / "tools"
         if folder.exists():
             remove_tree(folder)
-        _lay_tools(tools, folder, self.job.most)
+        _unpack_tools(tools, folder, self.job.most)
         self.laid = tools
 
     def ask(self, progress: Progress) -> tuple[str, ...]:
@@ -694,7 +694,7 @@ def _own_wheel(path: Path) -> LockedWheel:
     )
 
 
-def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> None:
+def _unpack_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> None:
     """Unpack wheels after checking their hashes: packages to `site`, programs to `bin`."""
     (folder / "bin").mkdir(parents=True)
     remaining = most

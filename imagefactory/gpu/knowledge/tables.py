@@ -1,4 +1,4 @@
-"""Read the data files of this directory, each once, on first use."""
+"""Read the data files in this directory, each once, at first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @cache
 def read_table(name: str) -> dict[str, Any]:
-    """Return the parsed file `<name>.toml` of this directory. Callers do not change it."""
+    """Return the parsed file `<name>.toml` in this directory. Callers must not change the result."""
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
@@ -20,5 +20,5 @@ def covers(prefix: str, version: str) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return a version of digits and dots as a sort key. Raises ValueError for any other."""
+    """Return a version of digits and dots as a sort key. Raises ValueError for other versions."""
     return tuple(int(part) for part in version.split("."))

@@ -1,4 +1,4 @@
-"""CUDA toolkits and drivers: which CUDA versions and GPUs drivers support, and compiler targets."""
+"""CUDA toolkits and drivers: the CUDA versions and GPUs that drivers support, and compiler targets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 
 @cache
 def cuda_drivers() -> dict[str, str]:
-    """Return the first driver for Linux that offers each CUDA version: `12.1` -> `530.30.02`."""
+    """Return the first Linux driver that supports each CUDA version: `12.1` -> `530.30.02`."""
     return {row["cuda"]: row["driver"] for row in read_table("cuda_drivers")["driver"]}
 
 
 @cache
 def minor_floors() -> dict[int, str]:
-    """Return the first driver on which programs of any minor version of a CUDA major start: 12 -> `525`.
+    """Return the first driver that starts programs of any minor version of a CUDA major version: 12 -> `525`.
 
     Source: NVIDIA, CUDA Compatibility, minor-version compatibility. It applies to code that does not need the
-    driver's compiler.
+    compiler in the driver.
     """
     rows = read_table("cuda_drivers")["driver"]
     return {int(row["cuda"].split(".")[0]): row["minor"] for row in rows if "minor" in row}
@@ -28,7 +28,7 @@ def minor_floors() -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDrivers:
-    """The first and the last driver branch (`580`) that support a capability; empty for none."""
+    """The first and the last driver branch (`580`) that support a capability, empty for no limit."""
 
     first: str
     last: str
@@ -48,9 +48,9 @@ def gpu_drivers() -> dict[Capability, GpuDrivers]:
 
 
 def native_driver(cuda: str) -> str:
-    """Return the first driver that offers CUDA `cuda` or newer, empty if unknown.
+    """Return the first driver that supports CUDA `cuda` or newer, empty if unknown.
 
-    A version without a driver of its own (12.7) has the next one's, within the same major.
+    A version without a driver (12.7) has that of the next version with the same major version.
     """
     parts = numbers(cuda)
     rows = sorted((numbers(version), driver) for version, driver in cuda_drivers().items())
@@ -61,7 +61,7 @@ def native_driver(cuda: str) -> str:
 def ptx_cuda() -> dict[str, str]:
     """Return the CUDA version that introduced each version of the PTX ISA: `8.1` -> `12.1`.
 
-    A driver must offer that CUDA to compile such PTX.
+    A driver must support that CUDA version to compile such PTX.
     """
     return {row["isa"]: row["cuda"] for row in read_table("ptx_isa")["isa"]}
 
@@ -77,7 +77,9 @@ def cuda_targets() -> dict[str, tuple[GpuCode, ...]]:
 
 
 def targets_of(cuda: str) -> tuple[GpuCode, ...]:
-    """Return the sorted targets of a toolkit, or of a major's toolkits (`12`); empty if unknown."""
+    """Return the sorted targets of a toolkit, or of all toolkits of a major version (`12`); empty if
+    unknown.
+    """
     return tuple(
         sorted({code for known, codes in cuda_targets().items() if covers(cuda, known) for code in codes})
     )

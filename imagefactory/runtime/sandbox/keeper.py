@@ -40,7 +40,7 @@ from .syscalls import (
     unshare,
 )
 from .terminals import FORWARDED, Relay, find_terminals, poll_all, receive_groups, relayed
-from .trees import alone_in, folders_unheld, remove_tree
+from .trees import directory_lock, remove_tree, unlocked_directories
 
 END_NOW = signal.SIGUSR2
 
@@ -58,8 +58,8 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
     with step("scratch", parent):
         os.makedirs(parent, mode=0o700, exist_ok=True)
         os.chmod(parent, 0o700)
-        with alone_in(parent):
-            for dead in folders_unheld(parent, hear):
+        with directory_lock(parent):
+            for dead in unlocked_directories(parent, hear):
                 try:
                     remove_tree(dead)
                 except OSError as error:

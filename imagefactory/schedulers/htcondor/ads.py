@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
-from imagefactory.gpu.values import slice_of
+from imagefactory.gpu.values import mig_profile
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.outcome import clean
 
@@ -252,7 +252,7 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
         memory=int(memory) * 2**20 if _is_number(memory) and 0 < memory < 1e9 else 0,
         driver=driver,
         cuda=_cuda(properties),
-        mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(slice_of(name)),
+        mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(mig_profile(name)),
         free=free,
     )
 

@@ -276,7 +276,7 @@ def classify(
     if outcome in RETRIED_OUTCOMES and (own is None or own.left):
         if posted and given_up is not None and posted.job not in [attempt.job for attempt in attempts]:
             return Outcome.INFRASTRUCTURE, given_up  # the next job was never created
-        return None, f"to be tried again: {reason}"
+        return None, f"to be retried: {reason}"
     if outcome is Outcome.NO_MATCH and len(attempts) > 1:
         before = attempts[-2].machine or "a machine"
         return Outcome.INFRASTRUCTURE, f"{before} failed it, and then {reason}"

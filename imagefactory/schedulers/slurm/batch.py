@@ -30,7 +30,7 @@ from typing import Annotated, Any
 
 from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.fs import replace_text
-from imagefactory.gpu.values import row_of
+from imagefactory.gpu.values import capability_row
 from imagefactory.schedulers.faults import NODES, checked_name, node_directory, write_nodes
 from imagefactory.schedulers.htcondor.node.post import NodeFault, bad_machines
 from imagefactory.schedulers.pool import (
@@ -145,7 +145,7 @@ class SlurmNodeJob:
 
     @property
     def row(self) -> str:
-        return row_of(self.capability, self.part)
+        return capability_row(self.capability, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ def _array_request(
     )
 
 
-def throttled(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]:
+def with_job_shares(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]:
     """Return the batches, each with its share of the limit of running jobs. Pure.
 
     If there are more batches than that limit, some wait for others. Batches with free GPUs come first.

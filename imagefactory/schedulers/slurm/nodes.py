@@ -24,7 +24,7 @@ from typing import Annotated
 from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError, os_problem
 from imagefactory.fs import replace_text
 from imagefactory.gpu.knowledge.gpus import find_gpu
-from imagefactory.gpu.values import slice_of
+from imagefactory.gpu.values import mig_profile
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import MB
 from imagefactory.serialize import MaxRows, format_document, parse_document
@@ -184,7 +184,7 @@ def probe_all(
     return tuple(answer for answer in answers if isinstance(answer, ProbedGpu)), tuple(faults)
 
 
-def place_of(environ: Mapping[str, str]) -> Path:
+def probe_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the user's file of probes. Source: XDG Base Directory Specification."""
     own = environ.get("XDG_STATE_HOME", "")
     home = Path(own) if own.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
@@ -193,7 +193,7 @@ def place_of(environ: Mapping[str, str]) -> Path:
 
 def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
     """Return the GPUs of earlier probes. Raises UsageError for an invalid file."""
-    path = place_of(environ)
+    path = probe_file(environ)
     try:
         memory: GpuMemoryRange = parse_document(
             json.loads(path.read_bytes()), GpuMemoryRange, FORMAT, str(path)
@@ -214,7 +214,7 @@ def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
 def write_probed(environ: Mapping[str, str], answers: Sequence[ProbedGpu]) -> None:
     """Store probed GPUs. They replace those of the same node and type."""
     known = {(row.node, row.type): row for row in (*read_probed(environ), *answers)}
-    path = place_of(environ)
+    path = probe_file(environ)
     value = GpuMemoryRange(known=tuple(known[key] for key in sorted(known)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ def _gpus(node: str, fields: Mapping[str, str]) -> Iterator[PoolGpu]:
                 memory=0,
                 driver="",
                 cuda="",
-                mig=bool(slice_of(name)),
+                mig=bool(mig_profile(name)),
                 free=place >= used.get(gres["type"], 0),
                 host=_HOSTS.get(fields.get("Arch", ""), ""),
             )

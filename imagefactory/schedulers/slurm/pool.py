@@ -44,8 +44,8 @@ from imagefactory.schedulers.slurm.batch import (
     read_options,
     read_row,
     run_limit,
-    throttled,
     waiting,
+    with_job_shares,
     write_row,
     write_sweep_files,
 )
@@ -148,7 +148,7 @@ class SlurmPool(SlurmSweepFiles):
         faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))
         batches = batches_of(due, self.inventory(now), faults, jobs.patterns)
         lanes: dict[int, tuple[str, int]] = {}
-        for number, batch in enumerate(throttled(batches, jobs.at_once), next_number(folder)):
+        for number, batch in enumerate(with_job_shares(batches, jobs.at_once), next_number(folder)):
             before, seconds = lanes.get(batch.lane, ("", 0)) if batch.share else ("", 0)
             seconds += waiting(batch, jobs)
             try:

@@ -239,7 +239,7 @@ def classify(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, J
     again = last.again or (outcome in RETRIED_OUTCOMES and last.code is None)
     if again and task.alive is not False:
         why = f"no usable GPU on {last.machine}" if reason == HAS_RUN else reason
-        return None, f"to be tried again: {why}", ending
+        return None, f"to be retried: {why}", ending
     return outcome, reason, ending
 
 

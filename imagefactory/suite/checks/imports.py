@@ -224,7 +224,7 @@ def module_name(file: str) -> str:
 def check(context: Context) -> Finding:
     expected, locked = context.expected, context.expected.locked
     if expected.distribution not in locked:
-        raise CheckFailure(f"the lock holds no {expected.distribution}")
+        raise CheckFailure(f"the lock has no {expected.distribution}")
     answers = import_named(context)
     if faults := faults_of(answers):
         raise CheckFailure("; ".join(faults[:SHOWN]) + more(faults))
@@ -253,7 +253,7 @@ def check(context: Context) -> Finding:
         "named-modules": sum(answer.state == LOADS for answer in answers),
         "gpu-modules": sum(answer.state == NEEDS_GPU for answer in answers),
     }
-    details = [", ".join(loaded.values()), *([describe_named(answers)] if answers else [])]
+    details = [", ".join(loaded.values()), *([describe_named_packages(answers)] if answers else [])]
     return Finding("; ".join(details), numbers)
 
 
@@ -278,11 +278,11 @@ def find_modules(context: Context) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def describe_named(answers: Sequence[ImportResult]) -> str:
+def describe_named_packages(answers: Sequence[ImportResult]) -> str:
     """Return a line about the packages in the recipe, if none of their failures is a fault."""
     loaded = sum(answer.state == LOADS for answer in answers)
     parts = [f"{loaded} modules of {len({answer.package for answer in answers})} named packages load"]
-    for state, words in ((NEEDS_GPU, NEEDS_GPU), (FAILS, "does not load, beside the main module")):
+    for state, words in ((NEEDS_GPU, NEEDS_GPU), (FAILS, "does not load, but the main module does")):
         lines = [f"{answer.module} ({answer.detail})" for answer in answers if answer.state == state]
         parts += [f"{words}: {shorten(lines)}"] if lines else []
     return "; ".join(parts)

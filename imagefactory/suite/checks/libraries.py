@@ -169,7 +169,7 @@ def scan_libraries(root: str, machine: str) -> Scan:
                 continue  # a dangling link, so nothing loads it
             try:
                 library = elf.read_dynamic(path)
-            except (elf.NotReadable, OSError, ValueError) as error:
+            except (elf.CorruptElfError, OSError, ValueError) as error:
                 scan.faults.append(f"{os.path.relpath(path, root)} cannot be read: {error}")
                 continue
             if library is None or library.machine != elf.MACHINES[machine]:

@@ -26,7 +26,7 @@ SHOWN = 8
 
 
 @dataclass
-class Tally:
+class RecordComparison:
     """The records compared with the disk. `overwritten` counts paths that another wheel has overwritten."""
 
     files: int = 0
@@ -54,7 +54,7 @@ def check(context: Context) -> Finding:
         faults.append(f"the image runs Python {python}, the lock is for {expected.python}")
     if not expected.locked:
         faults.append("the lock names no package")
-    tally = Tally(faults=faults)
+    tally = RecordComparison(faults=faults)
     read_paths(context.prefix, records, tally)
     claims: dict[str, list[Claim]] = {}
     for name in sorted(os.listdir(context.site)):
@@ -62,7 +62,7 @@ def check(context: Context) -> Finding:
             read_record(context.site, name, claims, tally)
     compare_claims(claims, tally)
     # A conda package may put a file anywhere in the environment.
-    strays = find_strays(context.prefix if expected.conda else context.site, tally.known)
+    strays = find_unrecorded_files(context.prefix if expected.conda else context.site, tally.known)
     scripted = conda.scripted(records)
     if strays and not scripted:
         tally.faults.append(f"files that belong to no package: {shorten(strays)}")
@@ -98,7 +98,7 @@ def find_packages(site: str, owned: Collection[str] = ()) -> tuple[dict[str, str
             continue
         name = distribution.metadata["Name"]
         if not name:
-            faults.append(f"no name in {getattr(distribution, '_path', 'a dist-info folder')}")
+            faults.append(f"no name in {getattr(distribution, '_path', 'a dist-info directory')}")
             continue
         key = re.sub(r"[-_.]+", "-", name).lower()
         if key in installed:
@@ -127,7 +127,7 @@ def find_owned(records: Iterable[conda.Record], site: str) -> set[str]:
     return {name for name in names if name.endswith((".dist-info", ".egg-info"))}
 
 
-def read_paths(prefix: str, records: Iterable[conda.Record], tally: Tally) -> None:
+def read_paths(prefix: str, records: Iterable[conda.Record], tally: RecordComparison) -> None:
     """Compare the records of conda with the disk. If several packages have a path, one of them must match."""
     claims: dict[str, list[tuple[conda.Record, dict[str, Any]]]] = {}
     for record in records:
@@ -148,7 +148,7 @@ def read_paths(prefix: str, records: Iterable[conda.Record], tally: Tally) -> No
             tally.size += os.stat(path).st_size
 
 
-def path_fault(path: str, row: Mapping[str, Any], tally: Tally) -> str:
+def path_fault(path: str, row: Mapping[str, Any], tally: RecordComparison) -> str:
     """Return the fault of a path, as words that follow its name; empty if there is none."""
     if row.get("path_type") == "softlink":
         return "" if os.path.lexists(path) else "is missing"
@@ -175,7 +175,7 @@ Claim = tuple[str, str, str, str]
 """A row of a RECORD: its dist-info, the path as written, the digest and the size."""
 
 
-def read_record(site: str, info: str, claims: dict[str, list[Claim]], tally: Tally) -> None:
+def read_record(site: str, info: str, claims: dict[str, list[Claim]], tally: RecordComparison) -> None:
     """Add the rows of `info`/RECORD to `claims`, by the path on disk."""
     record = os.path.join(site, info, "RECORD")
     try:
@@ -191,7 +191,7 @@ def read_record(site: str, info: str, claims: dict[str, list[Claim]], tally: Tal
         claims.setdefault(path, []).append((info, name, digest, size))
 
 
-def compare_claims(claims: Mapping[str, list[Claim]], tally: Tally) -> None:
+def compare_claims(claims: Mapping[str, list[Claim]], tally: RecordComparison) -> None:
     """Compare the files in RECORDs with the disk.
 
     If several wheels have a path, one of them must match: the last installed wheel overwrites the others.
@@ -214,7 +214,7 @@ def compare_claims(claims: Mapping[str, list[Claim]], tally: Tally) -> None:
             tally.overwritten += 1
 
 
-def claim_fault(path: str, length: int, claim: Claim, tally: Tally) -> str:
+def claim_fault(path: str, length: int, claim: Claim, tally: RecordComparison) -> str:
     """Return the fault of a file with `length` bytes, empty if there is none."""
     info, name, digest, size = claim
     if size and int(size) != length:
@@ -234,7 +234,7 @@ def is_byte_code(name: str) -> bool:
     return name.endswith(".pyc") and "__pycache__" in name.split("/")
 
 
-def find_strays(root: str, known: set[str]) -> list[str]:
+def find_unrecorded_files(root: str, known: set[str]) -> list[str]:
     """Return the files under `root` that no record lists, and links to directories. __pycache__ is skipped.
 
     Byte code elsewhere can be imported, so it counts like other files.

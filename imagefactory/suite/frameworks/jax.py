@@ -39,7 +39,7 @@ def cuda_version(context: Context) -> tuple[str, str]:
     locked = sorted(context.expected.locked.items())
     runtimes = [f"{package} {version}" for package, version in locked if RUNTIME.fullmatch(package)]
     if not runtimes:
-        raise CheckFailure(f"the lock holds no nvidia-cuda-runtime: {_hint(context)}")
+        raise CheckFailure(f"the lock has no nvidia-cuda-runtime: {_hint(context)}")
     wrong = [runtime for runtime in runtimes if runtime.split()[1].partition(".")[0] != str(number // 1000)]
     if wrong:
         raise CheckFailure(f"the {how} was made for CUDA {number // 1000}, locked is {', '.join(wrong)}")
@@ -57,7 +57,7 @@ def rocm_version(context: Context) -> tuple[str, str]:
     (module_name, name), *_ = plugins.items()
     number = re.search(r"rocm([0-9])([0-9]?)$", name)
     if number is None:
-        raise CheckFailure(f"the ROCm plugin {name} does not tell which ROCm it is for")
+        raise CheckFailure(f"the ROCm plugin {name} does not contain its ROCm version")
     load_all(module_name, name)
     return ".".join(filter(None, number.groups())), f"plugin {name}"
 

@@ -27,9 +27,7 @@ def cuda_version(context: Context) -> tuple[str, str]:
     provider has the major version, and the locked runtime with that major version has the rest.
     """
     if PROVIDER not in runtime.get_available_providers():
-        raise CheckFailure(
-            f"onnxruntime has no {PROVIDER}: install onnxruntime-gpu, without onnxruntime beside it"
-        )
+        raise CheckFailure(f"onnxruntime has no {PROVIDER}: install onnxruntime-gpu without onnxruntime")
     folder = os.path.join(os.path.dirname(runtime.__file__), "capi")
     library = os.path.join(folder, "libonnxruntime_providers_cuda.so")
     if not os.path.exists(library):
@@ -63,7 +61,7 @@ def load_needed(provider: elf.Dynamic) -> str:
     except OSError as error:
         if not hasattr(runtime, "preload_dlls"):
             raise CheckFailure(
-                f"the CUDA provider cannot load: {error}; lock the nvidia packages and name their folders "
+                f"the CUDA provider cannot load: {error}; lock the nvidia packages and put their directories "
                 "in LD_LIBRARY_PATH"
             ) from error
     runtime.preload_dlls()

@@ -84,7 +84,7 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
     no other check may load.
     """
     if not context.expected.locked.keys() & set(table.TRITON):
-        raise CheckFailure("the lock holds no triton, which torch.compile needs")
+        raise CheckFailure("the lock has no triton, which torch.compile needs")
     if not os.access(LDCONFIG, os.X_OK):
         raise CheckFailure(f"there is no {LDCONFIG}, by which triton finds the driver")
     patterns = ("backends/nvidia/bin/ptxas", "third_party/cuda/bin/ptxas")

@@ -10,7 +10,7 @@ from ..context import CheckFailure, Expected, Finding, expected_image, load_docu
 from . import table
 
 
-class Refusal(CheckFailure):
+class MeasuredFailure(CheckFailure):
     """A CheckFailure with `numbers` for its row and `facts` for the report."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Refusal(CheckFailure):
 
 
 @dataclass(frozen=True)
-class Discovery(Finding):
+class FindingWithFacts(Finding):
     """A Finding with `facts` for the report: `cuda` (`12.4`) and `device`, as in GpuContext."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)

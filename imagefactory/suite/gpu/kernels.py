@@ -121,7 +121,7 @@ def compare(result: bytes, expected: bytes) -> str:
     wrong = [at for at in range(0, len(whole), 4) if result[at : at + 4] != whole[at : at + 4]]
     inside = [at for at in wrong if at < len(expected)]
     if not inside:
-        return f"{len(wrong)} elements behind the end were written"
+        return f"{len(wrong)} elements after the end were written"
     at = inside[0]
     value, right = (array.array("f", data[at : at + 4])[0] for data in (result, expected))
     count = len(expected) // 4

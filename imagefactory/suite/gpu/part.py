@@ -116,7 +116,7 @@ def make_row(
     odd = sorted(key for key, value in values.items() if not abs(value) <= LARGEST_NUMBER)
     if odd and state == table.PASSED:
         state, outcome = table.FAILED, table.WRONG_NUMBERS
-        detail = f"{', '.join(odd)} is no number; {detail}"
+        detail = f"{', '.join(odd)} is not a number; {detail}"
     return {
         "name": name,
         "state": state,

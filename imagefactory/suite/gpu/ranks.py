@@ -21,7 +21,7 @@ from typing import Any
 
 from ..context import CheckFailure, write_json
 from .frameworks import nccl, results
-from .suite import LOOK_SECONDS, Ended, read_end, why_ended
+from .suite import LOOK_SECONDS, Ended, end_reason, read_end
 
 JOB = "job.json"
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verify.py")
@@ -59,7 +59,7 @@ def run_ranks(job: Mapping[str, Any], count: int) -> list[Answer]:
     else:
         code, seconds = processes[failed].returncode, time.monotonic() - began
         ended = Ended(128 - code if code < 0 else code, texts[failed], seconds, timed_out=False)
-        outcome, reason = why_ended(ended)
+        outcome, reason = end_reason(ended)
     raise CheckFailure(f"process {failed} of {count}: {reason}", outcome=outcome)
 
 

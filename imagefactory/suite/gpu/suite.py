@@ -29,7 +29,7 @@ LOG_BYTES = 64 * 1024
 LONGEST_WORDS = 600
 
 VISIBLE_DEVICES, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-REHEARSED = "a rehearsal on the CPU: the driver was not asked"
+REHEARSED = "a rehearsal on the CPU: the driver was not used"
 
 # The facts of T0 in the report.
 REPORTED = ("cuda", "device")
@@ -100,7 +100,7 @@ def main(expectations: str, report: str) -> int:
         names = table.PARTS[part]
         expected = request.expected
         excuses = {name: table.not_applicable(expected.framework, name, expected.locked) for name in names}
-        reason = why_blocked(part, request, rows)
+        reason = skip_reason(part, request, rows)
         if reason or all(excuses.values()):
             rows += [
                 make_row(name, table.NOT_APPLICABLE if excuse else table.NOT_RUN, excuse or reason)
@@ -128,7 +128,7 @@ def main(expectations: str, report: str) -> int:
     return 0 if all(row["state"] in (table.PASSED, table.NOT_APPLICABLE) for row in rows) else 1
 
 
-def why_blocked(part: str, request: SuiteRequest, rows: Sequence[Row]) -> str:
+def skip_reason(part: str, request: SuiteRequest, rows: Sequence[Row]) -> str:
     """Return why the part is not started, else "". `rows` are the results of the previous parts."""
     if request.rehearsal and part == "driver":
         return REHEARSED
@@ -228,7 +228,7 @@ def settle(names: Sequence[str], answer: Mapping[str, Any], ended: Ended) -> lis
     The check that ran when the process ended has failed.
     """
     finished = {row["name"]: row for row in answer["checks"]}
-    outcome, reason = why_ended(ended)
+    outcome, reason = end_reason(ended)
     rows: list[Row] = []
     culprit = ""
     for name in names:
@@ -250,17 +250,17 @@ def settle(names: Sequence[str], answer: Mapping[str, Any], ended: Ended) -> lis
     return rows
 
 
-def why_ended(ended: Ended) -> tuple[str, str]:
+def end_reason(ended: Ended) -> tuple[str, str]:
     """Return the outcome and the reason for a check in which the process ended."""
     if ended.timed_out:
         return table.TIMEOUT, f"stopped: its part had {ended.seconds:.0f} s"
     how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
-    words = last_words(ended.log)
+    words = last_log_line(ended.log)
     outcome = next((word for text, word in LAST_WORDS if text in ended.log), table.LOAD_FAILED)
     return outcome, f"the process ended by {how}" + (f": {words}" if words else " and said nothing")
 
 
-def last_words(log: str) -> str:
+def last_log_line(log: str) -> str:
     """Return the last line.
 
     After a crash, return the interpreter's line and the line before, often of a library.

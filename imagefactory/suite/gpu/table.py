@@ -102,17 +102,17 @@ ROCM_NOT_APPLICABLE = {
     "ptx-code": "AMD's GPUs have no PTX: code is for a processor or it is not",
     "collective": "the suite knows NCCL, and ROCm has RCCL",
     "library-versions": "cuDNN and NCCL are NVIDIA's",
-    "portability": "the suite knows ONNX Runtime's build for CUDA alone",
-    "profile": "what emulates a GPU knows NVIDIA's alone",
+    "portability": "the suite supports only ONNX Runtime for CUDA",
+    "profile": "the emulation supports only NVIDIA GPUs",
     **dict.fromkeys(PARTS["several"], "the suite knows NCCL, and ROCm has RCCL"),
 }
 
 # The only framework of the parts `profile` and `several`, and why they do not apply to the others.
-TORCH, NOT_SEVERAL = "torch", "on several GPUs the suite knows PyTorch alone"
+TORCH, NOT_SEVERAL = "torch", "on several GPUs the suite supports only PyTorch"
 NOT_PROFILED = "a GPU is profiled by PyTorch, for which it is emulated"
 
 # CuPy uses NCCL if it is locked. It has not used cuDNN since 14.
-NCCL, NO_NCCL = "nvidia-nccl", "the lock holds no NCCL (nvidia-nccl-cu12), which CuPy takes where it is there"
+NCCL, NO_NCCL = "nvidia-nccl", "the lock has no NCCL (nvidia-nccl-cu12), which CuPy uses if it is locked"
 
 
 def checks_of(level: str) -> tuple[str, ...]:

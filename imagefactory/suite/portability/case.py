@@ -64,11 +64,11 @@ def agree(who: str, device: str, outputs: list[Any] | None, expected: list[Any],
     error = off(outputs, expected)
     if not error <= tolerance:
         detail = f"{who} on the {device} is off by {error:.2g} (at most {tolerance:.0e})"
-        raise Differs(detail, error)
+        raise DiffersError(detail, error)
     return error
 
 
-class Differs(CheckFailure):
+class DiffersError(CheckFailure):
     """A result differs from the expected one by `error`."""
 
     def __init__(self, detail: str, error: float) -> None:

@@ -57,7 +57,7 @@ def _call_models(path: str, file: str) -> Any:
     sys.path.insert(0, os.path.dirname(path))
     spec = importlib.util.spec_from_file_location("models", path)
     if spec is None or spec.loader is None:
-        raise CheckFailure(f"{file} is no file of Python: call it models.py")
+        raise CheckFailure(f"{file} is not a Python file: rename it to models.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["models"] = module
     try:
@@ -92,7 +92,9 @@ def _case(row: object, where: str) -> Case:
         raise CheckFailure(f"{where} has no '{missing}'")
     name = row["name"]
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise CheckFailure(f"{where}: {name!r} is no name: write small letters, digits, dots and dashes")
+        raise CheckFailure(
+            f"{where}: {name!r} is not a valid name: use lowercase letters, digits, dots and dashes"
+        )
     where = f"{where} '{name}'"
     exporter, network = _exporter(row["model"], where), row["model"]
     if method := row.get("override", ""):
@@ -147,7 +149,7 @@ def _arrays(value: object, where: str, *, batched: bool) -> dict[str, Any]:
         )
     for name, array in value.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise CheckFailure(f"{where}: {name!r} is no name of an input")
+            raise CheckFailure(f"{where}: {name!r} is not the name of an input")
         if not isinstance(array, numpy.ndarray):
             raise CheckFailure(f"{where}: '{name}' is a {type(array).__name__}: write a NumPy array")
         if batched and not (array.ndim and 0 < len(array) <= LARGEST_BATCH):

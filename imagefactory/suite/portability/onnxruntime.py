@@ -68,7 +68,7 @@ def open_session(
     ]
     handle = onnxruntime.InferenceSession(path, options, providers=providers, enable_fallback=0)
     if handle.get_providers()[:1] != [provider]:
-        raise CheckFailure(f"asked ONNX Runtime for {provider}, got {', '.join(handle.get_providers())}")
+        raise CheckFailure(f"requested {provider} from ONNX Runtime, got {', '.join(handle.get_providers())}")
     binding = handle.io_binding()
     for name, array in inputs.items():
         value = onnxruntime.OrtValue.ortvalue_from_numpy(array, runtime.place, 0)

@@ -70,7 +70,7 @@ def not_portable(framework: str, packages: Mapping[str, str]) -> str:
         return f"the suite has models of its own for {' and '.join(MAKERS)}, not for {framework}"
     missing = [name for name in NEEDED if name not in packages]
     if missing:
-        return f"the lock holds no {' and no '.join(missing)}"
+        return f"the lock has no {' and no '.join(missing)}"
     version = packages["onnxruntime-gpu"]
     built = cuda_of_runtime(version)
     # PyPI's and conda's packages of CUDA's runtime, by major version.
@@ -82,7 +82,7 @@ def not_portable(framework: str, packages: Mapping[str, str]) -> str:
         }
     )
     if locked and built not in locked:
-        return f"onnxruntime-gpu {version} is built for CUDA {built}, the lock holds CUDA {', '.join(locked)}"
+        return f"onnxruntime-gpu {version} is built for CUDA {built}, the lock has CUDA {', '.join(locked)}"
     return ""
 
 

@@ -78,7 +78,7 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     except OSError:
         raise NoGpu("no GPU: the NVIDIA driver is not loaded (there is no /proc/driver/nvidia)") from None
     if not driver:
-        raise NoGpu(f"{UNUSABLE}/proc/driver/nvidia/version tells no version")
+        raise NoGpu(f"{UNUSABLE}/proc/driver/nvidia/version has no version")
     nodes = find_nodes(places)
     if not nodes:
         raise NoGpu("no GPU: there is no device /dev/nvidia0, /dev/nvidia1, ... of the driver")
@@ -86,7 +86,7 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     gpus, notes = ask_nvml(places.nvml, read_memory(places.proc))
     known = find_known(places)
     if not known:
-        raise NoGpu(f"{UNUSABLE}none below /proc/driver/nvidia/gpus tells its UUID")
+        raise NoGpu(f"{UNUSABLE}no file below /proc/driver/nvidia/gpus has a UUID")
     if notes["nvml-driver"] != driver:
         raise LostGpu(
             f"{UNUSABLE}the kernel module is {driver} and NVML of {notes['nvml-driver']}{_loaded()}"
@@ -219,7 +219,7 @@ def _describe(nvml: Any, device: ctypes.c_void_p, shared: int) -> dict[str, Any]
         raise _refusal(nvml, "nvmlDeviceGetMemoryInfo", code)
     size = shared if code else int(memory.total)  # GB10 and Jetson: the processor's memory is the GPU's
     if not size:
-        raise NoGpu(f"{UNUSABLE}neither NVML nor /proc/meminfo tells its memory")
+        raise NoGpu(f"{UNUSABLE}neither NVML nor /proc/meminfo reports its memory")
     _call(nvml, "nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
     uuid = _text(nvml, "nvmlDeviceGetUUID", device)
     if not UUID.fullmatch(uuid):

@@ -37,8 +37,8 @@ SEVERAL = "several"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DESCRIPTION = "Run the GPU suite of this kit inside its image, on a GPU of this machine."
 EPILOG = (
-    "Exit code 0: the suite ran and says that all holds; 9: it does not, or there is no such GPU; 2, 6, 8: "
-    "arguments or a kit that cannot be used, a tool that is missing, an image that cannot be had."
+    "Exit code 0: all checks passed; 9: a check failed, or there is no such GPU; 2, 6, 8: "
+    "invalid arguments or kit, a missing tool, an image that is not available."
 )
 
 
@@ -205,7 +205,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
     facts["runner"] = runner.name
     try:
         image = runner.fetch(job.image, work)
-        _lay_out(kit, work)
+        _prepare_directories(kit, work)
         facts["started"] = now()
         ended = runner.run(image, work, visible)
     finally:
@@ -224,7 +224,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
     return EXIT_CHECK if ended.returncode or ended.timed_out or data is None else 0
 
 
-def _lay_out(kit: Kit, work: Path) -> None:
+def _prepare_directories(kit: Kit, work: Path) -> None:
     """Copy suite and expectations, readable for every user, and create a writable report directory."""
     for name, _ in walk_tree(kit.folder / "suite", limits=SUITE_LIMITS):
         if name.endswith(".py"):

@@ -118,7 +118,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     return process.stdout
 
 
-def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def run_or_stop(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run a command that pulls an image. Raises Stop with its last line if it fails."""
     process = capture(argv, environ)
     if process.returncode:
@@ -271,7 +271,7 @@ def reference_of(kit: Kit, named: str) -> str:
     reference = named or kit.reference
     if not reference:
         raise Stop(
-            "the image of this kit lies in no registry: name it with --image (a loaded image for docker, a "
+            "the image of this kit is not in a registry: pass it with --image (a loaded image for docker, a "
             ".sif file for apptainer)",
             EXIT_USAGE,
         )
@@ -280,7 +280,7 @@ def reference_of(kit: Kit, named: str) -> str:
     return reference
 
 
-def insist_on_room(folder: Path, needed: float, setting: str) -> None:
+def check_free_space(folder: Path, needed: float, setting: str) -> None:
     """Raise Stop if the disk of `folder` has fewer than `needed` free bytes. `setting` is the hint."""
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -318,10 +318,10 @@ class Docker:
             reference = reference_of(self.kit, named)
             here = self._inspect(reference)
             if here is None:
-                self._insist_on_room()
+                self._check_disk()
                 say(f"pulling {reference}")
                 self.pulled = reference
-                must(["docker", "pull", "--quiet", reference], self.environ)
+                run_or_stop(["docker", "pull", "--quiet", reference], self.environ)
                 here = self._inspect(reference)
         if here is None or not same_image(self.kit, here):
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
@@ -348,13 +348,13 @@ class Docker:
             message = clean(process.stderr) or f"it ended with {process.returncode}"
             say(f"left: {self.pulled}: {message}")
 
-    def _insist_on_room(self) -> None:
+    def _check_disk(self) -> None:
         """Check the free disk space if the docker daemon is on this machine and reports its directory."""
         process = capture(["docker", "info", "--format", "{{.DockerRootDir}}"], self.environ)
         root = Path(process.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
         if process.returncode == 0 and here and root.is_dir():
-            insist_on_room(root, self.kit.size * UNPACKED, "move docker's data-root")
+            check_free_space(root, self.kit.size * UNPACKED, "move docker's data-root")
 
     def _inspect(self, image: str) -> Mapping[str, Any] | None:
         argv = ["docker", "image", "inspect", "--format", "{{json .}}", "--", image]
@@ -390,27 +390,29 @@ class Apptainer:
             return self._checked(Path(named).absolute())
         reference, path = reference_of(self.kit, named), work / "image.sif"
         plain = [*(["--no-https"] * self.kit.plain_http), *(["--disable-cache"] * (not self.keep))]
-        self._insist_on_room(work)
+        self._check_disk(work)
         say(f"pulling {reference}")
         if self.kit.sif:
-            must([self.program, "pull", *plain, str(path), f"oras://{reference}"], self.environ)
+            run_or_stop([self.program, "pull", *plain, str(path), f"oras://{reference}"], self.environ)
             return self._checked(path)
         # `pull` would compress with gzip, which takes many minutes for an image of some GB.
         fast = re.match(r"1\.[01]\b", self.version) is None
         how = ("build", "--mksquashfs-args", FAST) if fast else ("pull",)
-        must([self.program, *how, *plain, str(path), f"docker://{reference}"], self.environ)
+        run_or_stop([self.program, *how, *plain, str(path), f"docker://{reference}"], self.environ)
         return str(path)
 
     def clear(self) -> None:
         """Do nothing: the .sif is in the directory of the run, and `keep` applies to apptainer's cache."""
 
-    def _insist_on_room(self, work: Path) -> None:
+    def _check_disk(self, work: Path) -> None:
         """Check the free disk space for the .sif, and for the layers and their unpacked files."""
-        insist_on_room(work, self.kit.size * (1 if self.kit.sif else PACKED), "move the kit to another disk")
+        check_free_space(
+            work, self.kit.size * (1 if self.kit.sif else PACKED), "move the kit to another disk"
+        )
         if not self.kit.sif:
             folder = self.environ.get("APPTAINER_TMPDIR") or self.environ.get("TMPDIR") or "/tmp"  # noqa: S108
             if Path(folder).is_dir():
-                insist_on_room(
+                check_free_space(
                     Path(folder), self.kit.size * (1 + UNPACKED), "set APPTAINER_TMPDIR to another disk"
                 )
 

@@ -279,7 +279,7 @@ def test_evidence_that_is_not_whole_is_not_signed(factory: Project, target: Targ
     done = run(factory, bench=make_bench(evidence=MadeUp(replace(HOST, known=()))))
     assert done.report.outcome is Outcome.VERIFIED
     assert done.signed.signed is None
-    assert "which the driver itself does not tell" in done.signed.why
+    assert "which the driver does not list" in done.signed.why
 
 
 def test_the_answer_of_a_failed_run_is_signed_too(factory: Project, target: Target) -> None:

@@ -359,7 +359,7 @@ def test_an_image_in_no_registry_is_attached_to_in_the_store(
     docker(bench, {"report": suite_report(target=NAME)}, Id=site.image.config)
     answer(bench, "docker", {"docker image inspect .*-- gone": {"code": 1}})
     assert bench.run() == 2
-    assert "lies in no registry: name it with --image" in capsys.readouterr().err
+    assert "is not in a registry: pass it with --image" in capsys.readouterr().err
     assert bench.run("--image", "loaded:latest") == 0
     done = replace(site, bench=bench).collects(promote=True)
     assert done.attached == (str(site.factory.layout.path),)

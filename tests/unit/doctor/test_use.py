@@ -67,7 +67,7 @@ def test_all_is_well() -> None:
         ({"keys": ()}, "trust", Health.MISSING, "imagefactory site join ADDRESS|FILE"),
         ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory site join "
         "again"),
-        ({"keys": (replace(KEY, until=NOW),)}, "key lab", Health.WARNING, "join anew"),
+        ({"keys": (replace(KEY, until=NOW),)}, "key lab", Health.WARNING, "join the center again"),
         ({"keys": (replace(KEY, since=NOW + DAY),)}, "key lab", Health.WARNING, ""),
         ({"site_origin": "default"}, "site", Health.WARNING, "site = "),
         ({"pool": None}, "pool", Health.WARNING, "access point"),

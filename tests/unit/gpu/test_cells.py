@@ -110,7 +110,7 @@ def test_what_pages_list_is_of_builds_for_amd64() -> None:
 def test_a_prediction_says_which_processor_must_stand_beside_the_gpu() -> None:
     found = predict(ScanResult(source="x", libraries=()), Capability(9, 0), "")
     assert predict_other_processor(found, "amd64", "") is found
-    assert predict_other_processor(found, "arm64", "").reason == f"{found.reason}, beside an arm64 processor"
+    assert predict_other_processor(found, "arm64", "").reason == f"{found.reason}, next to an arm64 processor"
     assert predict_other_processor(found, "arm64", "arm64") is found
     assert predict_other_processor(found, "amd64", "arm64").answer is Compatibility.NO
 

@@ -133,50 +133,49 @@ def test_cuda_by_file_names() -> None:
         (
             ["torch==2.9.1+cpu"],
             ["torch.cuda=", "torch.version=2.9.1+cpu"],
-            'torch 2.9.1+cpu has no code for GPUs and computes on the CPU alone: install "torch==2.9.1" '
+            'torch 2.9.1+cpu has no code for GPUs and computes only on the CPU: install "torch==2.9.1" '
             "(CUDA 12.8) instead",
         ),
         (
             ["tensorflow-cpu==2.18.1"],
             ["tensorflow.is_cuda_build=False"],
-            "tensorflow-cpu 2.18.1 has no code for GPUs and computes on the CPU alone: install "
+            "tensorflow-cpu 2.18.1 has no code for GPUs and computes only on the CPU: install "
             '"tensorflow[and-cuda]==2.18.1" (CUDA 12.5) instead',
         ),
         (
             ["jax==0.10.2", "jaxlib==0.10.2"],
             [],
-            "jax 0.10.2 is here without a CUDA plugin and computes on the CPU alone: install "
+            "jax 0.10.2 is here without a CUDA plugin and computes only on the CPU: install "
             '"jax[cuda12]==0.10.2" (CUDA 12) or "jax[cuda13]==0.10.2" (CUDA 13) instead',
         ),
         (
             ["onnxruntime==1.23.2"],
             ["onnxruntime.package_name=onnxruntime"],
-            "onnxruntime 1.23.2 has no code for GPUs and computes on the CPU alone: install "
+            "onnxruntime 1.23.2 has no code for GPUs and computes only on the CPU: install "
             '"onnxruntime-gpu[cuda]==1.23.2" (CUDA 12) instead',
         ),
         (
             ["pytorch==2.10.0=cpu_mkl_py312hf462abe_109"],
             [],
-            "pytorch 2.10.0 (build cpu_mkl_py312hf462abe_109) has no code for GPUs and computes on the CPU "
-            'alone: install "pytorch 2.10.0 *cuda*" instead',
+            "pytorch 2.10.0 (build cpu_mkl_py312hf462abe_109) has no code for GPUs and computes only "
+            'on the CPU: install "pytorch 2.10.0 *cuda*" instead',
         ),
         (
             ["jax==0.7.2=pyhd8ed1ab_0", "jaxlib==0.7.2=cpu_py312h1d65785_0"],
             [],
-            "jaxlib 0.7.2 (build cpu_py312h1d65785_0) has no code for GPUs and computes on the CPU alone: "
+            "jaxlib 0.7.2 (build cpu_py312h1d65785_0) has no code for GPUs and computes only on the CPU: "
             'install "jaxlib 0.7.2 *cuda*" instead',
         ),
         (
             ["torch==2.3.1"],  # what a broken install or a slimmed image left
             ["torch.cuda=12.1"],
-            "torch 2.3.1 was built for CUDA 12.1, but its libraries with code for GPUs are not here: "
-            "install it anew",
+            "torch 2.3.1 was built for CUDA 12.1, but its libraries with code for GPUs are missing: "
+            "install it again",
         ),
         (
             ["torch==99.0+cpu"],  # no table knows it
             [],
-            "torch 99.0+cpu has no code for GPUs and computes on the CPU alone: "
-            'install "torch==99.0" instead',
+            'torch 99.0+cpu has no code for GPUs and computes only on the CPU: install "torch==99.0" instead',
         ),
     ],
 )

@@ -14,7 +14,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge import data_sheets, find_data_sheet, find_gpu
-from imagefactory.gpu.values import slice_of
+from imagefactory.gpu.values import mig_profile
 from tests.made.errors import fails
 
 
@@ -108,7 +108,7 @@ PRO = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     ],
 )
 def test_slices_and_shared_gpus_are_known_by_their_gpu(name: str, gpu: str, part: str) -> None:
-    assert (knowledge.find_gpu(name).name, slice_of(name)) == (gpu, part)
+    assert (knowledge.find_gpu(name).name, mig_profile(name)) == (gpu, part)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from imagefactory.gpu.amd import (
     amd_capabilities,
-    amd_reach,
     amd_runs,
     amd_targets,
+    count_amd_modules,
     lacks_runtime,
     predict_amd,
 )
@@ -212,7 +212,7 @@ def test_code_that_no_scan_can_read_is_said() -> None:
     found = predict(contents(one, packages=["torch==2.9.1"]), Capability(9, 0))
     assert (
         found.reason
-        == "libtorch_cuda.so holds no code that a scan can read: 5 of kind 128, the first at 0x10"
+        == "libtorch_cuda.so contains no code that a scan can read: 5 of kind 128, the first at 0x10"
     )
 
 
@@ -551,7 +551,7 @@ def test_a_library_for_older_drivers_leaves_it_open_whether_they_do() -> None:
     assert "libcuda.so 550.54.14 is here" in predict(place, parse_capability("9.0")).driver_reason
     old = predict(place, parse_capability("9.0"), "535.54.03")
     assert old.answer is Compatibility.UNKNOWN
-    assert "which data-center GPUs alone take" in old.reason
+    assert "works only on data-center GPUs" in old.reason
     assert predict(place, parse_capability("9.0"), "550").answer is Compatibility.PTX
     assert predict(place, parse_capability("9.0"), "470").answer is Compatibility.NO  # it knows no such GPU
     too_old = replace(place, toolkit=("libcuda.so.530.30.02",))
@@ -678,7 +678,7 @@ def test_without_a_framework_every_library_counts() -> None:
     assert ask(contents(one, library("libcublas.so.12", "1 sm_80")), "7.0").answer is Compatibility.YES
     assert ask(contents(library("libcublas.so.12", "1 sm_70 sm_80")), "7.0").answer is Compatibility.YES
     assert ask(contents(library("a.so", "5 lto_80")), "8.0").reason == (
-        "a.so holds LTO-IR alone, which only a linker can use"
+        "a.so contains only LTO-IR, which only a linker can use"
     )
 
 
@@ -741,7 +741,7 @@ def test_amd(code: str, target: str, expected: bool) -> None:
 
 def test_amd_modules_are_counted() -> None:
     one = library("a.so", "3 gfx90a gfx942", "2 gfx1100", "7 sm_80")
-    assert amd_reach(one, "gfx942") == (3, 5)
+    assert count_amd_modules(one, "gfx942") == (3, 5)
 
 
 def test_nothing_runs_where_what_must_load_has_no_code() -> None:

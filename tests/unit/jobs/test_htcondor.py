@@ -268,7 +268,7 @@ def test_a_last_node_gets_the_folders_of_all_runs_and_no_gpu() -> None:
     assert values["request_memory"] == "1GB"
     assert values.keys().isdisjoint(("arguments", "initialdir", "transfer_output_files", "request_gpus"))
     assert "It asks for no GPU." in text
-    assert "for CPUs alone" not in text
+    assert "only for CPUs" not in text
 
 
 def test_a_checkpoint_gets_the_gpus_that_may_evict_the_job() -> None:

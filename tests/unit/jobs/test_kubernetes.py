@@ -220,7 +220,7 @@ def test_on_amd_a_processor_that_is_not_proven_stops_the_job(tmp_path: Path, ver
     assert "nvidia" not in text
     ended, output = run_carried(tmp_path, text, sys=str(tmp_path / "kfd"))
     assert ended == code, output
-    assert ("the image is proven on gfx90a" in output) == (code == 9)
+    assert ("the image is verified on gfx90a" in output) == (code == 9)
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from imagefactory.jobs.offer import (
     ImageEvidence,
     ResourceRequest,
     all_capabilities,
-    by_class,
     choose_form,
+    classifier_for,
     cuda_of_driver,
     expected_grounds,
-    find_places,
-    format_places,
+    find_available_gpus,
+    format_available,
     forms_of,
     index_machines,
     verified_evidence,
@@ -311,9 +311,9 @@ def inventory(*machines: PoolMachine, taken: datetime = NOW) -> Inventory:
 
 def reach(*machines: PoolMachine, now: datetime = NOW, taken: datetime = NOW, **request: Any) -> str:
     there = inventory(*machines, taken=taken)
-    classify = by_class([gpu_class("8.0"), gpu_class("9.0", "12.8")])
-    places = find_places(classify, ResourceRequest(**request), index_machines(there))
-    return format_places(places, there, now)
+    classify = classifier_for([gpu_class("8.0"), gpu_class("9.0", "12.8")])
+    places = find_available_gpus(classify, ResourceRequest(**request), index_machines(there))
+    return format_available(places, there, now)
 
 
 def test_how_many_and_how_many_are_free() -> None:
@@ -393,6 +393,6 @@ def test_it_is_what_the_check_of_the_written_file_finds(
     image = read_image(jobs)
     assert image is not None
     checked = find_reach(read_request(jobs, (image.needs,)), there)
-    places = find_places(by_class(classes), resource_request(job), index_machines(there))
+    places = find_available_gpus(classifier_for(classes), resource_request(job), index_machines(there))
     assert [place.gpu for place in places] == [place.gpu for place in checked.reached]
     assert not any(place.unsure for place in places)

@@ -169,9 +169,9 @@ def test_each_run_of_a_sweep_has_its_values_and_its_folder(tmp_path: Path) -> No
     [
         ("8.0", "12.4", 0, ""),
         ("8.0", "13.0", 0, ""),
-        ("9.0", "12.4", 9, "this GPU has compute capability 9.0; the image is proven on 8.0"),
-        ("8.0", "12.2", 9, "this driver takes CUDA 12.2; it must take 12.4"),
-        ("8.0", "", 9, "this driver takes CUDA of no version; it must take 12.4"),
+        ("9.0", "12.4", 9, "this GPU has compute capability 9.0, but the image is verified on 8.0"),
+        ("8.0", "12.2", 9, "this driver supports CUDA 12.2, but the image requires 12.4"),
+        ("8.0", "", 9, "this driver supports CUDA (unknown), but the image requires 12.4"),
     ],
 )
 def test_a_gpu_that_is_not_proven_stops_the_job(

@@ -123,7 +123,7 @@ def comment(*capabilities: str, **changes: Any) -> str:
 def test_a_prediction_has_a_warning() -> None:
     assert "WARNING" not in comment()
     text = comment(classes=(gpu_class("8.0"), gpu_class("8.6", "12.1", basis=ClaimBasis.PREDICTED)))
-    assert "# WARNING: no verdict says that it runs on 8.6; its code alone predicts so." in text
+    assert "# WARNING: no verdict says that it runs on 8.6; only its code predicts it." in text
     assert "# this very image passed the suite:" not in text
     assert "#   8.6, drivers that take CUDA 12.1 or newer: predicted," in text
     assert "# WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks." in comment(mig=True)

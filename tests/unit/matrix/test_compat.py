@@ -50,11 +50,11 @@ from imagefactory.scan.layers import LayerScan, format_scan
 from imagefactory.views.compat import (
     LEGEND,
     LETTERS,
+    cell_code,
     format_covers,
     format_differences,
     format_gpu,
     format_rows,
-    letters,
 )
 from imagefactory.views.text import Footnotes
 from tests.made.command import Call
@@ -279,7 +279,7 @@ def test_what_is_slow_serves() -> None:
     old = candidate("old", "2.3", "sm_80")
     assert cover("pytorch", [old, slow], [gpu("8.0")]).images[0].candidate.name == "slow"
     table = rows([slow], [gpu("8.0")])
-    assert letters(table[0].cells[0]) == "Yp!"
+    assert cell_code(table[0].cells[0]) == "Yp!"
     assert "yes !1" in format_gpu(gpu("8.0"), table)
     assert "conv3d in bfloat16 goes around cuDNN 9.10.2.21" in format_gpu(gpu("8.0"), table)
 
@@ -287,7 +287,7 @@ def test_what_is_slow_serves() -> None:
 def test_a_fault_of_what_does_not_run_is_not_told() -> None:
     (row,) = rows([faulty("one", "2.9.1", "sm_80", packages=(("nvidia-cudnn-cu12", "9.20"),))], [gpu("7.0")])
     assert row.cells[0].warnings
-    assert letters(row.cells[0]) == "-p"
+    assert cell_code(row.cells[0]) == "-p"
     assert "Warnings" not in format_gpu(gpu("7.0"), [row])
 
 
@@ -378,7 +378,7 @@ def test_a_table_of_one_gpu() -> None:
 def test_a_table_of_versions() -> None:
     gpus = [gpu("7.0"), gpu("8.0"), gpu("10.0")]
     table = rows([candidate("one", "2.3", "sm_80", "compute_80/8.1")], gpus)
-    assert [letters(cell) for cell in table[0].cells] == ["-p", "Yp", "Pp"]
+    assert [cell_code(cell) for cell in table[0].cells] == ["-p", "Yp", "Pp"]
     text = format_rows(table, [one.capability for one in gpus])
     assert "one     torch 2.3  12.1  -p   Yp   Pp" in text
     assert all(line in text for line in LEGEND)

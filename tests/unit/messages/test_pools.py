@@ -32,7 +32,7 @@ GENERIC = find_site("generic")
         (
             lambda: choose_form(forms_of(offer(reference=""), ""), GENERIC, None),
             "the image is not in a registry or file, so jobs cannot fetch it",
-            "ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
+            "run imagefactory push, or imagefactory push --format sif, in its project",
         ),
         (
             lambda: job_spec(kind=ImageKind.DOCKER, disk=GB),
@@ -47,7 +47,7 @@ GENERIC = find_site("generic")
         (
             lambda: find_site("ospool").lines(timedelta(hours=21)),
             "the OSPool does not run jobs longer than 20 hours",
-            "write checkpoints and split the job into shorter ones, or ask the site",
+            "write checkpoints and split the job into shorter ones",
         ),
         (
             lambda: find_site("nowhere"),

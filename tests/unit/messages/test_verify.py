@@ -126,7 +126,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "catalog-rejected": (
         expired_catalog,
         f"the catalog is rejected: expired, it was valid until {make_catalog().expires:%Y-%m-%dT%H:%M:%SZ}",
-        "ask the maintainers of the project for a new one (they run imagefactory site publish)",
+        "get a new one from the maintainers of the project (they run imagefactory site publish)",
     ),
     "no-catalog-set": (
         lambda _: catalog_repository(""),

@@ -20,7 +20,7 @@ from imagefactory.oci.manifests import OciLayer, digest_of
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import QuietProgress
 from imagefactory.runtime.sandbox.keeper import make_scratch
-from imagefactory.trees import alone_in, remove_tree
+from imagefactory.trees import directory_lock, remove_tree
 from tests.made.command import Call
 from tests.made.errors import fails
 from tests.made.filled_store import covered, fill
@@ -245,7 +245,7 @@ def test_a_sandbox_that_begins_is_waited_for(crowded: Layout) -> None:
     scratch = crowded.path / "run"
     scratch.mkdir()
     with ThreadPoolExecutor() as pool:
-        with alone_in(scratch):
+        with directory_lock(scratch):
             (scratch / "new").mkdir()
             collecting = pool.submit(collect, crowded, QuietProgress())
             waiting = f":{scratch.stat().st_ino} "

@@ -328,7 +328,7 @@ PROJECTS = (
         shape="bounds on Python that no terminal should see, written without a file at hand",
         file="pyproject.toml",
         text='[project]\nrequires-python = ">=3.11\\u001b[2J"\ndependencies = ["torch==2.5.1"]\n',
-        said=("pyproject.toml:1:1: '>=3.11\\x1b[2J' is no Python that can be read", 'python: "3.11"'),
+        said=("pyproject.toml:1:1: '>=3.11\\x1b[2J' is not a valid Python version", 'python: "3.11"'),
         unsaid=("\x1b",),
     ),
     Case(
@@ -523,7 +523,7 @@ CONTAINERS = (
         shape="an image whose tag names a month: the person says the rest",
         file="Dockerfile",
         text="FROM nvcr.io/nvidia/pytorch:24.05-py3\nRUN pip install einops\n",
-        said=("it holds NVIDIA's own build of the framework", "does not set the version"),
+        said=("it contains NVIDIA's build of the framework", "does not set the version"),
         code=2,
     ),
     Case(

@@ -19,7 +19,7 @@ from imagefactory.schedulers.cells import (
     check_allowed,
     choose_tuple,
     driver_of,
-    leave_out_bad,
+    exclude_bad_machines,
     parse_tuple,
     plan_sweep,
     within_budget,
@@ -77,7 +77,7 @@ def test_an_image_for_amd_is_left_out_of_a_sweep() -> None:
     )
     (left_out,) = plan(STAGE, amd).left_out
     assert (left_out.target, left_out.rule) == ("jax-0.10.2-rocm7", "no-gpu")
-    assert "no pool says which processor they are" in left_out.reason
+    assert "pools do not report their processor" in left_out.reason
 
 
 # --- what is queued --------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_gpus_beside_another_processor_are_no_place_for_an_image() -> None:
     grace = pool_gpu("9.0", name="NVIDIA GH200 480GB", host="arm64")
     made = plan(gpus=inventory(grace), answer=answer_cell)
     assert (queued(made), left(made)[0]) == ([], ("9.0", "architecture"))
-    assert "built for amd64, and the processor beside that GPU is arm64" in made.left_out[0].reason
+    assert "built for amd64, but the processor next to that GPU is arm64" in made.left_out[0].reason
     both = plan(gpus=inventory(grace, pool_gpu("9.0", host="amd64")), answer=answer_cell)
     assert [cell.gpus for cell in both.cells] == [1]
 
@@ -211,7 +211,7 @@ def test_bad_machines_do_not_come_first_and_the_next_driver_does() -> None:
 
     def first(made: SweepPlan, *bad: int) -> list[tuple[str, bool, int]]:
         names = {"8.0": {f"gpu{number}.pool.test" for number in bad}}
-        found = leave_out_bad(made, gpus, names)
+        found = exclude_bad_machines(made, gpus, names)
         rules = [one.rule for one in found.left_out if one.capability == "8.0"]
         assert rules == ([] if found.cells else ["bad-machine"])
         return [(cell.first, cell.only, cell.gpus) for cell in found.cells]

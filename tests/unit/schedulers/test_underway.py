@@ -46,7 +46,7 @@ from imagefactory.schedulers.sweep_file import (
     read_sweep,
     write_sweep_file,
 )
-from imagefactory.schedulers.underway import NodeProgress, RunningSweep, leave_out_underway, state_of
+from imagefactory.schedulers.underway import NodeProgress, RunningSweep, skip_underway, state_of
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.claims import TARGET
 from tests.made.command import run
@@ -99,7 +99,7 @@ def queued(made: SweepPlan) -> list[str]:
 
 
 def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
-    made = leave_out_underway(plan(), [seen(cells={EIGHT: NodeProgress.OPEN})], NOBODY)
+    made = skip_underway(plan(), [seen(cells={EIGHT: NodeProgress.OPEN})], NOBODY)
     assert queued(made) == ["7.0"]
     assert made.left_out == (
         SkippedCell(
@@ -116,7 +116,7 @@ def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
 def test_machines_with_an_older_driver_that_take_no_job_are_not_asked_each_night() -> None:
     cells = [replace(cell, only=str(cell.capability) == "8.0") for cell in plan().cells]
     unmatched = [seen(driven=False, cells={SEVEN: NodeProgress.UNMATCHED, EIGHT: NodeProgress.UNMATCHED})]
-    made = leave_out_underway(SweepPlan(cells=tuple(cells), left_out=()), unmatched, NOBODY)
+    made = skip_underway(SweepPlan(cells=tuple(cells), left_out=()), unmatched, NOBODY)
     assert (queued(made), made.notes) == (["7.0"], ())
     assert [(one.capability, one.rule) for one in made.left_out] == [("8.0", "verified")]
 
@@ -126,7 +126,7 @@ def test_machines_with_an_older_driver_that_take_no_job_are_not_asked_each_night
 def test_a_result_that_came_back_holds_whoever_drives_its_sweep(
     state: NodeProgress, driven: bool | None
 ) -> None:
-    made = leave_out_underway(plan(), [seen(driven=driven, cells={EIGHT: state})], NOBODY)
+    made = skip_underway(plan(), [seen(driven=driven, cells={EIGHT: state})], NOBODY)
     assert (queued(made), made.notes) == (["7.0"], ())
     (left,) = made.left_out
     assert left.rule == "uncollected"
@@ -138,14 +138,14 @@ def test_a_result_that_came_back_holds_whoever_drives_its_sweep(
 
 def test_each_rule_can_be_allowed() -> None:
     both = [seen(cells={SEVEN: NodeProgress.ENDED, EIGHT: NodeProgress.OPEN})]
-    assert queued(leave_out_underway(plan(), both, check_allowed(["queued"]))) == ["8.0"]
-    assert queued(leave_out_underway(plan(), both, check_allowed(["uncollected"]))) == ["7.0"]
-    made = leave_out_underway(plan(), both, check_allowed(["queued", "uncollected"]))
+    assert queued(skip_underway(plan(), both, check_allowed(["queued"]))) == ["8.0"]
+    assert queued(skip_underway(plan(), both, check_allowed(["uncollected"]))) == ["7.0"]
+    made = skip_underway(plan(), both, check_allowed(["queued", "uncollected"]))
     assert (queued(made), made.left_out, made.notes) == (["7.0", "8.0"], (), ())
 
 
 def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
-    made = leave_out_underway(plan(), [seen(driven=False, cells={EIGHT: NodeProgress.OPEN})], NOBODY)
+    made = skip_underway(plan(), [seen(driven=False, cells={EIGHT: NodeProgress.OPEN})], NOBODY)
     assert queued(made) == ["7.0", "8.0"]
     (note,) = made.notes
     assert note.startswith("1 of these cells is queued again: sweep 20261122-120000-aaaa stopped")
@@ -156,12 +156,12 @@ def test_what_nobody_knows_is_queued_and_said() -> None:
     doubt = seen(
         driven=None, why="condor_q failed", cells={SEVEN: NodeProgress.OPEN, EIGHT: NodeProgress.OPEN}
     )
-    made = leave_out_underway(plan(), [doubt], NOBODY)
+    made = skip_underway(plan(), [doubt], NOBODY)
     assert queued(made) == ["7.0", "8.0"]
     assert made.notes == (
         "2 of these cells are queued, although sweep 20261122-120000-aaaa may have the same: condor_q failed",
     )
-    assert leave_out_underway(plan(), [doubt], frozenset({"queued"})).notes == ()
+    assert skip_underway(plan(), [doubt], frozenset({"queued"})).notes == ()
 
 
 def test_of_several_sweeps_the_newest_that_is_certain_tells() -> None:
@@ -170,12 +170,12 @@ def test_of_several_sweeps_the_newest_that_is_certain_tells() -> None:
     stopped = seen(driven=False, cells={SEVEN: NodeProgress.OPEN, EIGHT: NodeProgress.OPEN})
     before = seen("20261119-120000-aaaa", made=NOON - timedelta(days=3), driven=False,
                   cells={SEVEN: NodeProgress.OPEN})  # fmt: skip
-    made = leave_out_underway(plan(), [old, stopped, before, middle], NOBODY)
+    made = skip_underway(plan(), [old, stopped, before, middle], NOBODY)
     assert [one.reason.partition(",")[0] for one in made.left_out] == ["ended in sweep 20261121-120000-aaaa"]
     assert [note.partition(" stopped")[0] for note in made.notes] == [
         "1 of these cells is queued again: sweep 20261122-120000-aaaa"
     ]
-    allowed = leave_out_underway(plan(), [old, stopped, middle], frozenset({"uncollected"}))
+    allowed = skip_underway(plan(), [old, stopped, middle], frozenset({"uncollected"}))
     assert [one.rule for one in allowed.left_out] == ["queued"]
 
 

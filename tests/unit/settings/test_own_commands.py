@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.schedulers.htcondor.dag import format_common, site_lines
-from imagefactory.schedulers.sites import check_needs, find_site, own_of
+from imagefactory.schedulers.sites import check_needs, find_site, job_additions
 from imagefactory.schedulers.slurm.batch import JobArray, format_batch, jobs_of
 from imagefactory.settings.load import Settings, load_settings
 from imagefactory.settings.own_commands import (
@@ -40,7 +40,7 @@ def settings(tmp_path: Path, **variables: str) -> Settings:
 
 
 def test_a_sweep_gets_the_sites_lines_and_the_settings_own(tmp_path: Path) -> None:
-    own = own_of("htcondor", settings(tmp_path, SUBMIT_COMMANDS=COMMANDS))
+    own = job_additions("htcondor", settings(tmp_path, SUBMIT_COMMANDS=COMMANDS))
     made = replace(dag(node()), site="chtc", own=own)
     lines = format_common(made.limits, site_lines(made, tmp_path)).splitlines()
     assert {"accounting_group = igwn.dev.o4", "nice_user = true", "+WantGPULab = false"} <= set(lines)
@@ -91,7 +91,7 @@ def test_limits_are_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_a_submit_file_gets_them_too(tmp_path: Path) -> None:
-    own = own_of("htcondor", settings(tmp_path, SUBMIT_COMMANDS=COMMANDS))
+    own = job_additions("htcondor", settings(tmp_path, SUBMIT_COMMANDS=COMMANDS))
     site = replace(find_site("igwn"), own=own)
     for gpus in (True, False):
         assert "accounting_group = igwn.dev.o4" in site.lines(None, gpus=gpus)
@@ -109,7 +109,7 @@ def test_a_site_that_refuses_jobs_without_a_command_is_said_before_anything_is_m
 
 
 def test_an_array_gets_the_options_of_sbatch_and_is_as_long_as_they_say(tmp_path: Path) -> None:
-    own = own_of("slurm", settings(tmp_path, SBATCH_OPTIONS=OPTIONS))
+    own = job_additions("slurm", settings(tmp_path, SBATCH_OPTIONS=OPTIONS))
     assert own == ("--account=gpu-tests", "--partition=gpu", "--qos=low", "--time=2:00:00")
     jobs = jobs_of(replace(sweep(sweep_node()), own=own))
     assert jobs.jobs[0].seconds == 7200

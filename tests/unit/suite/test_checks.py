@@ -305,7 +305,7 @@ def test_a_framework_whose_rocm_nobody_knows_fails(tmp_path: Path) -> None:
         (("xla_rocm7",), ""),
         ((), "rocm7-local"),
         (("xla_rocm7", "xla_rocm60"), "xla_rocm60, xla_rocm7"),
-        (("xla_rocm",), "does not tell which ROCm"),
+        (("xla_rocm",), "does not contain its ROCm version"),
     ],
 )
 def test_the_rocm_of_jax_is_its_plugins(

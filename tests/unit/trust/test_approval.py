@@ -16,7 +16,7 @@ from imagefactory.trust.approval import (
     LIFE,
     ApprovalSubject,
     format_approval,
-    others,
+    other_trusted_keys,
     parse_approval,
     sign_approval,
     verify_approvals,
@@ -107,7 +107,7 @@ def test_of_a_retired_key_what_was_recorded_counts() -> None:
         return names(data, trust=TrustRules(keys=(key, MIA_TRUSTED)), now=NOW + DAY)
 
     assert (of(retired), of(recorded)) == ((), ("lab",))
-    assert others(TrustRules(keys=(retired, MIA_TRUSTED)), (), NOW + DAY) == ("mia",)
+    assert other_trusted_keys(TrustRules(keys=(retired, MIA_TRUSTED)), (), NOW + DAY) == ("mia",)
 
 
 def test_any_other_bytes_are_refused() -> None:

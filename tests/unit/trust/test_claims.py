@@ -14,7 +14,7 @@ from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, Tar
 from imagefactory.model import Outcome
 from imagefactory.trust.claims import REFUSALS, last_verdicts, to_renew, verified_claims
 from imagefactory.trust.verdict import VerdictStatus, VerificationResult
-from imagefactory.views.compat import letters
+from imagefactory.views.compat import cell_code
 from tests.made.claims import BUILT, NOW, TARGET, judged
 
 AMPERE, ADA = Capability(8, 0), Capability(8, 9)
@@ -156,12 +156,12 @@ def test_what_failed_there_is_pruned_and_tried_again_when_that_is_allowed(outcom
 def test_tables_show_what_was_verified_before_all_else() -> None:
     candidate = CoverCandidate(name="t", group="torch", question=QUESTION, verdicts=(judged(),))
     proven = cell(candidate, CompatGpu(name="A100", capability=AMPERE))
-    assert letters(proven).startswith("Yv")
+    assert cell_code(proven).startswith("Yv")
     assert serves(proven)
-    assert not letters(cell(candidate, CompatGpu(name="L40", capability=ADA))).startswith("Yv")
+    assert not cell_code(cell(candidate, CompatGpu(name="L40", capability=ADA))).startswith("Yv")
     failed = replace(candidate, verdicts=(judged(Outcome.WRONG_NUMBERS),))
     refused = cell(failed, CompatGpu(name="A100", capability=AMPERE))
-    assert letters(refused) == "-v"
+    assert cell_code(refused) == "-v"
     assert not serves(refused)
 
 

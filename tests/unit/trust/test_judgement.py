@@ -15,7 +15,13 @@ import pytest
 
 from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.envelope import format_json
-from imagefactory.trust.judgement import VerificationPolicy, ending, expires, verify_verdict, verify_verdicts
+from imagefactory.trust.judgement import (
+    VerificationPolicy,
+    expires,
+    expiring_cells,
+    verify_verdict,
+    verify_verdicts,
+)
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.policy import AcceptancePolicy, TrustGrant, TrustRules, add_key
 from imagefactory.trust.verdict import Revocation, VerdictStatus, VerificationResult, format_verdict, sign
@@ -143,12 +149,12 @@ WORDS: dict[str, tuple[dict[str, Any], VerdictStatus, str]] = {
     "the key takes other evidence": (
         {"trust": trusting(evidence=(EVIDENCE_KIT,))},
         VerdictStatus.EVIDENCE_REFUSED,
-        "'lab' takes no evidence of kind 'local'",
+        "'lab' does not accept evidence of type 'local'",
     ),
     "the policy takes other evidence": (
         {"trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(evidence=(EVIDENCE_KIT,)))},
         VerdictStatus.EVIDENCE_REFUSED,
-        "the policy takes no evidence of kind 'local'",
+        "the policy does not accept evidence of type 'local'",
     ),
     "revoked": ({"revocations": (REVOKED,)}, VerdictStatus.REVOKED, "wrong results in training"),
     "revoked by name, whatever the clocks say": (
@@ -161,11 +167,11 @@ WORDS: dict[str, tuple[dict[str, Any], VerdictStatus, str]] = {
         VerdictStatus.REVOKED,
         "wrong",
     ),
-    "expired": ({"now": NOW + 90 * DAY}, VerdictStatus.EXPIRED, "held until 2027-02-20T03:00:00Z"),
+    "expired": ({"now": NOW + 90 * DAY}, VerdictStatus.EXPIRED, "expired at 2027-02-20T03:00:00Z"),
     "expired by policy": (
         {"now": NOW + 7 * DAY, "trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(days=7))},
         VerdictStatus.EXPIRED,
-        "held until 2026-11-29",
+        "expired at 2026-11-29",
     ),
     "from the future": ({"now": NOW - timedelta(minutes=6)}, VerdictStatus.NOT_YET, "still to come"),
 }
@@ -275,10 +281,10 @@ def test_it_ends_by_its_own_word_or_by_the_policy_whichever_is_earlier() -> None
 def test_what_ends_soon_is_told_by_capability_unless_a_later_verdict_holds_on() -> None:
     old = VerificationResult(digest="", standing=VerdictStatus.GOOD, why="", verdict=SIGNED.verdict)
     new = replace(old, verdict=replace(SIGNED.verdict, issued=NOW + 60 * DAY, expires=NOW + 150 * DAY))
-    assert ending([old], TRUST, NOW + 89 * DAY) == ()
-    assert ending([old], TRUST, NOW + 90 * DAY) == (("8.0", NOW + 90 * DAY),)
-    assert ending([old, new], TRUST, NOW + 90 * DAY) == ()
-    assert ending([replace(old, standing=VerdictStatus.EXPIRED)], TRUST, NOW + 90 * DAY) == ()
+    assert expiring_cells([old], TRUST, NOW + 89 * DAY) == ()
+    assert expiring_cells([old], TRUST, NOW + 90 * DAY) == (("8.0", NOW + 90 * DAY),)
+    assert expiring_cells([old, new], TRUST, NOW + 90 * DAY) == ()
+    assert expiring_cells([replace(old, standing=VerdictStatus.EXPIRED)], TRUST, NOW + 90 * DAY) == ()
 
 
 def test_without_a_compiled_library_it_is_judged_the_same(tmp_path: Path) -> None:

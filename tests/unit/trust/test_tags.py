@@ -16,9 +16,9 @@ from imagefactory.trust.tags import (
     TagCandidate,
     TagDecision,
     capability_status,
+    capability_tag,
     decide_tags,
     newest_first,
-    pointer,
 )
 from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from tests.made.verdicts import DAY, HOST, LAB, MADE_UP, NOW, digest, together_report, whole_report
@@ -104,8 +104,8 @@ def test_what_several_gpus_say_moves_and_holds_up_no_tag(outcome: Outcome) -> No
 
 
 def test_names() -> None:
-    assert pointer(PLAIN, "8.0") == SM80
-    assert pointer(PLAIN, "12.0") == "2.3-cu121-sm120"
+    assert capability_tag(PLAIN, "8.0") == SM80
+    assert capability_tag(PLAIN, "12.0") == "2.3-cu121-sm120"
 
 
 def test_the_plain_tag_moves_when_all_capabilities_are_verified() -> None:
@@ -120,7 +120,7 @@ def test_a_capability_moves_alone() -> None:
 
 
 def test_a_capability_that_nobody_requires_has_its_tag_too() -> None:
-    assert after({}, candidate(A, 1, judged("8.6")))[pointer(PLAIN, "8.6")] == A
+    assert after({}, candidate(A, 1, judged("8.6")))[capability_tag(PLAIN, "8.6")] == A
 
 
 def test_capabilities_of_two_candidates_do_not_add_up() -> None:

@@ -248,7 +248,7 @@ def test_without_several_gpus_nothing_is_started() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "why"), [("jax", "knows PyTorch alone"), ("nvidia-cuda-runtime-cu12", "no framework")]
+    ("framework", "why"), [("jax", "supports only PyTorch"), ("nvidia-cuda-runtime-cu12", "no framework")]
 )
 def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> None:
     definition = make_definition(framework=framework)

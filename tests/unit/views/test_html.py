@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from imagefactory.extras.site.action import PublicAct, ReportContents, read_acts
+from imagefactory.extras.site.action import PublicLogEntry, ReportContents, read_acts
 from imagefactory.extras.site.images import ReportLayer, ReportPackage
 from imagefactory.extras.site.matrix import (
     STATUSES,
@@ -331,7 +331,7 @@ def test_the_log_is_a_page_and_lines_without_users_machines_and_paths(
 
 def test_the_page_of_the_log_has_the_newest(report: ReportContents) -> None:
     acts = tuple(
-        PublicAct(time=str(number), action="sign", what="", where="", key="", why="")
+        PublicLogEntry(time=str(number), action="sign", what="", where="", key="", why="")
         for number in range(MAX_ACTS + 5)
     )
     made = dict(make_site(replace(report, acts=acts)))

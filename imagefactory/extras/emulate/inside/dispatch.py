@@ -51,7 +51,7 @@ def flops_of(name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, transpos
     return 0.0
 
 
-def what_of(name: str) -> str:
+def profile_name(name: str) -> str:
     """Return the name of an operation in profiles."""
     if name.startswith("_scaled_dot_product"):
         return "attention_backward" if "backward" in name else "attention"
@@ -515,7 +515,7 @@ class Dispatch:
                 kwargs = {**kwargs, "device": self.meta if device.type == "cuda" else device}
             kwargs.pop("pin_memory", None)
             if device_tensors:
-                self._refuse_mixed(known, args)
+                self._reject_mixed(known, args)
             out = self._call(func, known, args, kwargs)
         self._charge(known, args, device_tensors, out, index)
         if original is not None:
@@ -533,7 +533,7 @@ class Dispatch:
                 "shapes without values; use an operation whose output shape does not depend on values"
             ) from error
 
-    def _refuse_mixed(self, known: OperationInfo, args: tuple[Any, ...]) -> None:
+    def _reject_mixed(self, known: OperationInfo, args: tuple[Any, ...]) -> None:
         """Reject host tensors as a GPU does, except scalars."""
         if known.name in MIXED:
             return
@@ -577,7 +577,7 @@ class Dispatch:
             machine.move(index, moved)
             return
         kind = self._kind(device_tensors[0][0].dtype, convolution=convolution)
-        machine.work(index, what_of(known.short), kind, flops, moved)
+        machine.work(index, profile_name(known.short), kind, flops, moved)
 
     def _kind(self, dtype: Any, *, convolution: bool) -> str:
         torch = self.torch

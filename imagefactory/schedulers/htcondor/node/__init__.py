@@ -1,1 +1,1 @@
-"""Programs of a sweep for the job and for DAGMan, only with the standard library."""
+"""Programs of a sweep for the job and for DAGMan. They use only the standard library."""

@@ -1,8 +1,8 @@
-"""Runs the GPU suite inside a job's image, by the image's own Python: python -I -B inside.py
+"""Run the GPU suite inside the image of a job, with Python of the image: python -I -B inside.py
 
-Standard library of Python 3.9. Next to it are kit.json, expectations.json and suite.tar with the suite and
-the modules of a kit's run.py. `result/` gets run.json and, if the suite wrote one, report.json. Nothing else
-returns.
+It uses the standard library of Python 3.9. Its directory has kit.json, expectations.json and suite.tar, which
+contains the suite and the modules of a kit's run.py. It writes run.json and, if the suite wrote one,
+report.json to `result/`. Only `result/` is returned.
 
 Exit code 0 if the suite was started and ended, with any result; 3 if it could not be started.
 """
@@ -34,11 +34,11 @@ NAME = re.compile(r"(?:suite|kit)(?:/[A-Za-z0-9_]+)*/[A-Za-z0-9_]+\.py")
 
 
 class NotStarted(Exception):
-    """The suite could not be started; the message says why."""
+    """The suite could not be started. The message is the reason."""
 
 
 def main(folder: Path, environ: Mapping[str, str]) -> int:
-    """Unpack, run and write the result; `folder` is that of the job."""
+    """Unpack the files, run the suite and write the result. `folder` is the directory of the job."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         unpack(folder / SUITE, folder)
@@ -53,7 +53,7 @@ def main(folder: Path, environ: Mapping[str, str]) -> int:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack plain files with names of a suite, and nothing else."""
+    """Unpack regular files with names of a suite. Other entries are skipped."""
     total = 0
     with tarfile.open(archive, "r:") as tar:
         for member in tar:
@@ -67,7 +67,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """Return the kit's `program`, as its run.py loads it: the search path of Python stays as it is."""
+    """Return the module `program` of the kit, loaded as in its run.py: the search path of Python is
+    unchanged.
+    """
     spec = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
     spec.submodule_search_locations = [str(folder)]
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
@@ -109,7 +111,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
 
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Any:
-    """Run the suite in a process group of its own and return its end."""
+    """Run the suite in a separate process group and return how it ended."""
     start = importlib.import_module(f"{PACKAGE}.start")
     try:
         return start.follow(argv, environ, timeout)
@@ -118,7 +120,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> A
 
 
 def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
-    """Return the kit's command with the job's directory instead of a runner's mounts."""
+    """Return the command of the kit with the directory of the job in place of a runner's mounts."""
     start = importlib.import_module(f"{PACKAGE}.start")
     places = {
         start.SUITE_MOUNT: folder / "suite",
@@ -135,7 +137,7 @@ def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
 def read_image(folder: Path) -> str:
     """Return the sha256 of the .sif that HTCondor transferred, also from the OSDF.
 
-    It is empty without one: the machine has the image or pulls it by digest.
+    It is empty if no file was transferred: then the machine has the image or pulls it by digest.
     """
     for path in sorted(folder.glob("*.sif")):
         if stat.S_ISREG(path.lstat().st_mode):
@@ -148,7 +150,10 @@ def read_image(folder: Path) -> str:
 
 
 def read_hardware(hardware: Any) -> tuple[Any, str]:
-    """Return the host's GPUs as they show inside, or None and why; the suite runs even if NVML fails."""
+    """Return the GPUs of the host as visible inside, or None and the reason.
+
+    The suite runs even if NVML fails.
+    """
     try:
         return hardware.read_hardware(), ""
     except hardware.NoGpu as error:

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""DAGMan's POST script of a node: post.py NODE $RETURN $JOBID $RETRY $MAX_RETRIES, in the sweep's folder.
+"""DAGMan's POST script of a node: post.py NODE $RETURN $JOBID $RETRY $MAX_RETRIES, in the sweep's directory.
 
-Standard library of Python 3.6 and newer, as access points have it. Exit code 0: the node has its outcome; 1:
-the pool, a transfer or a machine failed, and DAGMan retries it within RETRY. Results stay: an attempt that is
-retried moves to nodes/<node>/attempt-<n>/, with post.json, which says why; post.json of the last one is in
-nodes/<node>/.
+It uses the standard library of Python 3.6 and newer, which access points have. Exit code 0: the node has its
+outcome; 1: the pool, a transfer or a machine failed, and DAGMan retries the node within RETRY. Results are
+kept: before a retry, the files of an attempt are moved to nodes/<node>/attempt-<n>/, with post.json, which
+has the reason. post.json of the last attempt is in nodes/<node>/.
 
 A fault of a machine is a line in `faults`, and the next attempt of the node requests other machines in
-nodes/<node>/job.sub. A machine on which two nodes failed gets no later attempts, while another one of
-machines.json remains. job.sub also names the machines that come first.
+nodes/<node>/job.sub. A machine on which two nodes failed gets no later attempts while another machine in
+machines.json remains. job.sub also names the preferred machines.
 
-imagefactory reads job logs and `faults` with this file too, so both agree. The log's events are text with
-lines of `...` between them; other lines are skipped. Source: HTCondor's manual, "Job Event Log Codes" and
-"Hold Reason Codes".
+imagefactory reads job logs and `faults` with this file too, so both agree. The events in a log are text
+separated by lines of `...`; other lines are skipped. Source: HTCondor manual, "Job Event Log Codes" and "Hold
+Reason Codes".
 """
 
 import json
@@ -66,11 +66,11 @@ _MACHINE = re.compile(r'\s*Machine = "([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})"')
 _FIRST = "first = "
 _SLOT = re.compile(r"\bslot[0-9_]+@([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})")
 PULLED = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
-"""Messages of apptainer for an image that it cannot pull; other failures have other messages."""
+"""Messages of Apptainer about an image that it cannot pull. Other failures have other messages."""
 
 
 class JobEvent:
-    """One event: its number, `12.0` of the job, the time as written, its first line, the others."""
+    """One event: its number, the job (`12.0`), the time as written, its first line, and the other lines."""
 
     __slots__ = ("job", "lines", "number", "text", "time")
 
@@ -81,7 +81,7 @@ class JobEvent:
 
 def split_events(data):
     # type: (bytes) -> list[JobEvent]
-    """Return the events of a log in order, without one that is still being written (no `...` yet)."""
+    """Return the events of a log in order, without an incomplete last event (no `...` yet)."""
     events, block = [], []  # type: list[JobEvent], list[str]
     for line in data.decode("utf-8", "replace").split("\n"):
         if line.rstrip("\r") != "...":
@@ -100,7 +100,7 @@ def split_events(data):
 
 def clean(text):
     # type: (str) -> str
-    """Return a printable line: output of an image or a machine must not control a terminal."""
+    """Return a printable line, so that output of an image or a machine cannot control a terminal."""
     line = text[:LONGEST_LINE].replace("\t", " ")
     if not line.isprintable():
         line = "".join(char if char.isprintable() else " " for char in line)
@@ -108,9 +108,9 @@ def clean(text):
 
 
 class JobState:
-    """The state of a job, by its events. `ending` is one of JobEnding; `started` counts its starts.
+    """The state of a job, from its events. `ending` is one of JobEnding; `started` counts its starts.
 
-    `step` is its last transfer or suspension. `cut`: removed while it ran.
+    `step` is its last transfer or suspension. `cut` means that it was removed while it ran.
     """
 
     def __init__(self):
@@ -124,7 +124,8 @@ def follow(events):
     # type: (list[JobEvent]) -> JobState
     """Return the state of one job after its events.
 
-    As in DAGMan its first end counts, even if it is logged twice, and its submission may be logged late.
+    As in DAGMan, only the first end counts, even if the end is logged twice. The submission may be logged
+    late.
     """
     last = JobState()
     for event in events:
@@ -189,7 +190,7 @@ def ended_of(event):
 
 def trouble_of(event):
     # type: (JobEvent) -> str
-    """Return the reason of an eviction or an error, without the usage around it."""
+    """Return the reason of an eviction or an error, without the usage lines around it."""
     words = []
     for line in event.lines:
         if line.strip().startswith("Partitionable Resources"):
@@ -208,7 +209,7 @@ def is_result(data, nonce):
 
 def parse_object(data):
     # type: (bytes | None) -> dict[str, object] | None
-    """Return the JSON object, None without one."""
+    """Return a JSON object, None if the data is not one."""
     try:
         row = json.loads((data or b"").decode("utf-8"))
     except (ValueError, RecursionError):
@@ -218,10 +219,10 @@ def parse_object(data):
 
 def machine_of(last, events, text):
     # type: (JobState, list[JobEvent], str) -> str
-    """Return the machine that failed a job: that of the slot in `text`, or of its last start.
+    """Return the machine that failed a job: the machine of the slot in `text`, or of the last start.
 
-    It is the last part of `slot1_1@glidein_7@gpu01`, empty without a name and for a job that no machine
-    failed.
+    It is the last part of `slot1_1@glidein_7@gpu01`. It is empty without a name, and for a job that no
+    machine failed.
     """
     named = _SLOT.findall(text)
     if named:
@@ -235,7 +236,7 @@ def machine_of(last, events, text):
 
 def is_pull(last, why):
     # type: (JobState, str) -> bool
-    """Return whether the image could not be pulled, which may be the registry's fault too."""
+    """Return whether the image could not be pulled, which may also be a fault of the registry."""
     if PULLED.search(why) or (last.ending == "held" and last.code == 35):
         return True
     return last.ending == "held" and last.code in (12, 13) and ".sif" in why and "No space" not in why
@@ -259,7 +260,7 @@ def machine_outcome(report, capability):
 
 
 class NodeFault:
-    """A job of a node that failed on a machine: when, in seconds since 1970, and why."""
+    """A job of a node that failed on a machine: the time in seconds since 1970, and the reason."""
 
     __slots__ = ("at", "job", "machine", "node", "why")
 
@@ -270,8 +271,10 @@ class NodeFault:
 
 def parse_faults(data):
     # type: (bytes | None) -> list[NodeFault]
-    """Return the faults, each job's once. A line is machine, node, job, time and reason, with tabs
-    between."""
+    """Return the faults, one for each job.
+
+    A line has machine, node, job, time and reason, separated by tabs.
+    """
     faults = {}  # type: dict[tuple[str, ...], NodeFault]
     for line in (data or b"").decode("utf-8", "replace").split("\n"):
         parts = [clean(part) for part in line.split("\t", 4)]
@@ -283,9 +286,9 @@ def parse_faults(data):
 
 def bad_machines(faults, machines):
     # type: (list[NodeFault], list[str]) -> list[str]
-    """Return the machines on which two nodes failed, also newer ones than `machines`.
+    """Return the machines on which two nodes failed, including machines that are newer than `machines`.
 
-    None if it is all of `machines`: then no machine is to blame.
+    None if these are all of `machines`: then the fault is not in the machines.
     """
     nodes = {}  # type: dict[str, set[str]]
     for fault in faults:
@@ -295,7 +298,7 @@ def bad_machines(faults, machines):
 
 
 class NodePlacement:
-    """The placement of a node: `row` is its key in machines.json. It prefers `first`, or only runs there."""
+    """The placement of a node. `row` is its key in machines.json. It prefers `first`, or runs only there."""
 
     __slots__ = ("first", "only", "row")
 
@@ -306,7 +309,7 @@ class NodePlacement:
 
 def read_places(data):
     # type: (bytes | None) -> NodePlacement
-    """Return the placement that `format_job` wrote."""
+    """Parse the placement that `format_job` wrote."""
     places = NodePlacement()
     for line in (data or b"").decode("ascii", "replace").split("\n"):
         if line.startswith("# "):
@@ -320,7 +323,8 @@ def read_places(data):
 def format_job(places, avoided=(), tried=()):
     # type: (NodePlacement, list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
     """Return the submit file of a node: never on `avoided`, and on `tried` only after OTHERS_FIRST
-    seconds."""
+    seconds.
+    """
     late = f"time() - QDate > {OTHERS_FIRST}"
     needs = [f"!member(TARGET.Machine, {_listed(avoided)})"] if avoided else []
     if tried:
@@ -338,7 +342,7 @@ def _listed(names):
 
 def decide(last, returned, whole):
     # type: (JobState, int, bool) -> tuple[bool, str]
-    """Return whether to retry, and why. `whole`: its result files exist and can be read."""
+    """Return whether to retry, and the reason. `whole` means that its result files exist and are readable."""
     if returned == SUBMIT_FAILED and not last.ending:
         return True, "condor_submit did not take it"
     if last.ending == "held":
@@ -359,8 +363,10 @@ def decide(last, returned, whole):
 
 def read_log(path, job):
     # type: (Path, str) -> tuple[JobState, list[JobEvent]]
-    """Wait until the log says that the job is over, since DAGMan reads another log; return its state and
-    events."""
+    """Wait until the log shows the end of the job, since DAGMan reads another log.
+
+    Return its state and events.
+    """
     until = time.monotonic() + LOG_SECONDS
     while True:
         events = [event for event in split_events(read(path, LARGEST_LOG) or b"") if event.job == job]
@@ -372,8 +378,10 @@ def read_log(path, job):
 
 def read(path, largest):
     # type: (Path, int) -> bytes | None
-    """Return a plain file of at most `largest` bytes, else None. Jobs write here, so links are not
-    followed."""
+    """Return the bytes of a regular file up to `largest`, else None.
+
+    Links are not followed, since jobs write here.
+    """
     try:
         handle = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -388,7 +396,7 @@ def read(path, largest):
 
 def is_valid_run(folder):
     # type: (Path) -> bool
-    """Return whether run.json is of this node, and report.json is missing or a JSON object."""
+    """Return whether run.json belongs to this node, and report.json is missing or a JSON object."""
     kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
     report = folder / "result" / "report.json"
     valid = not os.path.lexists(str(report)) or parse_object(read(report, LARGEST_FILE)) is not None
@@ -397,9 +405,9 @@ def is_valid_run(folder):
 
 def archive_attempt(folder, job):
     # type: (Path, str) -> None
-    """Move the files of an attempt into its own folder, so that they are not read as another's.
+    """Move the files of an attempt into a separate directory, so that they are not read as another attempt's.
 
-    DAGMan may run this script twice for one job, if it was killed in between.
+    If this script was killed, DAGMan may run it twice for one job.
     """
     number = 1
     while (folder / f"attempt-{number}").exists():
@@ -416,7 +424,7 @@ def archive_attempt(folder, job):
 
 def machines_of_row(row):
     # type: (str) -> list[str]
-    """Return the machines of a row, a capability or a slice's, in the inventory of the sweep."""
+    """Return the machines of a row (a capability or a MIG slice) in the inventory of the sweep."""
     names = (parse_object(read(Path(MACHINES), LARGEST_LOG)) or {}).get(row)
     return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -431,7 +439,7 @@ def attempted_machines(folder):
 
 def append_fault(machine, node, job, why):
     # type: (str, str, str, str) -> None
-    """Add a line in one write, so that lines of concurrent scripts do not mix."""
+    """Append a line in one write, so that lines of concurrent scripts do not mix."""
     line = "\t".join((machine, node, job, str(int(time.time())), clean(why)[:500] or "-")) + "\n"
     handle = os.open(FAULT_FILES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

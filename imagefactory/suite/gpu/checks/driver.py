@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ...context import CheckFailure, Finding
 from .. import driver, kernels, table
-from ..context import Discovery, GpuContext, Refusal
+from ..context import FindingWithFacts, GpuContext, MeasuredFailure
 from ..driver import Driver, DriverError
 from ..hip import Hip
 from ..libraries import mapped_files
@@ -48,13 +48,13 @@ OUTCOMES = {
     driver.COMPAT_NOT_SUPPORTED: table.DRIVER_TOO_OLD,
 }
 HINTS = {
-    driver.STUB_LIBRARY: "the toolkit's empty libcuda was loaded: take its folder out of LD_LIBRARY_PATH",
+    driver.STUB_LIBRARY: "the toolkit's empty libcuda was loaded: remove its directory from LD_LIBRARY_PATH",
     driver.JIT_COMPILER_NOT_FOUND: "the container was not given the driver's libnvidia-ptxjitcompiler.so.1",
     driver.OPERATING_SYSTEM: "the container was not given all of /dev/nvidia*, or may not open them",
     driver.UNKNOWN: "the kernel's modules (nvidia, nvidia-uvm) and /dev/nvidia-uvm are worth a look",
     driver.SYSTEM_NOT_READY: "the machine's fabric manager is not running",
     driver.SYSTEM_DRIVER_MISMATCH: "libcuda and the kernel's module are of different drivers: load the "
-    "module anew, or take away a libcuda that the image brings",
+    "module again, or remove libcuda from the image",
     driver.COMPAT_NOT_SUPPORTED: "the image brings a libcuda for newer CUDA, which this GPU does not take: "
     "it needs a newer driver",
 }
@@ -66,17 +66,19 @@ def check_driver(context: GpuContext) -> Finding:
         library = start(context)
         version = library.version()
     if context.request.expected.rocm:
-        return Finding(f"HIP {version} starts; {loaded_from(library)}")
+        return Finding(f"HIP {version} starts; {library_origin(library)}")
     facts = {"cuda": version}
     oldest = context.request.driver
     if oldest and [int(n) for n in version.split(".")] < [int(n) for n in oldest.split(".")]:
-        raise Refusal(
+        raise MeasuredFailure(
             f"the driver takes CUDA up to {version}, the image needs {oldest}",
             outcome=table.DRIVER_TOO_OLD,
             facts=facts,
         )
     needs = f", the image needs {oldest}" if oldest else ""
-    return Discovery(f"the driver takes CUDA up to {version}{needs}; {loaded_from(library)}", facts=facts)
+    return FindingWithFacts(
+        f"the driver takes CUDA up to {version}{needs}; {library_origin(library)}", facts=facts
+    )
 
 
 def check_device(context: GpuContext) -> Finding:
@@ -96,20 +98,20 @@ def check_device(context: GpuContext) -> Finding:
     slice_of = f", a slice of {device.parent}" if device.parent else ""
     detail = f"{device.name}, {device.capability}, {device.uuid}{slice_of}"
     if capability and device.capability != capability:
-        raise Refusal(
+        raise MeasuredFailure(
             f"capability {capability} was asked for, this is {detail}",
             outcome=table.WRONG_GPU,
             numbers=numbers,
             facts=facts,
         )
     if device.prohibited:
-        raise Refusal(
+        raise MeasuredFailure(
             f"{detail}, is in the compute mode that prohibits all programs (nvidia-smi -c 0 lifts it)",
             outcome=table.INFRASTRUCTURE,
             numbers=numbers,
             facts=facts,
         )
-    return Discovery(detail, numbers, facts=facts)
+    return FindingWithFacts(detail, numbers, facts=facts)
 
 
 def check_vector_add(context: GpuContext) -> Finding:
@@ -130,13 +132,13 @@ def check_memory_returned(context: GpuContext) -> Finding:
         allocated, missing = measure(library, size, leak=0)
     numbers = {"asked-bytes": size, "taken-bytes": allocated, "missing-bytes": missing}
     if allocated < size - SLACK:
-        raise Refusal(
+        raise MeasuredFailure(
             f"of {size} bytes that were taken the driver counts {allocated}",
             outcome=table.WRONG_NUMBERS,
             numbers=numbers,
         )
     if missing > SLACK:
-        raise Refusal(
+        raise MeasuredFailure(
             f"{missing} of {size} bytes did not come back", outcome=table.LOAD_FAILED, numbers=numbers
         )
     return Finding(f"{size >> 20} MiB taken and given back", numbers)
@@ -196,13 +198,13 @@ def start(context: GpuContext) -> Driver:
     try:
         library.begin()
     except DriverError as error:
-        if own := brought_libcuda(mapped_files(), error.code):
+        if own := image_libcuda_fault(mapped_files(), error.code):
             raise CheckFailure(f"{error}; {own}") from error
         raise
     return library
 
 
-def brought_libcuda(paths: Sequence[str], code: int) -> str:
+def image_libcuda_fault(paths: Sequence[str], code: int) -> str:
     """Return the fault of a libcuda of another driver that is part of the image, empty without one.
 
     The libcuda of the machine is on a mount. NVIDIA's cuda-compat for older drivers is a fault only if it
@@ -217,7 +219,7 @@ def brought_libcuda(paths: Sequence[str], code: int) -> str:
         mounts = [line.split()[4] for line in _read(MOUNTS).splitlines() if len(line.split()) > 4]
         mounted = any(path == place or path.startswith(f"{place}/") for place in mounts if place != "/")
         if module and module[1] != match[2] and not mounted:
-            do = "take its folder out of LD_LIBRARY_PATH" if compat else "remove it from the image"
+            do = "remove its directory from LD_LIBRARY_PATH" if compat else "remove it from the image"
             return f"the image brings {path}, and this machine's driver is {module[1]}: {do}"
     return ""
 
@@ -281,7 +283,7 @@ def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
     return min(rounds)[1:]
 
 
-def loaded_from(library: Driver) -> str:
+def library_origin(library: Driver) -> str:
     """Return where the loader found the library: the driver's libcuda, or the image's (cuda-compat)."""
     name = library.file.partition(".")[0]
     return f"{name} is {', '.join(path for path in mapped_files() if library.file in path)}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...context import CheckFailure, Finding
 from .. import reference, table, tolerances
-from ..context import GpuContext, Refusal
+from ..context import GpuContext, MeasuredFailure
 from ..driver import Driver, DriverError
 from ..libraries import find_loaded, judge_libraries
 from ..reference import ExpectedArray
@@ -114,9 +114,9 @@ class Ledger:
     def finding(self, detail: str) -> Finding:
         """Return the finding with the numbers. Raises Refusal with the numbers if a result was wrong."""
         if self.wrong:
-            raise Refusal("; ".join(self.wrong), outcome=table.WRONG_NUMBERS, numbers=self.numbers)
+            raise MeasuredFailure("; ".join(self.wrong), outcome=table.WRONG_NUMBERS, numbers=self.numbers)
         skipped = ", ".join(f"{kind} ({why})" for kind, why in self.skipped.items())
-        out = f"; left out: {skipped}" if skipped else ""
+        out = f"; skipped: {skipped}" if skipped else ""
         return Finding(f"{detail}{out}{_place(self.context)}", self.numbers)
 
 
@@ -197,7 +197,7 @@ def check_linear_algebra(context: GpuContext) -> Finding:
         bounds = {"svd": tolerances.singular(kind, size)}
         for name, off in reference.residuals(square, side, factors).items():
             ledger.note(f"{kind}-{name}", off, bounds.get(name, tolerances.solution(kind, size)))
-    return ledger.finding(f"LU, solutions and singular values of 16 matrices of {size} rows hold")
+    return ledger.finding(f"LU, solutions and singular values of 16 matrices of {size} rows are right")
 
 
 def check_transfers(context: GpuContext) -> Finding:
@@ -210,7 +210,7 @@ def check_transfers(context: GpuContext) -> Finding:
         numbers.update(_rates("framework", count, copied.up, copied.down))
     if copied.back.dtype != values.dtype or copied.back.tobytes() != values.tobytes():
         text = "the framework's copy to the GPU and back is not what was sent"
-        raise Refusal(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
+        raise MeasuredFailure(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
     how = "pinned by the framework" if copied.pinned else "the framework's copies"
     if context.rehearsal:
         return Finding(f"{count // MEBI} MiB there and back{_place(context)}", numbers)
@@ -220,7 +220,7 @@ def check_transfers(context: GpuContext) -> Finding:
     numbers.update(_rates("pinned", count, pinned.up, pinned.down))
     if pinned.back != values.tobytes():
         text = "the driver's copy from pinned memory and back is not what was sent"
-        raise Refusal(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
+        raise MeasuredFailure(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
     rates = f"{numbers['pinned-up-gb-per-s']:.1f} GB/s up, {numbers['pinned-down-gb-per-s']:.1f} down"
     return Finding(f"{count // MEBI} MiB there and back: {rates} pinned; {how} the same", numbers)
 
@@ -276,7 +276,7 @@ def check_numbers_controls(context: GpuContext) -> Finding:
     expected, bound = reference.matmul(matrix, right), tolerances.products("float32", 64)
     good = framework.matmul(context, matrix, right, "float32")
     if not reference.error(good, expected) <= bound:
-        holes.append("a right product is refused")
+        holes.append("a right product is rejected")
     for name, wrong in _spoil(good, matrix, right).items():
         if reference.error(wrong, expected) <= bound:
             holes.append(f"{name} is not noticed")
@@ -292,7 +292,7 @@ def check_numbers_controls(context: GpuContext) -> Finding:
             holes.append(f"a result of {name} is taken")
     if holes:
         raise CheckFailure("; ".join(holes), outcome=table.WRONG_NUMBERS)
-    return Finding("8 wrong results are refused: values, shape, type, place", {"controls": 8.0})
+    return Finding("8 wrong results are rejected: values, shape, type, place", {"controls": 8.0})
 
 
 def _spoil(good: Any, matrix: Any, right: Any) -> Mapping[str, Any]:
@@ -331,7 +331,7 @@ def check_memory(context: GpuContext) -> Finding:
     numbers = {"in-use-bytes": float(levels[-1]), "grown-bytes": float(_grown(levels))}
     if _grown(levels) > allowed:
         text = f"memory in use grows: {', '.join(f'{level // MEBI}' for level in levels)} MiB"
-        raise Refusal(text, outcome=table.LOAD_FAILED, numbers=numbers)
+        raise MeasuredFailure(text, outcome=table.LOAD_FAILED, numbers=numbers)
     detail = f"{levels[-1] // MEBI} MiB in use, no more than {ROUNDS} rounds before"
     return Finding(f"{detail}{_place(context)}", numbers)
 

@@ -21,7 +21,7 @@ from typing import Any
 from ...context import CheckFailure, Finding
 from ...portability import case, onnxruntime, rows
 from ...portability.runtimes import RUNTIMES
-from ..context import GpuContext, Refusal
+from ..context import GpuContext, MeasuredFailure
 from ..frameworks.results import classify
 
 # Device -> the runtime that must run all of a model there.
@@ -29,7 +29,7 @@ ON = {"cpu": RUNTIMES["onnxruntime-cpu"], "gpu": RUNTIMES["onnxruntime-cuda"]}
 
 
 @dataclass(frozen=True)
-class Bench:
+class PortabilityModules:
     """The modules for this check.
 
     `exporter` is the framework's file in portability/, `maker` builds its models.
@@ -49,7 +49,7 @@ def check_portability(context: GpuContext) -> Finding:
     """Test every model, also after a failure; in a rehearsal only on the CPU."""
     name = context.request.expected.framework
     exporter: Any = importlib.import_module(f"...portability.{name}", __package__)
-    bench = Bench(
+    bench = PortabilityModules(
         exporter=exporter,
         maker=importlib.import_module(f"...portability.{name}_models", __package__),
         runtime=onnxruntime,
@@ -60,7 +60,7 @@ def check_portability(context: GpuContext) -> Finding:
     return try_models(case.MODELS, bench)
 
 
-def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
+def try_models(chosen: Iterable[case.Model], bench: PortabilityModules) -> Finding:
     """Return the numbers.
 
     Raises Refusal with all failures and numbers, and the outcome of the first failure.
@@ -82,7 +82,7 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
             outcomes.append(classify(error))
     if faults:
         text = "; ".join(f"{', '.join(models)}: {detail}" for detail, models in faults.items())
-        raise Refusal(text, outcome=outcomes[0], numbers=numbers)
+        raise MeasuredFailure(text, outcome=outcomes[0], numbers=numbers)
     worst = max(value for name, value in numbers.items() if name.endswith("-error"))
     return Finding(
         f"{', '.join(names)} give the same in {bench.exporter.NAME} {bench.exporter.version()} and "
@@ -92,7 +92,7 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
     )
 
 
-def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
+def try_model(model: case.Model, bench: PortabilityModules) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a model. Raises CheckFailure for a wrong result or device."""
     exporter, maker = bench.exporter, bench.maker
     sample = case.make_sample(model)
@@ -136,4 +136,4 @@ def check_differs(wrong: list[Any] | None, expected: list[Any]) -> None:
     """Raise CheckFailure if a wrong weight would pass."""
     error = case.off(wrong, expected)
     if error <= case.TOLERANCE:
-        raise CheckFailure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")
+        raise CheckFailure(f"a wrong weight is not detected: it changes the output by only {error:.2g}")

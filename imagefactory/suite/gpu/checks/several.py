@@ -11,7 +11,7 @@ from typing import Any
 
 from ...context import CheckFailure, Finding
 from .. import ranks, reference, table, tolerances
-from ..context import GpuContext, Refusal
+from ..context import GpuContext, MeasuredFailure
 from ..reference import ExpectedArray
 from .driver import driver_outcomes, start
 from .numbers import Ledger
@@ -29,7 +29,7 @@ def check_gpus(context: GpuContext) -> Finding:
     """Check that framework and driver count the same GPUs, at least two of one capability."""
     count = count_gpus(context)
     if context.rehearsal:
-        return Finding(f"{count} processes stand in for GPUs (rehearsed on the CPU)", {"processes": count})
+        return Finding(f"{count} processes replace GPUs (rehearsed on the CPU)", {"processes": count})
     with driver_outcomes():
         devices = start(context).devices()
     uuids = sorted({device.uuid for device in devices})
@@ -72,7 +72,7 @@ def judge_copies(copies: Sequence[Mapping[str, Any]], sent: int, *, rehearsal: b
         numbers["slowest-gb-per-s"] = min(rates.values())
     if wrong:
         text = f"what GPU {', '.join(wrong)} was sent is not what came"
-        raise Refusal(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
+        raise MeasuredFailure(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
     if rehearsal:
         return Finding(f"{len(copies)} copies exact, of tensors of one CPU (rehearsed on the CPU)", numbers)
     how = f"{len(direct)} of {len(pairs)} pairs have direct access, {min(rates.values()):.1f} GB/s at least"
@@ -103,7 +103,7 @@ def judge_sums(
         if not rehearsal:
             numbers[f"all-reduce-{size}-s"] = max(rank[at]["seconds"] for rank in sums)
     if wrong:
-        raise Refusal(f"wrong sums: {', '.join(wrong)}", outcome=table.WRONG_NUMBERS, numbers=numbers)
+        raise MeasuredFailure(f"wrong sums: {', '.join(wrong)}", outcome=table.WRONG_NUMBERS, numbers=numbers)
     place = "by gloo (rehearsed on the CPU)" if rehearsal else "by NCCL"
     return Finding(f"sums over {len(sums)} processes {place} are exact, up to {sizes[-1]} bytes", numbers)
 

@@ -16,13 +16,13 @@ def shown(processes: int = 1, width: int | None = None, **changes: Any) -> str:
 
 def test_the_whole_of_it() -> None:
     assert shown().splitlines() == [
-        "emulated: NVIDIA A100-SXM4-40GB, estimated from its data sheet; no GPU was used, not a verdict",
+        "emulated: NVIDIA A100-SXM4-40GB, estimated from its data sheet; no GPU was used (not a verdict)",
         "  data stalls  67% of the time: 6.8 ms of 10.1 ms a batch",
         "  step         3.3 ms without waiting for data",
         "  epoch        9.7 s for 938 batches of 64",
         "  GPU memory   0.8 GB at most, 0.5 GB of it CUDA's own, of 39.5 GB",
         "  write        --gpu-memory 1GB --cpus 4, and num_workers=4 in the DataLoader (1 now)",
-        "Nothing is computed on such a GPU: a loss or an accuracy that the program told means nothing.",
+        "No values are computed on an emulated GPU: ignore losses and accuracies that the program prints.",
         "Kernels are slower than a data sheet: steps take this long at least, stalls are this share at most.",
         "It did not come to its end, so how long a job takes follows from its epochs alone.",
     ]
@@ -35,7 +35,7 @@ def test_a_program_that_came_to_its_end_tells_how_long_a_job_takes() -> None:
 
 def test_recorded_times_are_told_as_such_and_are_no_lower_bound() -> None:
     text = shown(basis="recorded")
-    assert "A100-SXM4-40GB, by times recorded on one; no GPU was used, not a verdict" in text
+    assert "A100-SXM4-40GB, by times recorded on one; no GPU was used (not a verdict)" in text
     assert "slower than a data sheet" not in text
 
 

@@ -168,7 +168,7 @@ def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str
             "RUN pip install numpy<2",
             "2:17: numpy<2 without quotes: a shell takes '<2' for files",
         ),
-        ("RUN pip install $(cat x)", "2:17: '$(cat x)' holds what only a shell knows"),
+        ("RUN pip install $(cat x)", "2:17: '$(cat x)' has a value that is known only to a shell"),
         ("RUN pip install -r /gone.txt", "2:20: '/gone.txt' is none of the files that are copied"),
         (
             "RUN pip install git+https://git.example.org/x",
@@ -186,7 +186,7 @@ def test_conda_asks_its_defaults_beside_the_channels_that_are_named(options: str
         ("RUN apt-get purge -y git", "'apt-get purge -y git' is not run"),
         ("RUN <<EOF\n#!/usr/bin/env python\nprint()\nEOF", "is not run"),
         ("COPY <<EOF /etc/x\na\nEOF", "COPY '<<EOF /etc/x' writes a file"),
-        ("COPY --from=ghcr.io/x/tool:1 /tool /bin/", "what that image holds is not known"),
+        ("COPY --from=ghcr.io/x/tool:1 /tool /bin/", "the content of that image is unknown"),
         ("ONBUILD RUN pip install a", "ONBUILD 'RUN pip install a'"),
         ("STOPSIGNAL SIGINT", "STOPSIGNAL 'SIGINT'"),
         ("FOO bar", "2:1: 'FOO bar' is not read"),
@@ -417,7 +417,7 @@ def test_what_a_condition_sets_is_not_known() -> None:
     assert spec.pip == []
     assert [line.partition(" (")[0] for line in spec.lost] == [
         "Dockerfile:2:22: 'V=b' is not run",
-        "Dockerfile:2:39: '$V' holds what only a shell knows",
+        "Dockerfile:2:39: '$V' has a value that is known only to a shell",
     ]
 
 

@@ -119,7 +119,7 @@ def test_the_last_stage_counts_and_what_it_copies_from() -> None:
     [
         ("Bootstrap: yum\nMirrorURL: http://x\n", "1:12: Bootstrap 'yum' is not taken"),
         ("BootStrap: localimage\nFrom: a.sif\n", "1:12: Bootstrap 'localimage' 'a.sif' is not taken"),
-        ("Bootstrap: docker\nFrom: nobody/knows:1\n", "what it holds is not known"),
+        ("Bootstrap: docker\nFrom: nobody/knows:1\n", "its content is unknown"),
     ],
 )
 def test_what_it_starts_from_is_told(text: str, expected: str) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from imagefactory.extras.importers.spec import (
     EnvironmentSpec,
+    add_directory,
+    add_git,
     git_of_archive,
     recipe_path,
-    take_directory,
-    take_git,
 )
 from imagefactory.model import SourceLocation
 
@@ -37,10 +37,10 @@ def test_paths_as_recipes_write_them(place: str | None, name: str, expected: str
 
 def test_a_folder_is_a_source_or_a_loss() -> None:
     spec = EnvironmentSpec(file="x")
-    assert take_directory(spec, ".", "lab", HERE)
-    assert take_directory(spec, ".", "./lab", HERE)
+    assert add_directory(spec, ".", "lab", HERE)
+    assert add_directory(spec, ".", "./lab", HERE)
     assert (spec.sources, spec.lost, len(spec.notes)) == (["./lab"], [], 1)
-    assert not take_directory(spec, None, "lab", HERE)
+    assert not add_directory(spec, None, "lab", HERE)
     assert "imagefactory init" in spec.lost[0]
 
 
@@ -53,13 +53,13 @@ def test_a_folder_is_a_source_or_a_loss() -> None:
 )  # fmt: skip
 def test_a_commit_is_a_source(address: str, source: str) -> None:
     spec = EnvironmentSpec(file="x")
-    take_git(spec, address, HERE)
+    add_git(spec, address, HERE)
     assert (spec.sources, spec.lost) == ([source], [])
 
 
 def test_a_subdirectory_is_part_of_it() -> None:
     spec = EnvironmentSpec(file="x")
-    take_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, folder="python/ops")
+    add_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, folder="python/ops")
     assert spec.sources == [f"git+https://git.example.org/lab/ops@{COMMIT}#subdirectory=python/ops"]
 
 
@@ -77,7 +77,7 @@ def test_a_subdirectory_is_part_of_it() -> None:
 )  # fmt: skip
 def test_other_revisions_are_lost_with_a_way(address: str, hint: str) -> None:
     spec = EnvironmentSpec(file="x")
-    take_git(spec, address, HERE)
+    add_git(spec, address, HERE)
     assert spec.sources == []
     assert hint in spec.lost[0]
     assert "secret" not in spec.lost[0]
@@ -85,7 +85,7 @@ def test_other_revisions_are_lost_with_a_way(address: str, hint: str) -> None:
 
 def test_an_extra_of_a_repository_is_told() -> None:
     spec = EnvironmentSpec(file="x")
-    take_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, extras="fast")
+    add_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, extras="fast")
     assert (len(spec.sources), len(spec.lost)) == (1, 1)
 
 

@@ -137,11 +137,11 @@ def test_the_reach_of_a_good_script() -> None:
     checked = check(GPU.replace("a100", "h100") + START)
     (jobs,) = checked.jobs
     assert [(one.capability, one.gpus, one.image) for one in jobs.reached] == [("9.0", 2, "verified")]
-    assert (jobs.total, dict(jobs.causes)) == (9, {"its type is not asked for": 7})
+    assert (jobs.total, dict(jobs.causes)) == (9, {"its type is not requested": 7})
     assert rules(checked) == [("narrow", 3, 9)]
     assert "4 GPUs (8.0)" in told(checked, "narrow")
     assert "the script: 1 job of pytorch-2.3-cu121, each matches 2 of 9 GPUs" in format_check(checked)
-    assert check_json(checked)["findings"][0]["column"] == 9  # type: ignore[index]
+    assert check_json(checked, "slurm", "", [])["findings"][0]["column"] == 9  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -406,4 +406,4 @@ def test_any_script_is_judged_and_told(text: str) -> None:
         lines = script.count("\n") + 1
         assert all(1 <= one.line <= lines for one in checked.all_findings)
         assert format_check(checked)
-        assert check_json(checked)
+        assert check_json(checked, "slurm", "", [])

@@ -435,7 +435,7 @@ def test_a_start_that_asks_who_submits_is_unsure_and_no_refusal(name: str) -> No
         ),
         (
             'require_gpus = versionGE(NvidiaDriver, "570")',
-            {"it tells no NvidiaDriver, which is asked for": 9},
+            {"its ad has no NvidiaDriver, which is requested": 9},
         ),
         ("require_gpus = DriverVersion < 11.0", {"the job does not request its type of GPU": 9}),
     ],

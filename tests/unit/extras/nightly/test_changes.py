@@ -13,9 +13,9 @@ from imagefactory.extras.nightly.changes import (
     NightlySteps,
     SavedPlan,
     compare,
-    dormant,
     is_news,
     save_plan,
+    schedule_warning,
     unbuilt,
 )
 from imagefactory.gpu.capability import Capability
@@ -139,11 +139,11 @@ def test_what_nobody_saw_fail_is_told_by_what_is_left() -> None:
 
 
 def test_a_schedule_that_will_be_switched_off_is_told_in_time() -> None:
-    assert dormant(NIGHT - QUIET * DAY, NIGHT) == ""
-    said = dormant(NIGHT - (QUIET + 1) * DAY, NIGHT)
+    assert schedule_warning(NIGHT - QUIET * DAY, NIGHT) == ""
+    said = schedule_warning(NIGHT - (QUIET + 1) * DAY, NIGHT)
     assert said.startswith("the last commit is 46 days old")
     assert f"after {OFF} days, in 14" in said
-    assert "in 0;" in dormant(NIGHT - 400 * DAY, NIGHT)
+    assert "in 0;" in schedule_warning(NIGHT - 400 * DAY, NIGHT)
 
 
 def test_a_plan_is_kept_in_words_and_read_back() -> None:

@@ -106,7 +106,7 @@ def test_both_matrices_hold_what_was_chosen() -> None:
     assert len(jobs) + sum(not kit["kits"] for kit in kits) == 4
     assert "late" in {job["target"] for job in jobs}
     assert {kit["target"] for kit in kits if kit["kits"]} == {job["target"] for job in jobs}
-    assert summary(plan, waiting).endswith("; 7 jobs wait for another night: GitHub runs 256 at most")
+    assert summary(plan, waiting).endswith("; 7 jobs wait for the next nightly run: GitHub runs at most 256")
 
 
 def test_where_no_gpu_is_listed_whole_targets_wait() -> None:

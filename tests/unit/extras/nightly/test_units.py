@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.nightly.units import enabling, format_units
+from imagefactory.extras.nightly.units import enable_commands, format_units
 from imagefactory.settings.load import NONCE_STORE_KEY
 
 COMMAND = (
@@ -55,7 +55,7 @@ def test_the_timer_comes_each_day_and_makes_up_for_a_night_that_was_missed() -> 
     timer = format_units("/f", COMMAND, {})["imagefactory-night.timer"]
     assert "OnCalendar=*-*-* 02:17\n" in timer
     assert "Persistent=true\n" in timer
-    assert [command.split()[0] for command in enabling()] == ["systemctl", "loginctl"]
+    assert [command.split()[0] for command in enable_commands()] == ["systemctl", "loginctl"]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_cyclonedx_is_valid_and_says_what_is_not_known(bill: BillOfMaterials) ->
     assert {"license": {"id": "MIT"}} in parts["idna"]["licenses"]
     assert {"license": {"name": "BSD License"}} in parts["idna"]["licenses"]
     assert parts["base-files"]["properties"] == [
-        {"name": "imagefactory:license", "value": "NOASSERTION: the package is not at hand"}
+        {"name": "imagefactory:license", "value": "NOASSERTION: the package is not available"}
     ]
     assert parts["base-files"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
 
@@ -127,7 +127,7 @@ def test_spdx_is_valid_and_says_what_is_not_known(bill: BillOfMaterials, tmp_pat
     assert value["creationInfo"]["created"] == "2023-11-14T22:13:20Z"
     assert parts["torch"]["licenseDeclared"] == "GPL-2.0-or-later OR MIT"
     assert parts["base-files"]["licenseDeclared"] == "NOASSERTION"
-    assert parts["base-files"]["licenseComments"] == "the package is not at hand"
+    assert parts["base-files"]["licenseComments"] == "the package is not available"
     names = {one["licenseId"]: one["extractedText"] for one in value["hasExtractedLicensingInfos"]}
     assert sorted(names.values()) == ["BSD License", "BSD-License"]
     assert all(reference in parts["idna"]["licenseDeclared"] for reference in names)

@@ -105,7 +105,7 @@ def test_what_is_not_checked_is_counted() -> None:
     told = check(record("other", "introduced 0"), parts=parts)
     assert told.checked == (("PyPI", 1),)
     assert told.unchecked == (
-        ("Debian packages: the image that tells their source packages is not at hand", 1),
+        ("Debian packages: the image with their source packages is not available", 1),
         ("Debian packages: their release is not known", 1),
         ("base image: ask for the bill of the built image", 1),
         ("conda packages: OSV has no ecosystem of theirs", 2),

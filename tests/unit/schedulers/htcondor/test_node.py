@@ -142,7 +142,7 @@ def cut_archive(job: Path) -> None:
 
 def other_suite(job: Path) -> None:
     data = (job / "suite.tar").read_bytes()
-    (job / "suite.tar").write_bytes(data.replace(b"Starts the GPU suite", b"Starts another suite"))
+    (job / "suite.tar").write_bytes(data.replace(b"Start the GPU suite", b"Start another one!!"))
 
 
 def no_kit(job: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_gpu_that_is_not_there_is_looked_for_on_another_machine_first(two: Pat
     assert elsewhere(two) == f'(!member(TARGET.Machine, {{"{HERE}"}}) || time() - QDate > 3600)'
     found = read_node(two, NODE, JobLimits())
     assert (found.result.outcome, found.run, found.settled) == (None, None, False)
-    assert re.match("to be tried again: (no-gpu: cuInit|wrong-gpu: it met)", found.result.reason)
+    assert re.match("to be retried: (no-gpu: cuInit|wrong-gpu: it met)", found.result.reason)
     brings(two, report=report)
     there = WHOLE.replace("(012.", "(013.").replace(HERE, THERE)
     assert after(two, there, 0, (1, 2)) == 0  # it was on both: that is the answer
@@ -397,7 +397,7 @@ def test_garbage_is_tried_again_and_kept(folder: Path, run: bytes | None, report
     assert (place / "attempt-1/result/report.json").read_bytes() == report
     found = read_node(folder, NODE, JobLimits()).result
     assert found.outcome is None
-    assert found.reason.startswith("to be tried again: it brought back no result that can be read")
+    assert found.reason.startswith("to be retried: it brought back no result that can be read")
     brings(folder, run, report)
     again = WHOLE.replace("(012.", "(013.")
     assert after(folder, again, 0, (2, 2)) == 1

@@ -266,7 +266,7 @@ def test_the_word_for_each_way_of_ending(log: str, files: NodeFiles, outcome: Ou
         left = PostScriptResult(job="12.0", again=True, left=True, why="")
         word, reason = classify(found, with_post(files, left), LIMITS)
         assert word is None
-        assert reason.startswith("to be tried again")
+        assert reason.startswith("to be retried")
 
 
 def with_post(files: NodeFiles, posted: PostScriptResult | None) -> NodeFiles:
@@ -281,7 +281,7 @@ def with_post(files: NodeFiles, posted: PostScriptResult | None) -> NodeFiles:
         (submitted() + executing(), "running on gpu01.example.org"),
         (submitted() + executing() + disconnected(), "disconnected from gpu01.example.org: Socket"),
         (submitted() + held(26, "policy"), "held (26): policy"),
-        (submitted() + executing() + terminated(255), "to be tried again"),
+        (submitted() + executing() + terminated(255), "to be retried"),
     ],
 )
 def test_while_it_is_not_over_there_is_no_word(log: str, reason: str) -> None:
@@ -455,7 +455,7 @@ def test_without_a_driver_that_the_job_saw_nothing_is_verified() -> None:
     assert report.outcome is Outcome.NOT_TESTED
     assert "the NVIDIA driver is not loaded" in report.reason
     report = judged(pool_gpu(driver=""), run=NOTHING_SEEN)
-    assert "nobody told the driver" in report.reason
+    assert "the driver is unknown" in report.reason
 
 
 def test_a_short_name_of_a_simulated_gpu_stands_for_none() -> None:

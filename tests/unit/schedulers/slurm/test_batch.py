@@ -31,8 +31,8 @@ from imagefactory.schedulers.slurm.batch import (
     request_any_gpu,
     request_gpu_count,
     run_limit,
-    throttled,
     waiting,
+    with_job_shares,
     write_sweep_files,
 )
 from imagefactory.schedulers.slurm.nodes import parse_nodes
@@ -140,7 +140,7 @@ def test_no_more_jobs_are_at_work_than_were_asked_for(
     sizes: tuple[int, ...], at_once: int, shares: list[tuple[int, int]]
 ) -> None:
     batches = [JobArray(options=(), jobs=(job(),) * size) for size in sizes]
-    assert [(one.share, one.lane) for one in throttled(batches, at_once)] == shares
+    assert [(one.share, one.lane) for one in with_job_shares(batches, at_once)] == shares
 
 
 def test_an_array_is_no_longer_than_slurm_takes() -> None:

@@ -16,8 +16,8 @@ from imagefactory.schedulers.slurm.nodes import (
     gpu_types_of,
     parse_answer,
     parse_nodes,
-    place_of,
     probe_all,
+    probe_file,
     query_inventory,
     read_probed,
     run,
@@ -115,8 +115,8 @@ def test_it_is_remembered_by_the_user(tmp_path: Path) -> None:
     newer = ProbedGpu(node="o2", type="ours", capability="8.9", memory=48 << 30, driver="560.35.03")
     write_probed(environ, (newer,))
     assert set(read_probed(environ)) == {newer, PLAIN}
-    assert place_of({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/imagefactory/slurm.json")
-    place_of(environ).write_text("{}")
+    assert probe_file({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/imagefactory/slurm.json")
+    probe_file(environ).write_text("{}")
     with fails("probe-file-invalid", message="slurm.json"):
         read_probed(environ)
     (tmp_path / "file").touch()

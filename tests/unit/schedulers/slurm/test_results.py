@@ -108,7 +108,7 @@ def test_a_task_that_has_not_started(task: dict[str, Any], outcome: Outcome | No
             {"why": "PREEMPTION"},
             {"queued": queued("PENDING")},
             None,
-            "to be tried again: Slurm ended it on h1: preemption",
+            "to be retried: Slurm ended it on h1: preemption",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_what_asked_to_be_tried_again_has_its_word_once_the_queue_has_lost_it() 
     again = {"starts": (start(code=8, ended=NOW, again=True),), "files": STOPPED}
     assert word(**again, queued=queued("PENDING", "BeginTime"))[:2] == (
         None,
-        "to be tried again: no such manifest",
+        "to be retried: no such manifest",
     )
     assert word(**again, known=False)[0] is None
     assert word(**again)[0] is Outcome.PULL_FAILED

@@ -105,7 +105,7 @@ def test_a_gpu_that_is_not_there_is_looked_for_on_another_machine(folder: Folder
     write_row(folder.path / "batch-1.json", _submitted())
     found = read_node(folder.path, "tiny", JobLimits())
     assert (found.result.outcome, found.run) == (None, None)
-    assert found.result.reason == "to be tried again: no usable GPU on h1"
+    assert found.result.reason == "to be retried: no usable GPU on h1"
     assert folder.runs("h2", 1) == []
     assert read_node(folder.path, "tiny", JobLimits()).run is not None
 

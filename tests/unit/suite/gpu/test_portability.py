@@ -25,7 +25,7 @@ from imagefactory.suite import table as frameworks
 from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.checks import portability
-from imagefactory.suite.gpu.context import Refusal
+from imagefactory.suite.gpu.context import MeasuredFailure
 from imagefactory.suite.portability import case, exporting, onnxruntime, rows, runtimes
 from imagefactory.suite.portability.runtimes import RUNTIMES
 
@@ -47,12 +47,12 @@ def array(*values: float) -> Any:
         ("torch", {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime": "13.2.86"}, ""),
         ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2", "cuda-cudart": "12.6.77"}, ""),
         ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2"}, ""),
-        ("torch", {}, "the lock holds no onnx and no onnxruntime-gpu"),
-        ("torch", {"onnx": "1", "onnxruntime": "1.23.2"}, "the lock holds no onnxruntime-gpu"),
+        ("torch", {}, "the lock has no onnx and no onnxruntime-gpu"),
+        ("torch", {"onnx": "1", "onnxruntime": "1.23.2"}, "the lock has no onnxruntime-gpu"),
         (
             "torch",
             {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime-cu12": "12.4.127"},
-            "onnxruntime-gpu 1.31.1 is built for CUDA 13, the lock holds CUDA 12",
+            "onnxruntime-gpu 1.31.1 is built for CUDA 13, the lock has CUDA 12",
         ),
         (
             "jax",
@@ -156,7 +156,7 @@ def test_what_agrees_says_how_far_it_is_off() -> None:
 
 
 def test_the_smallest_wrong_weight_that_the_controls_make_is_beyond_the_tolerance() -> None:
-    with pytest.raises(CheckFailure, match="is not told apart"):
+    with pytest.raises(CheckFailure, match="is not detected"):
         portability.check_differs([array(1.0, 4.0001)], [array(1.0, 4.0)])
     portability.check_differs([array(1.0, 4.04)], [array(1.0, 4.0)])
 
@@ -242,7 +242,7 @@ def kernel(provider: str) -> dict[str, Any]:
     return {"cat": "Node", "name": "a_kernel_time", "args": {"provider": provider, "op_name": "MatMul"}}
 
 
-BENCH = portability.Bench(
+BENCH = portability.PortabilityModules(
     exporter=Exporter(),
     maker=Exporter(),
     runtime=Runtime(),
@@ -295,11 +295,11 @@ def test_a_model_gives_errors_and_latencies_of_both_on_both() -> None:
             table.LOAD_FAILED,
             "draws random numbers",
         ),
-        (replace(BENCH, maker=Exporter(wrong=1.0)), table.LOAD_FAILED, "a wrong weight is not told apart"),
+        (replace(BENCH, maker=Exporter(wrong=1.0)), table.LOAD_FAILED, "a wrong weight is not detected"),
     ],
     ids=["wrong-export", "framework-elsewhere", "runtime-elsewhere", "kernel-elsewhere", "drawn", "blind"],
 )
-def test_what_must_fail_fails(bench: portability.Bench, outcome: str, said: str) -> None:
+def test_what_must_fail_fails(bench: portability.PortabilityModules, outcome: str, said: str) -> None:
     with pytest.raises(CheckFailure) as caught:
         list(portability.try_model(MODEL, bench))
     assert caught.value.outcome == outcome
@@ -308,7 +308,7 @@ def test_what_must_fail_fails(bench: portability.Bench, outcome: str, said: str)
 
 def test_one_model_that_breaks_hides_no_other() -> None:
     bench = replace(BENCH, exporter=Exporter(export_factor=3.0))
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(MeasuredFailure) as caught:
         portability.try_models((replace(MODEL, name="broken"), MODEL), bench)
     first, second = caught.value.detail.split("; ")
     assert first == "broken: RuntimeError: no kernel image is available"
@@ -320,7 +320,7 @@ def test_one_model_that_breaks_hides_no_other() -> None:
 
 def test_what_fails_alike_is_told_once() -> None:
     bench = replace(BENCH, exporter=Exporter(lost="gpu"), devices=("gpu",))
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(MeasuredFailure) as caught:
         portability.try_models((MODEL, replace(MODEL, name="other")), bench)
     assert caught.value.detail.startswith("double, other: torch ")
 
@@ -402,7 +402,7 @@ def test_a_build_without_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_session_that_ends_up_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeOnnxRuntime((CUDA,), ("CPUExecutionProvider",))
-    assert opened(monkeypatch, fake) == f"asked ONNX Runtime for {CUDA}, got CPUExecutionProvider"
+    assert opened(monkeypatch, fake) == f"requested {CUDA} from ONNX Runtime, got CPUExecutionProvider"
     assert fake.config == {"session.disable_cpu_ep_fallback": "1"}
     assert fake.asked["enable_fallback"] == 0
     assert [provider for provider, _ in fake.asked["providers"]] == [CUDA]

@@ -127,7 +127,7 @@ def test_indices_count_lost_gpus_and_are_unknown_where_models_differ() -> None:
         (Told(count=0), "NVML counts none"),
         (Told(init=18), "18 .Driver/library version mismatch"),
         (Told(module="535.1.2"), "kernel module is 535.1.2 and NVML of 550.90.07"),
-        (Told(known="GPU-????????-????-????-????-????????????"), "tells its UUID"),
+        (Told(known="GPU-????????-????-????-????-????????????"), "has a UUID"),
         (Told(uuid="GPU-1", known=UUID), "a UUID that is none"),
     ],
 )
@@ -157,7 +157,7 @@ def test_without_a_driver_a_node_or_a_library_there_is_none(tmp_path: Path) -> N
     with pytest.raises(NoGpu, match="no device"):
         read_hardware(places._replace(dev=str(tmp_path / "none")))
     (tmp_path / "proc/driver/nvidia/gpus/0000:07:00.0/information").unlink()
-    with pytest.raises(NoGpu, match="tells its UUID"):
+    with pytest.raises(NoGpu, match="has a UUID"):
         read_hardware(places)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.verify.kit.program import Stop
-from imagefactory.verify.kit.start import must
+from imagefactory.verify.kit.start import run_or_stop
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from imagefactory.verify.kit.start import must
 )
 def test_a_pull_that_a_registry_refuses_says_how_to_be_let_in(said: str, login: bool) -> None:
     with pytest.raises(Stop) as caught:
-        must(["sh", "-c", 'echo first; echo "$1" >&2; exit 1', "sh", said], {"PATH": "/usr/bin:/bin"})
+        run_or_stop(["sh", "-c", 'echo first; echo "$1" >&2; exit 1', "sh", said], {"PATH": "/usr/bin:/bin"})
     told = str(caught.value)
     assert said in told
     assert ("docker login" in told) == login

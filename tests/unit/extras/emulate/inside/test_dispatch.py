@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.emulate.inside.dispatch import flops_of, what_of
+from imagefactory.extras.emulate.inside.dispatch import flops_of, profile_name
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_attention_is_two_products_of_each_query_with_each_key() -> None:
     ],
 )
 def test_what_an_operation_is_to_a_profile(name: str, what: str) -> None:
-    assert what_of(name) == what
+    assert profile_name(name) == what

@@ -12,7 +12,7 @@ import pytest
 from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import ranks, reference, table
 from imagefactory.suite.gpu.checks import several
-from imagefactory.suite.gpu.context import GpuContext, Refusal, parse_request
+from imagefactory.suite.gpu.context import GpuContext, MeasuredFailure, parse_request
 from imagefactory.suite.gpu.frameworks import torch_ranks
 from imagefactory.suite.gpu.suite import environment_of
 from imagefactory.verify.outcome import MOST_NUMBERS
@@ -33,7 +33,7 @@ def make_context(**changes: Any) -> GpuContext:
 @pytest.mark.parametrize("check", table.PARTS["several"])
 def test_the_part_is_pytorchs_on_nvidias_gpus(check: str) -> None:
     assert table.not_applicable("torch", check, {"torch": "2.3.1"}) == ""
-    assert "PyTorch alone" in table.not_applicable("jax", check, {"jax": "0.4"})
+    assert "only PyTorch" in table.not_applicable("jax", check, {"jax": "0.4"})
     assert "RCCL" in table.not_applicable("torch", check, {"torch": "2.9.1+rocm6.4"})
     assert "no framework" in table.not_applicable("other", check, {})
     assert table.checks_of("several") == (*table.PARTS["driver"], *table.PARTS["several"])
@@ -110,7 +110,7 @@ def test_wrong_bytes_are_a_failure_and_the_host_between_is_none() -> None:
     assert several.judge_copies(copies(3, direct=False), 1 << 20, rehearsal=False)
     said = copies(3)
     said[-1]["exact"] = False
-    with pytest.raises(Refusal, match="GPU 2 to 1") as caught:
+    with pytest.raises(MeasuredFailure, match="GPU 2 to 1") as caught:
         several.judge_copies(said, 1 << 20, rehearsal=False)
     assert caught.value.outcome == "wrong-numbers"
     assert "0-1-gb-per-s" in caught.value.numbers
@@ -150,7 +150,7 @@ def test_all_must_have_the_exact_sum() -> None:
     finding = several.judge_sums(sums(3), SIZES, torch_ranks, rehearsal=False)
     assert finding.numbers == {"processes": 3, "all-reduce-64-s": 0.003, "all-reduce-4096-s": 0.003}
     assert several.judge_sums(sums(2), SIZES, torch_ranks, rehearsal=True).numbers == {"processes": 2}
-    with pytest.raises(Refusal, match=r" 4096 .* 1$") as caught:
+    with pytest.raises(MeasuredFailure, match=r" 4096 .* 1$") as caught:
         several.judge_sums(sums(3, wrong=(1, 4096)), SIZES, torch_ranks, rehearsal=False)
     assert caught.value.outcome == "wrong-numbers"
 
@@ -203,6 +203,6 @@ def test_what_does_not_train_as_one_is_seen(monkeypatch: pytest.MonkeyPatch, wro
 
     monkeypatch.setattr(torch_ranks, "count", lambda context: 2)
     monkeypatch.setattr(ranks, "run_ranks", fake)
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(MeasuredFailure) as caught:
         several.check_data_parallel(make_context())
     assert caught.value.outcome == "wrong-numbers"
