@@ -25,7 +25,6 @@ from docs.json_schemas import FORMAT, document_type, document_types, file_name, 
 from imagefactory import errors
 from imagefactory.cli import cli
 from imagefactory.extras.nightly import nights
-from imagefactory.extras.site import tables as combos
 from imagefactory.lock.conda import file as conda_lock
 from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
@@ -413,7 +412,6 @@ def stored_formats() -> str:
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`, to compare with in `site nightly --kept`"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
-        (f"`{combos.FORMAT}`", "`report --format json`: which image runs on which GPU"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalog, `format` {catalog.FORMAT}", "a signed catalog, in a DSSE envelope"),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TypedDict
 
 from imagefactory.actions.read_catalog import age_of, read_catalog
 from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
@@ -25,7 +25,7 @@ from imagefactory.settings.load import CENTER, Settings, center_settings
 from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
 from imagefactory.trust.judgement import VerdictSet
 from imagefactory.trust.offers import find_image, select_images, verify_offer
-from imagefactory.trust.policy import TrustRules, list_keys, read_trust
+from imagefactory.trust.policy import KeyRow, TrustRules, list_keys, read_trust
 
 _NO_CENTER = ("", SITES[0], SLURM, KUBERNETES)
 """Sites of many centers, which therefore cannot name one center."""
@@ -241,9 +241,25 @@ def _select_images(
     )
 
 
-def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) -> list[dict[str, Any]]:
+class CenterRow(TypedDict):
+    name: str
+    site: str
+    catalog: str
+    file: str
+    """The file whose settings name the center."""
+    created: str | None
+    expires: str | None
+    source: str | None
+    age: str | None
+    images: int | None
+    """The number of images; null if the catalog cannot be read."""
+    error: str
+    keys: list[KeyRow]
+
+
+def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) -> list[CenterRow]:
     """Return each center as JSON, with its keys and the age of its catalog or the reason for no catalog."""
-    rows = []
+    rows: list[CenterRow] = []
     for center in centers_of(settings):
         if not center.place:
             continue
@@ -254,19 +270,19 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
         except ImagefactoryError as fault:
             error = fault.message
         rows.append(
-            {
-                "name": center.name,
-                "site": center.settings.site.value,
-                "catalog": center.place,
-                "file": center.settings.catalog.origin,
-                "made": format_time(catalog.made) if catalog else None,
-                "expires": format_time(catalog.expires) if catalog else None,
-                "source": catalog.source.value if catalog else None,
-                "age": age_of(catalog, now) if catalog else None,
-                "images": len(catalog.images) if catalog else None,
-                "error": error,
-                "keys": list_keys(center.trust, (), now),
-            }
+            CenterRow(
+                name=center.name,
+                site=center.settings.site.value,
+                catalog=center.place,
+                file=center.settings.catalog.origin,
+                created=format_time(catalog.made) if catalog else None,
+                expires=format_time(catalog.expires) if catalog else None,
+                source=catalog.source.value if catalog else None,
+                age=age_of(catalog, now) if catalog else None,
+                images=len(catalog.images) if catalog else None,
+                error=error,
+                keys=list_keys(center.trust, (), now),
+            )
         )
     return rows
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
+    ImageRow,
+    SifRow,
     artifact_json,
     choose_targets,
     confirm,
@@ -30,7 +32,7 @@ from imagefactory.cli.output import (
     targets_argument,
     write_terminal,
 )
-from imagefactory.cli.transfer import pushed_json
+from imagefactory.cli.transfer import PushRow, pushed_json
 from imagefactory.errors import CheckFailedError, StaleError, UnbuiltError, UnsolvableError, UsageError
 from imagefactory.gpu.capability import AMD64
 from imagefactory.model import Outcome
@@ -38,10 +40,88 @@ from imagefactory.plugins import load_extra
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagefactory.actions.build import BuildResult
     from imagefactory.actions.lock import LockOptions, LockResult
+    from imagefactory.errors import OutdatedPackageRow
     from imagefactory.model import BaseSpec, Target
     from imagefactory.project import Project
+
+
+class BuildRow(TypedDict):
+    target: str
+    store: str
+    image: ImageRow | SifRow
+    fresh: bool
+    """Whether it was built now; false if nothing has changed."""
+    published_base: bool
+    """Whether the base was pulled from a registry."""
+    smoke: Mapping[str, object] | None
+    """The report of the smoke test; null with `--no-test`."""
+    gpu: str
+    seconds: dict[str, float]
+    """The duration of each step."""
+    pushed: NotRequired[PushRow]
+
+
+class BuildDocument(TypedDict):
+    """The built images, and their smoke tests."""
+
+    format: Literal["imagefactory.build/1"]
+    results: list[BuildRow]
+    errors: list[ErrorRow]
+
+
+class BuiltWheelRow(TypedDict):
+    name: str
+    version: str
+    path: str
+    source: str
+    """A file of the index, or an entry of the recipe."""
+
+
+class BaseLockRow(TypedDict):
+    base: str
+    changed: bool
+
+
+class TargetLockRow(TypedDict):
+    target: str
+    changed: bool
+    outdated: list[OutdatedPackageRow]
+    note: str
+    """Companion packages that the recipe omits; empty for none."""
+    built: list[BuiltWheelRow]
+    """The wheels that `--build` built."""
+    layers_changed: NotRequired[bool | None]
+
+
+class LockDocument(TypedDict):
+    """The targets and bases that were locked."""
+
+    format: Literal["imagefactory.lock/1"]
+    results: list[BaseLockRow | TargetLockRow]
+    errors: list[ErrorRow]
+
+
+class LockCheckDocument(TypedDict):
+    """The status of each lock and each layer lock: `ok`, `outdated`, `missing` or another word."""
+
+    format: Literal["imagefactory.lock-check/1"]
+    locks: dict[str, str]
+    layers: dict[str, str]
+    errors: list[ErrorRow]
+
+
+class RenderDocument(TypedDict):
+    """The definitions that were written, or that differ."""
+
+    format: Literal["imagefactory.render/1"]
+    written: list[str]
+    outdated: dict[str, list[str]]
+    """With `--check`: the differences of each target."""
+    errors: list[ErrorRow]
 
 
 @click.command(cls=Command)
@@ -107,7 +187,7 @@ def build(
         before=partial(check_push, factory, push) if push else lambda: None,
     )
     chosen = choose_targets(factory, names)
-    results: list[dict[str, object]] = []
+    results: list[BuildRow] = []
     with exit_with_first_failure(factory, names) as failures:
 
         def tell(built: BuildResult) -> None:
@@ -126,7 +206,9 @@ def build(
                     print_result(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)
         if as_json:
-            print_json({"format": "imagefactory.build/1", "results": results, "errors": failures.as_json()})
+            print_json(
+                BuildDocument(format="imagefactory.build/1", results=results, errors=failures.as_json())
+            )
     if push is None and factory.settings.registry.value and not no_smoke:
         print_next_command("push", *(target.name for target in chosen))
     elif on_gpus := [target.name for target in chosen if target.gpu]:
@@ -137,19 +219,19 @@ def build(
         print_next_command("image", "promote", *(target.name for target in chosen))
 
 
-def _built_json(built: BuildResult, factory: Project) -> dict[str, object]:
+def _built_json(built: BuildResult, factory: Project) -> BuildRow:
     from imagefactory.verify.smoke import format_report
 
-    return {
-        "target": built.target.name,
-        "store": factory.settings.store.value,
-        "image": artifact_json(built.image),
-        "fresh": built.fresh,
-        "published_base": built.published_base,
-        "smoke": format_report(built.report) if built.report else None,
-        "gpu": built.report.gpu.value if built.report else "not-tested",
-        "seconds": dict(built.seconds),
-    }
+    return BuildRow(
+        target=built.target.name,
+        store=factory.settings.store.value,
+        image=artifact_json(built.image),
+        fresh=built.fresh,
+        published_base=built.published_base,
+        smoke=format_report(built.report) if built.report else None,
+        gpu=built.report.gpu.value if built.report else "not-tested",
+        seconds=dict(built.seconds),
+    )
 
 
 def _or_qemu(built: BuildResult) -> str:
@@ -286,12 +368,12 @@ def lock(
     )
     if deep:
         from imagefactory.actions.lock import lock_target_layers
-    results: list[dict[str, object]] = []
+    results: list[BaseLockRow | TargetLockRow] = []
     with exit_with_first_failure(factory, names) as failures:
         for base in bases:
             with failures.of(f"base:{base.name}"):
                 changed = lock_base(factory, base, progress, update=update_all)
-                results.append({"base": base.name, "changed": changed})
+                results.append(BaseLockRow(base=base.name, changed=changed))
                 state = "locked" if changed else "unchanged"
                 if base.image:
                     state = f"pinned by its digest; to move it, write another one at {base.where}"
@@ -306,16 +388,16 @@ def lock(
                     progress.note(lacking)
                 relock, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
                 relayered = lock_target_layers(factory, target, progress) if deep else None
-                results.append(
-                    {
-                        "target": target.name,
-                        "changed": relock.before != relock.after,
-                        "outdated": [package.as_json() for package in relock.behind],
-                        "left_out": lacking,
-                        "built": wheels,
-                        **({"layers_changed": relayered} if deep else {}),
-                    }
+                row = TargetLockRow(
+                    target=target.name,
+                    changed=relock.before != relock.after,
+                    outdated=[package.as_json() for package in relock.behind],
+                    note=lacking,
+                    built=wheels,
                 )
+                if deep:
+                    row["layers_changed"] = relayered
+                results.append(row)
                 changed_names |= {target.name} if relock.before != relock.after else set()
                 print_result(format_relock(relock), unless=as_json)
                 if deep:
@@ -330,7 +412,7 @@ def lock(
                 unless=as_json,
             )
         if as_json:
-            print_json({"format": "imagefactory.locks/1", "results": results, "errors": failures.as_json()})
+            print_json(LockDocument(format="imagefactory.lock/1", results=results, errors=failures.as_json()))
     if changed_names:
         print_next_command("build", *sorted(changed_names)) if names else print_next_command("render")
     elif len(chosen) == 1:
@@ -346,7 +428,7 @@ def _lock(
     *,
     build: bool,
     as_json: bool,
-) -> tuple[LockResult, list[dict[str, object]]]:
+) -> tuple[LockResult, list[BuiltWheelRow]]:
     """Lock a target. Build packages without a wheel with --build, or if the user confirms it.
 
     Return the lock, and the built wheels as JSON.
@@ -366,7 +448,10 @@ def _lock(
     result = build_and_lock(
         factory, target, options, call.progress, lambda line: print_result(line, unless=as_json)
     )
-    return result.relock, [asdict(wheel) for wheel, _ in result.wheels]
+    return result.relock, [
+        BuiltWheelRow(name=wheel.name, version=wheel.version, path=wheel.path, source=wheel.source)
+        for wheel, _ in result.wheels
+    ]
 
 
 def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
@@ -455,12 +540,12 @@ def _check(
                 print_result(f"{target.name}: all layers were rebuilt and match the lock", unless=as_json)
         if as_json:
             print_json(
-                {
-                    "format": "imagefactory.locks/1",
-                    "locks": states,
-                    "layers": layers,
-                    "errors": failures.as_json(),
-                }
+                LockCheckDocument(
+                    format="imagefactory.lock-check/1",
+                    locks=states,
+                    layers=layers,
+                    errors=failures.as_json(),
+                )
             )
         elif not failures.errors:
             known = f"; known to have no solution: {', '.join(unsolvable)}" if unsolvable else ""
@@ -541,12 +626,12 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
                 check_no_orphans(factory)
         if as_json:
             print_json(
-                {
-                    "format": "imagefactory.definitions/1",
-                    "written": written,
-                    "stale": stale,
-                    "errors": failures.as_json(),
-                }
+                RenderDocument(
+                    format="imagefactory.render/1",
+                    written=written,
+                    outdated=stale,
+                    errors=failures.as_json(),
+                )
             )
         elif failures.errors and not written:
             pass  # the errors have said it

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
     choose_targets,
     exit_with_first_failure,
     json_option,
@@ -32,8 +33,65 @@ if TYPE_CHECKING:
     from imagefactory.actions.catalog import CatalogResult
     from imagefactory.actions.publish import RollbackPlan
     from imagefactory.project import Project
-    from imagefactory.trust.catalog import CatalogImage
+    from imagefactory.trust.claims import VerdictAges
     from imagefactory.trust.verdict import VerificationResult
+
+
+class PublishedSifRow(TypedDict):
+    sha256: str
+    reference: str
+
+
+class PublishedImageRow(TypedDict):
+    target: str
+    reference: str
+    digest: str
+    manifest: str
+    size: int
+    unpacked_size: int
+    verified: list[str]
+    """The compute capabilities for which it is verified."""
+    verdicts: int
+    sifs: list[PublishedSifRow]
+
+
+class SkippedTargetRow(TypedDict):
+    target: str
+    reason: str
+
+
+class RollbackChangeRow(TypedDict):
+    target: str
+    before: str
+    """The digest of its image now; empty for none."""
+    after: str
+    verdicts_before: int
+    verdicts_after: int
+
+
+class RollbackRow(TypedDict):
+    digest: str
+    """The digest of the earlier catalog."""
+    created: str
+    changes: list[RollbackChangeRow]
+
+
+class SitePublishDocument(TypedDict):
+    """The catalog that was signed, or would be with `--dry-run`."""
+
+    format: Literal["imagefactory.site-publish/1"]
+    created: str
+    expires: str
+    written: list[str]
+    """The places where it is; empty with `--dry-run`."""
+    images: list[PublishedImageRow]
+    skipped: list[SkippedTargetRow]
+    unchanged: list[str]
+    """Targets with an invalid recipe, whose row of the previous catalog stays."""
+    awaiting_approval: list[str]
+    verdict_ages: VerdictAges
+    rollback: NotRequired[RollbackRow]
+    errors: list[ErrorRow]
 
 
 @click.command(cls=Command)
@@ -150,11 +208,10 @@ def publish_catalog(
             verdict_ages_of(offers, now),
         )
         if as_json:
-            more = {"proofs": ages, "errors": failures.as_json()}
-            more |= {"rollback": _rollback_json(back)} if back else {}
-            return print_json(
-                {"format": "imagefactory.catalog/1", **_as_json(draft, proven, written), **more}
-            )
+            document = _as_json(draft, proven, written, ages, failures.as_json())
+            if back:
+                document["rollback"] = _rollback_json(back)
+            return print_json(document)
         print_result(_format_images(draft, proven))
         for line in _skipped(draft.left_out):
             print_prose(line)
@@ -226,40 +283,56 @@ def _verdict_age_text(judged: Iterable[VerificationResult]) -> list[str]:
     return [str(gpu) for gpu, claim in verified_claims(judged).items() if claim.answer is Compatibility.YES]
 
 
-def _rollback_json(back: RollbackPlan) -> dict[str, object]:
-    from imagefactory.serialize import format_time, format_value
+def _rollback_json(back: RollbackPlan) -> RollbackRow:
+    from imagefactory.serialize import format_time
 
-    return {
-        "digest": back.earlier.digest,
-        "made": format_time(back.earlier.catalog.made),
-        "changes": [format_value(change) for change in back.changes],
-    }
+    return RollbackRow(
+        digest=back.earlier.digest,
+        created=format_time(back.earlier.catalog.made),
+        changes=[
+            RollbackChangeRow(
+                target=change.target,
+                before=change.now,
+                after=change.then,
+                verdicts_before=change.verdicts_now,
+                verdicts_after=change.verdicts_then,
+            )
+            for change in back.changes
+        ],
+    )
 
 
 def _as_json(
-    draft: CatalogResult, proven: dict[str, list[str]], written: tuple[str, ...]
-) -> dict[str, object]:
+    draft: CatalogResult,
+    proven: dict[str, list[str]],
+    written: tuple[str, ...],
+    ages: VerdictAges,
+    errors: list[ErrorRow],
+) -> SitePublishDocument:
     from imagefactory.serialize import format_time
 
-    def row(image: CatalogImage) -> dict[str, object]:
-        return {
-            "target": image.target,
-            "reference": image.reference,
-            "digest": image.subject.index,
-            "manifest": image.subject.manifest,
-            "size": image.size,
-            "unpacked": image.unpacked,
-            "verified": proven[image.target],
-            "verdicts": len(image.envelopes),
-            "sifs": [{"sha256": sif.sha256, "reference": sif.reference} for sif in image.sifs],
-        }
-
-    return {
-        "made": format_time(draft.catalog.made),
-        "expires": format_time(draft.catalog.expires),
-        "written": list(written),
-        "images": [row(image) for image in draft.catalog.images],
-        "left_out": [{"target": name, "why": why} for name, why in draft.left_out],
-        "kept": list(draft.kept),
-        "waiting": list(draft.waiting),
-    }
+    return SitePublishDocument(
+        format="imagefactory.site-publish/1",
+        created=format_time(draft.catalog.made),
+        expires=format_time(draft.catalog.expires),
+        written=list(written),
+        images=[
+            PublishedImageRow(
+                target=image.target,
+                reference=image.reference,
+                digest=image.subject.index,
+                manifest=image.subject.manifest,
+                size=image.size,
+                unpacked_size=image.unpacked,
+                verified=proven[image.target],
+                verdicts=len(image.envelopes),
+                sifs=[PublishedSifRow(sha256=sif.sha256, reference=sif.reference) for sif in image.sifs],
+            )
+            for image in draft.catalog.images
+        ],
+        skipped=[SkippedTargetRow(target=name, reason=why) for name, why in draft.left_out],
+        unchanged=list(draft.kept),
+        awaiting_approval=list(draft.waiting),
+        verdict_ages=ages,
+        errors=errors,
+    )

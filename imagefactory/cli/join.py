@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -25,10 +25,61 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, ImagefactoryError, UsageError, os_problem
 
 if TYPE_CHECKING:
+    from imagefactory.actions.centers import CenterRow
     from imagefactory.actions.join import UserFile
     from imagefactory.trust.invitation import Invitation
 
 FILE = "invitation.toml"
+
+
+class InvitedKeyRow(TypedDict):
+    name: str
+    keyid: str
+
+
+class SiteInviteDocument(TypedDict):
+    """The invitation that was written."""
+
+    format: Literal["imagefactory.site-invite/1"]
+    file: str
+    pushed: str
+    """Its reference in the registry; empty without `--push`."""
+    settings: dict[str, str]
+    """By their names in imagefactory.toml."""
+    keys: list[InvitedKeyRow]
+
+
+class SiteJoinDocument(TypedDict):
+    """The center that you joined."""
+
+    format: Literal["imagefactory.site-join/1"]
+    file: str
+    joined_as: str
+    other_centers: list[str]
+    """The centers that you joined before."""
+    changes: list[str]
+    """The lines that were written; empty if nothing changed."""
+    settings: dict[str, str]
+    """By their names in imagefactory.toml."""
+    keys: list[str]
+    """The ids of the keys in the invitation."""
+    catalog_works: bool
+
+
+class SiteListDocument(TypedDict):
+    """The centers that you joined, and their keys."""
+
+    format: Literal["imagefactory.site-list/1"]
+    sites: list[CenterRow]
+
+
+class SiteRemoveDocument(TypedDict):
+    """The settings of the center that you left."""
+
+    format: Literal["imagefactory.site-remove/1"]
+    name: str
+    file: str
+    removed: list[str]
 
 
 @click.command(cls=Command)
@@ -82,15 +133,14 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
     if as_json:
-        keys = [{"name": grant.key.name, "keyid": grant.key.keyid} for grant in invitation.keys]
         return print_json(
-            {
-                "format": "imagefactory.invite/1",
-                "file": str(path),
-                "pushed": place,
-                **invitation.settings,
-                "keys": keys,
-            }
+            SiteInviteDocument(
+                format="imagefactory.site-invite/1",
+                file=str(path),
+                pushed=place,
+                settings=invitation.settings,
+                keys=[InvitedKeyRow(name=grant.key.name, keyid=grant.key.keyid) for grant in invitation.keys],
+            )
         )
     print_result(f"wrote {path}")
     if place:
@@ -156,17 +206,17 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
         user.write()
     note = _check_catalog(call, user)
     if as_json:
-        keys = [grant.key.keyid for grant in invitation.keys]
-        value = {
-            "file": str(user.path),
-            "joined_as": user.center,
-            "beside": list(user.beside),
-            "changed": list(user.joining.changes),
-            **invitation.settings,
-            "keys": keys,
-        }
         return print_json(
-            {"format": "imagefactory.join/1", **value, "catalog_works": not note.startswith("note")}
+            SiteJoinDocument(
+                format="imagefactory.site-join/1",
+                file=str(user.path),
+                joined_as=user.center,
+                other_centers=list(user.beside),
+                changes=list(user.joining.changes),
+                settings=invitation.settings,
+                keys=[grant.key.keyid for grant in invitation.keys],
+                catalog_works=not note.startswith("note"),
+            )
         )
     print_result(
         f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} is up to date"
@@ -281,16 +331,16 @@ def site_list(call: CommandContext, as_json: bool) -> None:
         )
     rows = list_centers(call.settings, os.environ, datetime.now(UTC))
     if as_json:
-        return print_json({"format": "imagefactory.sites/1", "sites": rows})
+        return print_json(SiteListDocument(format="imagefactory.site-list/1", sites=rows))
     if not rows:
         return print_result("no center is joined: imagefactory site join ADDRESS|FILE")
     table = [
         (
-            str(row["name"]),
-            str(row["site"]),
-            str(row["catalog"]),
+            row["name"],
+            row["site"],
+            row["catalog"],
             row["error"] or f"{row['images']} images, {row['age']}",
-            ", ".join(f"{key['name']} ({key['state']})" for key in row["keys"]) or "none",
+            ", ".join(f"{key['name']} ({key['status']})" for key in row["keys"]) or "none",
         )
         for row in rows
     ]
@@ -334,6 +384,8 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
         return print_json(
-            {"format": "imagefactory.site-removed/1", "name": name, "file": str(path), "removed": gone}
+            SiteRemoveDocument(
+                format="imagefactory.site-remove/1", name=name, file=str(path), removed=list(gone)
+            )
         )
     return print_result(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

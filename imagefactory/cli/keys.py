@@ -6,7 +6,7 @@ import os
 import tomllib
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -16,10 +16,13 @@ from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.verify.report import evidence_types
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagefactory.actions.publish import PublishedCatalog
     from imagefactory.cli.output import CommandContext
     from imagefactory.settings.load import Settings
     from imagefactory.trust.keys import PublicKey
+    from imagefactory.trust.policy import KeyRow
 
 DAYS = 365
 _user_option = click.option(
@@ -28,6 +31,80 @@ _user_option = click.option(
     help="In your own file (~/.config/imagefactory/imagefactory.toml), not the project's.",
 )
 _DAY = click.DateTime(formats=["%Y-%m-%d"])
+
+
+class KeyCreateDocument(TypedDict):
+    """The files of a new key."""
+
+    format: Literal["imagefactory.key-create/1"]
+    name: str
+    keyid: str
+    private: str | None
+    """The file of the private key; null with `--command`."""
+    public: str
+    command: str | None
+    """The file that names the program that signs; null without `--command`."""
+
+
+class KeyListDocument(TypedDict):
+    """Your own keys, and those that this project trusts."""
+
+    format: Literal["imagefactory.key-list/1"]
+    keys: list[KeyRow]
+
+
+class KeyTrustDocument(TypedDict):
+    """The key that is trusted now."""
+
+    format: Literal["imagefactory.key-trust/1"]
+    name: str
+    keyid: str
+    file: str
+    evidence: list[str]
+    valid_from: str
+    valid_until: str
+
+
+class KeyRetireDocument(TypedDict):
+    """The key that is no longer trusted for new signatures."""
+
+    format: Literal["imagefactory.key-retire/1"]
+    name: str
+    file: str
+    valid_until: str
+    record: str | None
+    """The file that lists what the key has signed."""
+    recorded: int
+    """The number of statements in `record`."""
+
+
+class RetiredKeyRow(TypedDict):
+    name: str
+    keyid: str
+    recorded: int
+    """The number of its statements that stay valid until they expire."""
+
+
+class KeyRotateDocument(TypedDict):
+    """The new key, and the one that it replaces."""
+
+    format: Literal["imagefactory.key-rotate/1"]
+    name: str
+    keyid: str
+    valid_from: str
+    valid_until: str
+    retired: RetiredKeyRow
+    files: list[str]
+    published: list[str]
+
+
+class KeyLogDocument(TypedDict):
+    """Who signed, promoted and published from this store."""
+
+    format: Literal["imagefactory.key-log/1"]
+    file: str
+    entries: list[Mapping[str, str]]
+    """`time`, `user`, `host`, `action`, `what`, `where`, `key` and `why`, the oldest first."""
 
 
 _command_option = click.option(
@@ -60,10 +137,15 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
     key = _new_key(name, command, public)
     signer = folder / f"{name}{PROGRAM if command else FILE}"
     if as_json:
-        private = None if command else str(signer)
-        value = {"name": name, "keyid": key.keyid, "private": private, "public": str(folder / f"{name}.pub")}
         return print_json(
-            {"format": "imagefactory.key/1", **value, "command": str(signer) if command else None}
+            KeyCreateDocument(
+                format="imagefactory.key-create/1",
+                name=name,
+                keyid=key.keyid,
+                private=None if command else str(signer),
+                public=str(folder / f"{name}.pub"),
+                command=str(signer) if command else None,
+            )
         )
     print_result(
         f"{signer}  names the program that signs" if command else f"{signer}  keep this private key secret"
@@ -105,18 +187,18 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     own = own_keys(keys_directory(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
     if as_json:
-        return print_json({"format": "imagefactory.keys/1", "keys": rows})
+        return print_json(KeyListDocument(format="imagefactory.key-list/1", keys=rows))
     if not rows:
         print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
     header = ("NAME", "KEY", "STATUS", "VALID FROM", "VALID UNTIL", "EVIDENCE", "YOURS")
     table = [
         (
-            str(row["name"]),
-            str(row["keyid"])[:16],
-            str(row["state"]),
-            str(row["from"] or "-")[:10],
-            str(row["until"] or "-")[:10],
+            row["name"],
+            row["keyid"][:16],
+            row["status"],
+            (row["valid_from"] or "-")[:10],
+            (row["valid_until"] or "-")[:10],
             ",".join(row["evidence"]) or "-",
             "yes" if row["own"] else "no",
         )
@@ -180,9 +262,16 @@ def trust(
     note = _replace(path, text, add_key(text, grant, where))
     _log(ctx, "trust", (public.name, public.keyid), where)
     if as_json:
-        row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
         return print_json(
-            {"format": "imagefactory.trust/1", **row, "from": begin.isoformat(), "until": end.isoformat()}
+            KeyTrustDocument(
+                format="imagefactory.key-trust/1",
+                name=public.name,
+                keyid=public.keyid,
+                file=where,
+                evidence=list(evidence),
+                valid_from=begin.isoformat(),
+                valid_until=end.isoformat(),
+            )
         )
     print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     print_result("compare this key with its owner")
@@ -233,14 +322,15 @@ def retire(
     _log(ctx, "retire", (key.name, key.keyid), where, "stolen" if stolen else f"until {end.isoformat()}")
     count = len(record.splitlines())
     if as_json:
-        value = {"name": key.name, "file": where, "until": end.isoformat()}
         return print_json(
-            {
-                "format": "imagefactory.trust/1",
-                **value,
-                "record": str(file) if file else None,
-                "recorded": count,
-            }
+            KeyRetireDocument(
+                format="imagefactory.key-retire/1",
+                name=key.name,
+                file=where,
+                valid_until=end.isoformat(),
+                record=str(file) if file else None,
+                recorded=count,
+            )
         )
     print_result(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
     if stolen:
@@ -337,16 +427,17 @@ def rotate(
     written, fault = _published(call, now, before)
     count = len(record.splitlines())
     if as_json:
-        value = {"name": new_name, "keyid": key.keyid, "from": now.isoformat(), "until": end.isoformat()}
-        retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
         print_json(
-            {
-                "format": "imagefactory.rotate/1",
-                **value,
-                "retired": retired,
-                "files": [where, *files],
-                "published": written,
-            }
+            KeyRotateDocument(
+                format="imagefactory.key-rotate/1",
+                name=new_name,
+                keyid=key.keyid,
+                valid_from=now.isoformat(),
+                valid_until=end.isoformat(),
+                retired=RetiredKeyRow(name=old.name, keyid=old.keyid, recorded=count),
+                files=[where, *files],
+                published=written,
+            )
         )
     else:
         _print_rotation((old.name, new_name, key.keyid), count, [where, *files], written)
@@ -433,7 +524,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     rows = list(read_audit(store))
     if as_json:
         return print_json(
-            {"format": "imagefactory.log/1", "file": str(store / "journal" / NAME), "acts": rows}
+            KeyLogDocument(format="imagefactory.key-log/1", file=str(store / "journal" / NAME), entries=rows)
         )
     if not rows:
         return print_result("nothing was signed, revoked, approved, promoted or published from this store")

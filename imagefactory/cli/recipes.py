@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -295,7 +294,7 @@ def new(
         check_draft(draft.text, family, others, all_bases(read_bases(folder), others))
     value = recipe_json(family, "" if dry_run else str(path), draft)
     if dry_run:
-        return print_json({"format": "imagefactory.recipe/1", **value, "errors": []}) if as_json else None
+        return print_json(value) if as_json else None
     write_recipe(path, value, as_json=as_json)
     return print_next_command("lock", family)
 
@@ -316,31 +315,91 @@ def _recipe_exists(path: Path) -> UsageError:
     return UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
 
 
-def recipe_json(family: str, path: str, draft: RecipeDraft, why: Sequence[str] = ()) -> dict[str, object]:
+class RecipeChoiceRow(TypedDict):
+    framework: str
+    version: str
+    cuda: str
+    python: str
+    reasons: list[str]
+
+
+class RecipeDocument(TypedDict):
+    """The recipe that `recipe new` or `recipe import` wrote."""
+
+    format: Literal["imagefactory.recipe/1"]
+    family: str
+    path: str
+    """The file; empty if none was written."""
+    recipe: str
+    choice: RecipeChoiceRow | None
+    """The image that an import chose."""
+    notes: list[str]
+    skipped: list[str]
+    """The parts of the imported file that a recipe cannot express."""
+    unsolved: str
+    """Why the requirements have no solution; empty if they have one, or were not solved."""
+    unbuilt: list[str]
+    """The packages that have no wheel."""
+    errors: list[ErrorRow]
+
+
+class RecipeAddVersionDocument(TypedDict):
+    """The row that was added to a recipe, and its targets."""
+
+    format: Literal["imagefactory.recipe-add-version/1"]
+    path: str
+    row: str
+    notes: list[str]
+    targets: list[str]
+
+
+class InitDocument(TypedDict):
+    """The project that was created."""
+
+    format: Literal["imagefactory.init/1"]
+    root: str
+    families: list[str]
+    written: list[str]
+    next: str
+    """The next command."""
+
+
+def recipe_json(family: str, path: str, draft: RecipeDraft, why: Sequence[str] = ()) -> RecipeDocument:
     """Return a new recipe as JSON. `why` are the reasons for the choices of an import."""
-    return {
-        "family": family,
-        "path": path,
-        "recipe": draft.text,
-        "chosen": {**asdict(draft.choice), "why": list(why)} if draft.choice else None,
-        "notes": list(draft.notes),
-        "lost": list(draft.lost),
-        "unsolved": "",
-        "without_wheel": [],
-    }
+    choice = draft.choice
+    return RecipeDocument(
+        format="imagefactory.recipe/1",
+        family=family,
+        path=path,
+        recipe=draft.text,
+        choice=RecipeChoiceRow(
+            framework=choice.framework,
+            version=choice.version,
+            cuda=choice.cuda,
+            python=choice.python,
+            reasons=list(why),
+        )
+        if choice
+        else None,
+        notes=list(draft.notes),
+        skipped=list(draft.lost),
+        unsolved="",
+        unbuilt=[],
+        errors=[],
+    )
 
 
-def write_recipe(path: Path, value: dict[str, object], *, as_json: bool) -> None:
+def write_recipe(path: Path, value: RecipeDocument, *, as_json: bool) -> None:
     """Write a new recipe and print its path, or its JSON. Raises UsageError."""
     from imagefactory.fs import create_bytes
 
     try:
-        if not create_bytes(path, str(value["recipe"]).encode()):
+        if not create_bytes(path, value["recipe"].encode()):
             raise _recipe_exists(path)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return print_json({"format": "imagefactory.recipe/1", **value, "errors": []})
+        return print_json(value)
     return print_result(f"wrote {path}: check it before you lock it")
 
 
@@ -418,8 +477,15 @@ def add_version(
 
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
-        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.notes)}
-        print_json({"format": "imagefactory.added/1", **document, "targets": names})
+        print_json(
+            RecipeAddVersionDocument(
+                format="imagefactory.recipe-add-version/1",
+                path=str(added.path),
+                row=added.addition.row,
+                notes=list(added.addition.notes),
+                targets=names,
+            )
+        )
     for name in names:
         print_next_command("build", name)
 
@@ -474,8 +540,15 @@ def init(
         after = f"cd {shlex.quote(str(root))} && {after}"
     where = str(root.absolute())
     if as_json:
-        value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
-        return print_json({"format": "imagefactory.init/1", **value})
+        return print_json(
+            InitDocument(
+                format="imagefactory.init/1",
+                root=where,
+                families=list(tree.families),
+                written=list(tree.written),
+                next=after,
+            )
+        )
     what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
     print_result(f"{where}: {what}")
     print_result(f"  families  {', '.join(tree.families) or 'none yet'}")

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -14,6 +14,8 @@ from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
     ErrorRow,
+    ImageRow,
+    SifRow,
     TargetFailures,
     exit_with_first_failure,
     image_json,
@@ -40,6 +42,95 @@ if TYPE_CHECKING:
     from imagefactory.oci.candidates import TagTarget
     from imagefactory.oci.layout import Layout
     from imagefactory.oci.manifests import Image, SifArtifact
+
+
+class ImageListDocument(TypedDict):
+    """The images in the store."""
+
+    format: Literal["imagefactory.image-list/1"]
+    store: str
+    images: list[ImageRow]
+    sifs: list[SifRow]
+    errors: list[ErrorRow]
+    """What cannot be read."""
+
+
+class RegistryTagRow(TypedDict):
+    tag: str
+    type: str
+    """`candidate`, `capability` or another type of tag."""
+    digest: str
+    size: int
+
+
+class RegistryRepositoryRow(TypedDict):
+    registry: str
+    repository: str
+    tags: list[RegistryTagRow]
+
+
+class RegistryListDocument(TypedDict):
+    """The tags of a registry."""
+
+    format: Literal["imagefactory.registry-list/1"]
+    repositories: list[RegistryRepositoryRow]
+
+
+class ImageRemoveDocument(TypedDict):
+    """The images that were removed from the store."""
+
+    format: Literal["imagefactory.image-remove/1"]
+    removed: list[str]
+
+
+class ImageCheckDocument(TypedDict):
+    """The number of objects in the store, and the corrupt ones."""
+
+    format: Literal["imagefactory.image-check/1"]
+    blobs: int
+    bytes: int
+    records: int
+    tags: int
+    repaired: list[str]
+    errors: list[ErrorRow]
+
+
+class ImagePruneDocument(TypedDict):
+    """The space that was freed in the store."""
+
+    format: Literal["imagefactory.image-prune/1"]
+    dry_run: bool
+    blobs: int
+    unpacked: int
+    """The number of unpacked layers."""
+    records: int
+    bytes: int
+    sweep_bytes: int
+    cache_bytes: int
+    errors: list[ErrorRow]
+
+
+class PrunedCandidateRow(RegistryTagRow):
+    pushed: str | None
+    removed: bool
+    reason: str
+
+
+class PrunedRepositoryRow(TypedDict):
+    registry: str
+    repository: str
+    candidates: list[PrunedCandidateRow]
+
+
+class RegistryPruneDocument(TypedDict):
+    """The candidates in a registry, and which of them were removed."""
+
+    format: Literal["imagefactory.registry-prune/1"]
+    dry_run: bool
+    before: str
+    """Candidates that are older than this time are removed."""
+    repositories: list[PrunedRepositoryRow]
+    errors: list[ErrorRow]
 
 
 _registry_option = click.option(
@@ -131,12 +222,15 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
 
     images, sifs = contents.images, contents.sifs
     if as_json:
-        value = {
-            "images": [image_json(image) for image in images],
-            "sifs": [{**sif_json(sif), "name": name} for name, sif in sifs],
-            "errors": contents.errors,
-        }
-        return print_json({"format": "imagefactory.store/1", "store": place, **value})
+        return print_json(
+            ImageListDocument(
+                format="imagefactory.image-list/1",
+                store=place,
+                images=[image_json(image) for image in images],
+                sifs=[{**sif_json(sif), "name": name} for name, sif in sifs],
+                errors=contents.errors,
+            )
+        )
     if not images and not sifs and not contents.unusable:
         print_result(f"no image yet in {place}")
         return print_next_command("list")
@@ -193,7 +287,7 @@ def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
             layout.unrefer(subject, digest)
         print_result(f"removed {name}", unless=as_json)
     if as_json:
-        print_json({"format": "imagefactory.removed/1", "removed": list(names)})
+        print_json(ImageRemoveDocument(format="imagefactory.image-remove/1", removed=list(names)))
     print_next_command("image", "prune")
 
 
@@ -229,21 +323,23 @@ def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     layout = Layout(call.settings.store_path)
     with exit_with_first_failure() as failures:
         scan = check_store(layout, call.progress, mend=fix)
-        mended = [fault.place for fault in scan.faults if fault.mended]
+        repaired = [fault.place for fault in scan.faults if fault.mended]
         for fault in scan.faults:
             if fault.mended:
                 print_result(f"repaired: {fault.error.message}", unless=as_json)
             else:
                 failures.of(fault.place).add(fault.error)
-        counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
         if as_json:
             return print_json(
-                {
-                    "format": "imagefactory.store-check/1",
-                    **counts,
-                    "mended": mended,
-                    "errors": failures.as_json(),
-                }
+                ImageCheckDocument(
+                    format="imagefactory.image-check/1",
+                    blobs=scan.blobs,
+                    bytes=scan.bytes,
+                    records=scan.records,
+                    tags=scan.tags,
+                    repaired=repaired,
+                    errors=failures.as_json(),
+                )
             )
         print_result(
             f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
@@ -313,8 +409,19 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
             with failures.of(name):
                 raise error
         if as_json:
-            value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
-            return print_json({"format": "imagefactory.collected/1", **value, "errors": failures.as_json()})
+            return print_json(
+                ImagePruneDocument(
+                    format="imagefactory.image-prune/1",
+                    dry_run=dry_run,
+                    blobs=gc.blobs,
+                    unpacked=gc.unpacked,
+                    records=gc.records,
+                    bytes=gc.bytes,
+                    sweep_bytes=sweeps.bytes,
+                    cache_bytes=freed,
+                    errors=failures.as_json(),
+                )
+            )
         verb = "would free" if dry_run else "freed"
         print_result(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
         print_result(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
@@ -333,14 +440,16 @@ def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, 
     shelves = list_registry(factory, factory.select(names), place, call.progress)
     if as_json:
         repositories = [
-            {
-                "registry": shelf.registry,
-                "repository": shelf.repository,
-                "tags": [_tag_json(tag) for tag in shelf.tagged],
-            }
+            RegistryRepositoryRow(
+                registry=shelf.registry,
+                repository=shelf.repository,
+                tags=[_tag_json(tag) for tag in shelf.tagged],
+            )
             for shelf in shelves
         ]
-        return print_json({"format": "imagefactory.registry/1", "repositories": repositories})
+        return print_json(
+            RegistryListDocument(format="imagefactory.registry-list/1", repositories=repositories)
+        )
     print_result(format_repositories(shelves, terminal_width()))
     tagged = [shelf for shelf in shelves if shelf.tagged]
     if not tagged:
@@ -349,8 +458,8 @@ def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, 
     return print_next_command("pull", f"{first.registry}/{first.repository}:{first.tagged[0].tag}")
 
 
-def _tag_json(tag: TagTarget) -> dict[str, object]:
-    return {"tag": tag.tag, "kind": tag.kind, "digest": tag.digest, "size": tag.size}
+def _tag_json(tag: TagTarget) -> RegistryTagRow:
+    return RegistryTagRow(tag=tag.tag, type=tag.kind, digest=tag.digest, size=tag.size)
 
 
 def _prune_registry(
@@ -364,7 +473,7 @@ def _prune_registry(
     registry_place(factory, place)
     now = datetime.now(UTC)
     before = now - parse_age(older_than)
-    results: list[dict[str, object]] = []
+    results: list[PrunedRepositoryRow] = []
     with exit_with_first_failure() as failures:
         for family in sorted({target.family for target in factory.targets}):
             with failures.of(family):
@@ -374,14 +483,14 @@ def _prune_registry(
                 results.append(_pruned_json(pruned))
                 print_result(format_pruned(pruned, dry_run=dry_run), unless=as_json)
         if as_json:
-            value = {"dry_run": dry_run, "before": before.isoformat(timespec="seconds")}
             print_json(
-                {
-                    "format": "imagefactory.registry/1",
-                    **value,
-                    "repositories": results,
-                    "errors": failures.as_json(),
-                }
+                RegistryPruneDocument(
+                    format="imagefactory.registry-prune/1",
+                    dry_run=dry_run,
+                    before=before.isoformat(timespec="seconds"),
+                    repositories=results,
+                    errors=failures.as_json(),
+                )
             )
     if dry_run:
         registry = ("--registry", place) if place else ("--registry",)
@@ -398,17 +507,17 @@ def parse_age(text: str) -> timedelta:
     return timedelta(hours=int(match[1]) * {"h": 1, "d": 24, "w": 168}[match[2]])
 
 
-def _pruned_json(pruned: PruneResult) -> dict[str, object]:
-    return {
-        "registry": pruned.registry,
-        "repository": pruned.repository,
-        "candidates": [
+def _pruned_json(pruned: PruneResult) -> PrunedRepositoryRow:
+    return PrunedRepositoryRow(
+        registry=pruned.registry,
+        repository=pruned.repository,
+        candidates=[
             {
                 **_tag_json(fate.candidate),
                 "pushed": fate.candidate.pushed.isoformat() if fate.candidate.pushed else None,
                 "removed": fate.remove,
-                "why": fate.why,
+                "reason": fate.why,
             }
             for fate in pruned.fates
         ],
-    }
+    )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
@@ -16,6 +16,7 @@ from imagefactory.cli.arguments import Command, DurationType, section
 from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
     capability_of,
     choose_targets,
     exit_with_first_failure,
@@ -35,6 +36,8 @@ from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM
 from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagefactory.actions.collect import SweepResult
     from imagefactory.actions.sweep import (
         SweepCreated,
@@ -45,10 +48,104 @@ if TYPE_CHECKING:
     )
     from imagefactory.actions.verify import CollectOptions, KitResult
     from imagefactory.cli.output import TargetFailures
+    from imagefactory.cli.verdicts import PromotionRow
     from imagefactory.model import Target
     from imagefactory.project import Project
-    from imagefactory.schedulers.pool import Pool
+    from imagefactory.schedulers.faults import MachineFaults
+    from imagefactory.schedulers.pool import NodeResult, Pool, SkippedCell
     from imagefactory.schedulers.sweep_file import CollectedNode
+
+
+class CollectedNodeRow(TypedDict):
+    sweep: str
+    kit: str
+    target: str
+    capability: str
+    outcome: str | None
+    """Null while the job is not done."""
+    reason: str
+    note: str
+    """Why no verdict was signed, or where it was; empty for none."""
+    keyid: str
+    gpu: str
+    driver: str
+    attached: list[str]
+    attempts: int
+    machine: str
+
+
+class CollectedKitRow(TypedDict):
+    kit: str
+    target: str
+    outcome: str
+    reason: str
+    report: Mapping[str, object]
+    keyid: str
+    expires: str
+    again: bool
+    """Whether the verdict was signed before."""
+    attached: list[str]
+    promotion: PromotionRow | None
+
+
+class SweepCollectDocument(TypedDict):
+    """The results of sweeps and kits."""
+
+    format: Literal["imagefactory.sweep-collect/1"]
+    results: list[CollectedNodeRow | CollectedKitRow]
+    errors: list[ErrorRow]
+
+
+class SweepStartDocument(TypedDict):
+    """The sweep that was started."""
+
+    format: Literal["imagefactory.sweep-start/1"]
+    sweep: str
+    directory: str
+    job: str
+    nodes: int
+    skipped: list[SkippedCell]
+    notes: list[str]
+    errors: list[ErrorRow]
+
+
+class SweepRow(TypedDict):
+    sweep: str
+    scheduler: str
+    directory: str
+    running: bool | None
+    """Whether a job works on it; null if the scheduler does not answer."""
+    done: bool
+    jobs: list[str]
+    nodes: list[NodeResult]
+    machines: list[MachineFaults]
+    """The machines that failed jobs."""
+
+
+class SweepListDocument(TypedDict):
+    """The sweeps of this store."""
+
+    format: Literal["imagefactory.sweep-list/1"]
+    sweeps: list[SweepRow]
+    errors: NotRequired[list[ErrorRow]]
+
+
+class SweepStatusDocument(TypedDict):
+    """The jobs of a sweep."""
+
+    format: Literal["imagefactory.sweep-status/1"]
+    sweeps: list[SweepRow]
+    errors: NotRequired[list[ErrorRow]]
+
+
+class SweepCancelDocument(TypedDict):
+    """The sweep whose jobs were removed from the queue."""
+
+    format: Literal["imagefactory.sweep-cancel/1"]
+    sweep: str
+    directory: str
+    canceled: bool
+    """Whether it had a job in the queue."""
 
 
 IMAGES = ("docker", "oras", "sif")
@@ -376,13 +473,7 @@ def _print_plan(prepared: SweepDraft, *, as_json: bool, quiet: bool) -> None:
     run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
     limits = replace(options.limits, run=run)
     if as_json:
-        print_json(
-            {
-                "format": "imagefactory.sweep-plan/1",
-                "image": prepared.place.kind,
-                **plan_json(prepared.plan, limits),
-            }
-        )
+        print_json(plan_json(prepared.plan, limits, prepared.place.kind))
     else:
         print_result(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
@@ -417,13 +508,24 @@ def _submit(
         rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
             print_json(
-                {"format": "imagefactory.sweep-collect/1", "results": rows, "errors": failures.as_json()}
+                SweepCollectDocument(
+                    format="imagefactory.sweep-collect/1", results=[*rows], errors=failures.as_json()
+                )
             )
         return
     if as_json:
-        row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
-        left_out = {"left_out": sweep.left_out, "notes": list(plan.notes) if plan else []}
-        print_json({"format": "imagefactory.sweep-start/1", **row, **left_out, "errors": failures.as_json()})
+        print_json(
+            SweepStartDocument(
+                format="imagefactory.sweep-start/1",
+                sweep=sweep.id,
+                directory=str(folder),
+                job=job,
+                nodes=len(sweep.nodes),
+                skipped=list(sweep.left_out),
+                notes=list(plan.notes) if plan else [],
+                errors=failures.as_json(),
+            )
+        )
     else:
         ours = sweep.id if folder == sweeps_directory(call.settings) / sweep.id else folder
         print_result(
@@ -477,7 +579,7 @@ def parse_sweep_argument(call: CommandContext, path: Path) -> Path | None:
 
 def collect_jobs(
     call: CommandContext, folder: Path, options: CollectOptions, failures: TargetFailures, *, as_json: bool
-) -> list[dict[str, object]]:
+) -> list[CollectedNodeRow]:
     """Collect and print a sweep. Return its rows. Unverified nodes are added to `failures`."""
     from imagefactory.actions.collect import collect_sweep
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
@@ -501,23 +603,23 @@ def collect_jobs(
     return rows
 
 
-def _node_json(result: SweepResult, node: CollectedNode) -> dict[str, object]:
+def _node_json(result: SweepResult, node: CollectedNode) -> CollectedNodeRow:
     outcome = node.result.outcome
-    return {
-        "sweep": result.sweep.id,
-        "kit": str(result.folder / "nodes" / node.result.node),
-        "target": node.target,
-        "capability": node.capability,
-        "outcome": outcome.value if outcome else None,
-        "reason": node.result.reason,
-        "why": node.why,
-        "keyid": node.keyid,
-        "gpu": node.gpu,
-        "driver": node.driver,
-        "attached": list(node.attached),
-        "tries": len(node.result.attempts),
-        "machine": node.result.attempts[-1].machine if node.result.attempts else "",
-    }
+    return CollectedNodeRow(
+        sweep=result.sweep.id,
+        kit=str(result.folder / "nodes" / node.result.node),
+        target=node.target,
+        capability=node.capability,
+        outcome=outcome.value if outcome else None,
+        reason=node.result.reason,
+        note=node.why,
+        keyid=node.keyid,
+        gpu=node.gpu,
+        driver=node.driver,
+        attached=list(node.attached),
+        attempts=len(node.result.attempts),
+        machine=node.result.attempts[-1].machine if node.result.attempts else "",
+    )
 
 
 def not_verified_error(result: SweepResult) -> CheckFailedError:
@@ -557,7 +659,11 @@ def list_(call: CommandContext, as_json: bool) -> None:
     with exit_with_first_failure() as failures:
         statuses = _read_statuses(folders, failures)
         if as_json:
-            print_json({"format": "imagefactory.sweeps/1", "sweeps": [_status_json(row) for row in statuses]})
+            print_json(
+                SweepListDocument(
+                    format="imagefactory.sweep-list/1", sweeps=[_status_json(row) for row in statuses]
+                )
+            )
         elif not folders:
             print_result("no sweep was started here: imagefactory sweep start TARGET")
         elif statuses:
@@ -584,7 +690,9 @@ def status(call: CommandContext, sweep: str, as_json: bool) -> None:
         statuses = _read_statuses((find_sweep(call.settings, sweep),), failures)
         if as_json:
             return print_json(
-                {"format": "imagefactory.sweeps/1", "sweeps": [_status_json(row) for row in statuses]}
+                SweepStatusDocument(
+                    format="imagefactory.sweep-status/1", sweeps=[_status_json(row) for row in statuses]
+                )
             )
         for row in statuses:
             now = datetime.now(UTC)
@@ -613,19 +721,19 @@ def _read_statuses(folders: Sequence[Path], failures: TargetFailures) -> list[Sw
     return statuses
 
 
-def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
+def _status_json(sweep_status: SweepStatus) -> SweepRow:
     from imagefactory.schedulers.sweep_file import format_results
 
-    return {
-        "sweep": sweep_status.sweep.id,
-        "pool": sweep_status.sweep.pool,
-        "folder": str(sweep_status.folder),
-        "driven": sweep_status.driven,
-        "done": sweep_status.complete,
-        "jobs": list(sweep_status.jobs),
-        "nodes": format_results(sweep_status.results),
-        "machines": sweep_status.machines,
-    }
+    return SweepRow(
+        sweep=sweep_status.sweep.id,
+        scheduler=sweep_status.sweep.pool,
+        directory=str(sweep_status.folder),
+        running=sweep_status.driven,
+        done=sweep_status.complete,
+        jobs=list(sweep_status.jobs),
+        nodes=format_results(sweep_status.results),
+        machines=list(sweep_status.machines),
+    )
 
 
 @click.command(cls=Command)
@@ -658,12 +766,12 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     release_claim(access, name, (), datetime.now(UTC), call.progress)
     if as_json:
         return print_json(
-            {
-                "format": "imagefactory.sweep-cancel/1",
-                "sweep": folder.name,
-                "folder": str(folder),
-                "canceled": there,
-            }
+            SweepCancelDocument(
+                format="imagefactory.sweep-cancel/1",
+                sweep=folder.name,
+                directory=str(folder),
+                canceled=there,
+            )
         )
     status = "canceled" if there else "it had no job in the queue"
     print_result(f"{status}; its results are in {folder}")
@@ -724,7 +832,7 @@ def collect(
 
     factory, progress = call.factory, call.progress
     options = CollectOptions(ledger=nonce_dir, registry=place, promote=promote)
-    results: list[dict[str, object]] = []
+    results: list[CollectedNodeRow | CollectedKitRow] = []
     with exit_with_first_failure() as failures:
         for folder in folders:
             with failures.of(str(folder)):
@@ -750,9 +858,11 @@ def collect(
                     failures.add(fault)
         if as_json:
             print_json(
-                {"format": "imagefactory.sweep-collect/1", "results": results, "errors": failures.as_json()}
+                SweepCollectDocument(
+                    format="imagefactory.sweep-collect/1", results=results, errors=failures.as_json()
+                )
             )
-    proven = sorted({str(row["target"]) for row in results})
+    proven = sorted({row["target"] for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
     print_next_command("verdict", "list", proven[0]) if show_verdicts else print_next_command(
         "image", "promote", *proven
@@ -773,20 +883,20 @@ def _as_text(kit: KitResult) -> str:
     return "\n\n".join(blocks)
 
 
-def _as_json(folder: Path, kit: KitResult) -> dict[str, object]:
+def _as_json(folder: Path, kit: KitResult) -> CollectedKitRow:
     from imagefactory.cli.verdicts import promotion_json
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
-    return {
-        "kit": str(folder),
-        "target": kit.report.subject.target,
-        "outcome": kit.report.outcome.value,
-        "reason": kit.report.reason,
-        "report": format_gpu_report(kit.report),
-        "keyid": kit.verdict.keyid,
-        "expires": format_time(kit.verdict.expires),
-        "again": kit.again,
-        "attached": list(kit.attached),
-        "promotion": promotion_json(kit.promotion) if kit.promotion else None,
-    }
+    return CollectedKitRow(
+        kit=str(folder),
+        target=kit.report.subject.target,
+        outcome=kit.report.outcome.value,
+        reason=kit.report.reason,
+        report=format_gpu_report(kit.report),
+        keyid=kit.verdict.keyid,
+        expires=format_time(kit.verdict.expires),
+        again=kit.again,
+        attached=list(kit.attached),
+        promotion=promotion_json(kit.promotion) if kit.promotion else None,
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
+    SifRow,
     complete_targets,
     exit_with_first_failure,
     json_option,
@@ -32,6 +34,109 @@ from imagefactory.progress import format_bytes
 if TYPE_CHECKING:
     from imagefactory.actions.transfer import PlatformIndexPush, PullResult, PushResult
     from imagefactory.oci.transfer import TransferResult
+
+
+class SentBlobsRow(TypedDict):
+    sent: int
+    mounted: int
+    """Blobs that the registry took from another of its repositories."""
+    present: int
+
+
+class TransferFields(TypedDict):
+    tags: dict[str, str]
+    """Each further tag and its digest."""
+    bytes_sent: int
+    blobs: SentBlobsRow
+    seconds: float
+
+
+class PlatformIndexRow(TypedDict):
+    reference: str
+    platforms: list[str]
+    digest: str
+    tags: dict[str, str]
+
+
+class PushRow(TransferFields):
+    target: str
+    reference: str
+    registry: str
+    repository: str
+    tag: str
+    digest: str
+    manifest: str
+    file: NotRequired[str]
+    """The name of a .sif file."""
+    index: NotRequired[PlatformIndexRow]
+    """The index that has the images of several platforms."""
+    attached: NotRequired[dict[str, str]]
+    """The artifacts of `--sbom`."""
+
+
+class PushDocument(TypedDict):
+    """The pushed images."""
+
+    format: Literal["imagefactory.push/1"]
+    results: list[PushRow]
+    errors: list[ErrorRow]
+
+
+class ReceivedBlobsRow(TypedDict):
+    received: int
+    present: int
+
+
+class PullDocument(TypedDict):
+    """The pulled image."""
+
+    format: Literal["imagefactory.pull/1"]
+    reference: str
+    name: str
+    digest: str
+    complete: bool
+    """False if only one platform of an index was pulled."""
+    bytes_received: int
+    blobs: ReceivedBlobsRow
+    seconds: float
+
+
+class PullSifDocument(TypedDict):
+    """The .sif file that was pulled or built."""
+
+    format: Literal["imagefactory.pull-sif/1"]
+    reference: str
+    path: str
+    sha256: str
+    size: int
+    origin: str
+
+
+class ImageCopyDocument(TransferFields):
+    """The image that was copied to another registry."""
+
+    format: Literal["imagefactory.image-copy/1"]
+    source: str
+    destination: str
+    digest: str
+
+
+class ImageExportDocument(TypedDict):
+    """The archive of an image."""
+
+    format: Literal["imagefactory.image-export/1"]
+    target: str
+    path: str
+    type: str
+    size: int
+    digest: str
+
+
+class SifExportDocument(SifRow):
+    """The .sif file of an image."""
+
+    format: Literal["imagefactory.image-export-sif/1"]
+    target: str
 
 
 @click.command(cls=Command)
@@ -103,7 +208,7 @@ def push(
     if len(chosen) > 1 or sif:
         check_push(factory, push_options)
     attest = load_extra("sbom.attest:attester")(factory, push_options.now) if sbom else None
-    results: list[dict[str, object]] = []
+    results: list[PushRow] = []
     with exit_with_first_failure() as failures:
         for target in chosen:
             with failures.of(target.name):
@@ -115,48 +220,55 @@ def push(
                     results[-1]["attached"] = dict(attested.artifacts)
                     print_result(attested.text, unless=as_json)
         if as_json:
-            print_json({"format": "imagefactory.push/1", "results": results, "errors": failures.as_json()})
+            print_json(PushDocument(format="imagefactory.push/1", results=results, errors=failures.as_json()))
     if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
-        pushed_ones = [str(row["reference"]) for row in results if row["target"] in on_gpus]
+        pushed_ones = [row["reference"] for row in results if row["target"] in on_gpus]
         if pushed_ones:  # the addresses of several are longer than a terminal
             print_next_command("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
         else:
             print_next_command("image", "promote", *names)
 
 
-def pushed_json(pushed: PushResult) -> dict[str, object]:
+def pushed_json(pushed: PushResult) -> PushRow:
     where = pushed.reference
-    return {
-        "target": pushed.target.name,
-        "reference": str(where),
-        "registry": where.registry,
-        "repository": where.repository,
-        "tag": where.tag,
-        "digest": where.digest,
-        "manifest": pushed.manifest,
-        **({"file": pushed.file} if pushed.file else {}),
-        **({"joined": _joined_index_json(pushed.joined)} if pushed.joined else {}),
-        **transfer_json(pushed.sent),
-    }
+    sent = _transfer_json(pushed.sent)
+    row = PushRow(
+        target=pushed.target.name,
+        reference=str(where),
+        registry=where.registry,
+        repository=where.repository,
+        tag=where.tag,
+        digest=where.digest,
+        manifest=pushed.manifest,
+        tags=sent["tags"],
+        bytes_sent=sent["bytes_sent"],
+        blobs=sent["blobs"],
+        seconds=sent["seconds"],
+    )
+    if pushed.file:
+        row["file"] = pushed.file
+    if pushed.joined:
+        row["index"] = _platform_index_json(pushed.joined)
+    return row
 
 
-def _joined_index_json(joined: PlatformIndexPush) -> dict[str, object]:
-    return {
-        "reference": str(joined.reference),
-        "platforms": list(joined.platforms),
-        "digest": joined.reference.digest,
-        "tags": dict(joined.sent.tags),
-    }
+def _platform_index_json(joined: PlatformIndexPush) -> PlatformIndexRow:
+    return PlatformIndexRow(
+        reference=str(joined.reference),
+        platforms=list(joined.platforms),
+        digest=joined.reference.digest,
+        tags=dict(joined.sent.tags),
+    )
 
 
-def transfer_json(sent: TransferResult) -> dict[str, object]:
-    return {
-        "tags": dict(sent.tags),
-        "bytes_sent": sent.bytes_sent,
-        "blobs": {"sent": sent.sent, "mounted": sent.mounted, "present": sent.present},
-        "seconds": sent.seconds,
-    }
+def _transfer_json(sent: TransferResult) -> TransferFields:
+    return TransferFields(
+        tags=dict(sent.tags),
+        bytes_sent=sent.bytes_sent,
+        blobs=SentBlobsRow(sent=sent.sent, mounted=sent.mounted, present=sent.present),
+        seconds=sent.seconds,
+    )
 
 
 # --- imagefactory pull
@@ -228,9 +340,16 @@ def pull(
     if kind == "sif":
         sif = pull_sif(access, where, own, file, call.progress, output=output, platform=platform)
         if as_json:
-            from imagefactory.serialize import fields_of
-
-            return print_json({"format": "imagefactory.pull/1", **fields_of(sif)})
+            return print_json(
+                PullSifDocument(
+                    format="imagefactory.pull-sif/1",
+                    reference=str(sif.reference),
+                    path=str(sif.path),
+                    sha256=sif.sha256,
+                    size=sif.size,
+                    origin=sif.how,
+                )
+            )
         return print_result(format_pulled_sif(sif))
     if output:
         raise UsageError(
@@ -238,7 +357,7 @@ def pull(
         )
     pulled = pull_image(access, where, own, call.progress, platform=platform)
     if as_json:
-        return print_json({"format": "imagefactory.pull/1", **_pulled_json(pulled)})
+        return print_json(_pulled_json(pulled))
     print_result(format_pulled(pulled, access.settings.store.value))
     return print_next_command("run", pulled.name, "--", "python")
 
@@ -256,17 +375,18 @@ def _is_cataloged(call: CommandContext, name: str) -> bool:
     return bool(plain and joined) or names_center(name, settings)
 
 
-def _pulled_json(pulled: PullResult) -> dict[str, object]:
+def _pulled_json(pulled: PullResult) -> PullDocument:
     sent = pulled.sent
-    return {
-        "reference": str(pulled.reference),
-        "name": pulled.name,
-        "digest": pulled.digest,
-        "whole": pulled.whole,
-        "bytes_received": sent.bytes_sent,
-        "blobs": {"received": sent.sent, "present": sent.present + sent.mounted},
-        "seconds": sent.seconds,
-    }
+    return PullDocument(
+        format="imagefactory.pull/1",
+        reference=str(pulled.reference),
+        name=pulled.name,
+        digest=pulled.digest,
+        complete=pulled.whole,
+        bytes_received=sent.bytes_sent,
+        blobs=ReceivedBlobsRow(received=sent.sent, present=sent.present + sent.mounted),
+        seconds=sent.seconds,
+    )
 
 
 # --- imagefactory image copy
@@ -300,8 +420,17 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
     )
     if as_json:
         where = copied.destination
-        value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
-        return print_json({"format": "imagefactory.copy/1", **value, **transfer_json(copied.sent)})
+        return print_json(
+            ImageCopyDocument(
+                {
+                    "format": "imagefactory.image-copy/1",
+                    "source": str(copied.source),
+                    "destination": str(where),
+                    "digest": where.digest,
+                    **_transfer_json(copied.sent),
+                }
+            )
+        )
     print_result(format_copied(copied))
     return print_next_command("verdict", "list", str(copied.destination))
 
@@ -381,8 +510,16 @@ def export(
         with progress.stage(f"{target.name}: export {kind}"):
             export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
-        value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
-        return print_json({"format": "imagefactory.export/1", **value, "digest": image.digest})
+        return print_json(
+            ImageExportDocument(
+                format="imagefactory.image-export/1",
+                target=target.name,
+                path=str(path),
+                type=kind,
+                size=path.stat().st_size,
+                digest=image.digest,
+            )
+        )
     load = {
         "oci-archive": f"skopeo inspect oci-archive:{path}",
         "docker-archive": f"docker load --input {path}",
@@ -398,7 +535,7 @@ def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bo
     write_module = load_extra("modules.action:write_module")
     module = write_module(factory, factory.select_single(name), folder, call.progress)
     if as_json:
-        return print_json({"format": "imagefactory.module/1", **module.as_json()})
+        return print_json(module.as_json())
     return print_result(module.text)
 
 
@@ -410,9 +547,15 @@ def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None
     compression, output = options
     sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
-        artifact = {**sif_json(sif), "path": str(path)}
         return print_json(
-            {"format": "imagefactory.export/1", "target": target.name, "kind": "sif", **artifact}
+            SifExportDocument(
+                {
+                    **sif_json(sif),
+                    "format": "imagefactory.image-export-sif/1",
+                    "target": target.name,
+                    "path": str(path),
+                }
+            )
         )
     source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
     print_result(

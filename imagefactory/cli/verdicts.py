@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
     capability_of,
     choose_targets,
     complete_targets,
@@ -35,10 +36,115 @@ if TYPE_CHECKING:
     from imagefactory.trust.judgement import VerdictSet
     from imagefactory.trust.keys import SigningKey
     from imagefactory.trust.policy import TrustRules
-    from imagefactory.trust.verdict import VerificationResult
+    from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+    from imagefactory.views.verdicts import RevokedRow
 
 
 NAME = "TARGET|REFERENCE"
+
+
+class VerdictRow(TypedDict):
+    digest: str
+    artifact: str
+    """The digest of the artifact that has the verdict."""
+    status: VerdictStatus
+    reason: str
+    """Why it does not count; empty if it does."""
+    verifies: bool
+    """Whether it counts as verified."""
+    keyid: NotRequired[str]
+    key: NotRequired[str]
+    """The name of a key that is trusted here, else empty."""
+    issued: NotRequired[str]
+    expires: NotRequired[str]
+    report: NotRequired[Mapping[str, object]]
+    """The report of the verification, in the format of the verdict."""
+
+
+class ImageVerdictsRow(TypedDict):
+    place: str
+    digest: str
+    manifest: str
+    config: str
+    tags: list[str]
+    verdicts: list[VerdictRow]
+    revoked: list[RevokedRow]
+    ignored: list[str]
+    """Revocations that do not count."""
+
+
+class VerdictListDocument(TypedDict):
+    """The verdicts of images."""
+
+    format: Literal["imagefactory.verdict-list/1"]
+    images: list[ImageVerdictsRow]
+
+
+class PromotedTagRow(TypedDict):
+    tag: str
+    before: str
+    """The digest that the tag pointed to; empty for none."""
+    after: str
+    moved: bool
+    verified: bool
+    reason: str
+    requested: str
+    """The digest that the tag would point to with all approvals."""
+    approved: list[str]
+    missing: int
+    """The number of approvals that are missing."""
+    fault: str
+
+
+class PromotionRow(TypedDict):
+    target: str
+    place: str
+    tags: list[PromotedTagRow]
+
+
+class ImagePromoteDocument(TypedDict):
+    """The tags of each target, and the images that they point to."""
+
+    format: Literal["imagefactory.image-promote/1"]
+    dry_run: bool
+    results: list[PromotionRow]
+    errors: list[ErrorRow]
+
+
+class VerdictRevokeDocument(TypedDict):
+    """The revoked verdicts, and the tags that were moved."""
+
+    format: Literal["imagefactory.verdict-revoke/1"]
+    place: str
+    manifest: str
+    revocation: str
+    """The digest of the signed revocation."""
+    revoked: list[str]
+    catalog: list[str]
+    """The places of the catalog that was signed again."""
+    promotions: list[PromotionRow]
+    errors: list[ErrorRow]
+
+
+class VerdictSyncRow(TypedDict):
+    place: str
+    listed: int
+    """The number of statements that were in the list."""
+    repaired: list[str]
+    """The digests of the artifacts that were added again."""
+    gone: int
+    """The number of statements about deleted images."""
+    expired: int
+    damaged: int
+    """The number of unreadable lines in the record of this store."""
+
+
+class VerdictSyncDocument(TypedDict):
+    """The repaired lists of verdicts in a registry."""
+
+    format: Literal["imagefactory.verdict-sync/1"]
+    repositories: list[VerdictSyncRow]
+    errors: list[ErrorRow]
 
 
 def parse_option(_: click.Context, __: click.Parameter, text: str) -> str:
@@ -87,10 +193,10 @@ def list_(
     keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
     if as_json:
         print_json(
-            {
-                "format": "imagefactory.verdicts/1",
-                "images": [_verdict_set_json(image, keys) for image in images],
-            }
+            VerdictListDocument(
+                format="imagefactory.verdict-list/1",
+                images=[_verdict_set_json(image, keys) for image in images],
+            )
         )
     else:
         print_result(format_verdicts(images, keys, terminal_width(), numbers=numbers))
@@ -159,41 +265,39 @@ def _find(
     return tuple(images), None
 
 
-def _verdict_set_json(image: VerdictSet, keys: Mapping[str, str]) -> dict[str, object]:
+def _verdict_set_json(image: VerdictSet, keys: Mapping[str, str]) -> ImageVerdictsRow:
     from imagefactory.views.verdicts import revoked_json
 
-    return {
-        "place": image.place,
-        "digest": image.subject.index,
-        "manifest": image.subject.manifest,
-        "config": image.subject.config,
-        "tags": list(image.tags),
-        "verdicts": [_verification_json(judged, keys) for judged in image.judged],
-        "revoked": [revoked_json(row) for row in image.revoked],
-        "not_heeded": list(image.ignored),
-    }
+    return ImageVerdictsRow(
+        place=image.place,
+        digest=image.subject.index,
+        manifest=image.subject.manifest,
+        config=image.subject.config,
+        tags=list(image.tags),
+        verdicts=[_verification_json(judged, keys) for judged in image.judged],
+        revoked=[revoked_json(row) for row in image.revoked],
+        ignored=list(image.ignored),
+    )
 
 
-def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> dict[str, object]:
+def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> VerdictRow:
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
-    row: dict[str, object] = {
-        "digest": judged.name,
-        "artifact": judged.digest,
-        "standing": judged.standing.value,
-        "why": judged.why,
-        "proves": judged.proves,
-    }
+    row = VerdictRow(
+        digest=judged.name,
+        artifact=judged.digest,
+        status=judged.standing,
+        reason=judged.why,
+        verifies=judged.proves,
+    )
     verdict = judged.verdict
     if verdict:
-        row |= {
-            "keyid": verdict.keyid,
-            "key": keys.get(verdict.keyid, ""),
-            "issued": format_time(verdict.issued),
-            "expires": format_time(verdict.expires),
-            "report": format_gpu_report(verdict.report),
-        }
+        row["keyid"] = verdict.keyid
+        row["key"] = keys.get(verdict.keyid, "")
+        row["issued"] = format_time(verdict.issued)
+        row["expires"] = format_time(verdict.expires)
+        row["report"] = format_gpu_report(verdict.report)
     return row
 
 
@@ -228,7 +332,7 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
     from imagefactory.views.verdicts import format_promotion
 
     factory, now = call.factory, datetime.now(UTC)
-    results: list[dict[str, object]] = []
+    results: list[PromotionRow] = []
     with exit_with_first_failure(factory, names) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
@@ -241,12 +345,12 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
                 _insist(result, target, digest)
         if as_json:
             print_json(
-                {
-                    "format": "imagefactory.promote/1",
-                    "dry_run": dry_run,
-                    "results": results,
-                    "errors": failures.as_json(),
-                }
+                ImagePromoteDocument(
+                    format="imagefactory.image-promote/1",
+                    dry_run=dry_run,
+                    results=results,
+                    errors=failures.as_json(),
+                )
             )
     print_next_command("image", "promote", *names) if dry_run else print_next_command(
         "site", "publish", "--dry-run"
@@ -315,28 +419,28 @@ def _insist(result: PromotionResult, target: Target, digest: str) -> None:
         )
 
 
-def promotion_json(promotion: PromotionResult) -> dict[str, object]:
+def promotion_json(promotion: PromotionResult) -> PromotionRow:
     """Return a promotion as JSON."""
     faults = {tag: error.message for tag, error in promotion.faults}
-    return {
-        "target": promotion.target,
-        "place": promotion.place,
-        "tags": [
-            {
-                "tag": fate.tag,
-                "before": fate.before,
-                "after": fate.before if fate.tag in faults else fate.after,
-                "moved": fate.moved and fate.tag not in faults,
-                "proven": fate.proven,
-                "why": fate.why,
-                "wanted": fate.wanted or fate.after,
-                "approved": list(fate.approved),
-                "missing": fate.missing,
-                "fault": faults.get(fate.tag, ""),
-            }
+    return PromotionRow(
+        target=promotion.target,
+        place=promotion.place,
+        tags=[
+            PromotedTagRow(
+                tag=fate.tag,
+                before=fate.before,
+                after=fate.before if fate.tag in faults else fate.after,
+                moved=fate.moved and fate.tag not in faults,
+                verified=fate.proven,
+                reason=fate.why,
+                requested=fate.wanted or fate.after,
+                approved=list(fate.approved),
+                missing=fate.missing,
+                fault=faults.get(fate.tag, ""),
+            )
             for fate in promotion.fates
         ],
-    }
+    )
 
 
 # --- imagefactory verdict revoke
@@ -421,16 +525,16 @@ def revoke(
                 print_result(f"written: {address}", unless=as_json)
         if as_json:
             print_json(
-                {
-                    "format": "imagefactory.revoke/1",
-                    "place": result.place,
-                    "manifest": result.subject.manifest,
-                    "revocation": result.digest,
-                    "revoked": list(result.taken),
-                    "catalog": list(written),
-                    "promotions": [promotion_json(promotion) for promotion in moved],
-                    "errors": failures.as_json(),
-                },
+                VerdictRevokeDocument(
+                    format="imagefactory.verdict-revoke/1",
+                    place=result.place,
+                    manifest=result.subject.manifest,
+                    revocation=result.digest,
+                    revoked=list(result.taken),
+                    catalog=list(written),
+                    promotions=[promotion_json(promotion) for promotion in moved],
+                    errors=failures.as_json(),
+                )
             )
     print_next_command("verify", target.name)
 
@@ -518,11 +622,21 @@ def sync(call: CommandContext, place: str, as_json: bool) -> None:
         repositories = repair_all_referrers(factory, place, datetime.now(UTC), call.progress)
         if as_json:
             return print_json(
-                {
-                    "format": "imagefactory.reconcile/1",
-                    "repositories": repositories,
-                    "errors": failures.as_json(),
-                }
+                VerdictSyncDocument(
+                    format="imagefactory.verdict-sync/1",
+                    repositories=[
+                        VerdictSyncRow(
+                            place=row.place,
+                            listed=row.listed,
+                            repaired=list(row.repaired),
+                            gone=row.gone,
+                            expired=row.expired,
+                            damaged=row.damaged,
+                        )
+                        for row in repositories
+                    ],
+                    errors=failures.as_json(),
+                )
             )
         print_result(format_reconciled(repositories))
     return print_next_command("image", "list", "--registry")

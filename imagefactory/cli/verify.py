@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorRow,
     capability_of,
     complete_targets,
     exit_with_first_failure,
@@ -25,7 +26,57 @@ from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
+    from imagefactory.cli.verdicts import PromotionRow
+
+
+class NoGpuRow(TypedDict):
+    """An image that was not verified, because this machine has no suitable GPU."""
+
+    name: str
+    outcome: Literal["no-gpu"]
+    reason: str
+    signed: bool
+
+
+class VerifyRow(TypedDict):
+    name: str
+    target: str
+    outcome: str
+    reason: str
+    report: Mapping[str, object]
+    path: str
+    """The file of the report."""
+    signed: bool
+    note: str
+    """Which key signed the verdict, or why none did."""
+    keyid: str
+    expires: str
+    attached: list[str]
+    promotion: PromotionRow | None
+
+
+class VerifyDocument(TypedDict):
+    """The outcome of each image, and its verdict."""
+
+    format: Literal["imagefactory.verify/1"]
+    results: list[NoGpuRow | VerifyRow]
+    errors: list[ErrorRow]
+
+
+class VerifyKitDocument(TypedDict):
+    """The kit that was written."""
+
+    format: Literal["imagefactory.verify-kit/1"]
+    target: str
+    kit: str
+    nonce: str
+    manifest: str
+    reference: str
+    nonce_directory: str
+    expires: str
 
 
 @click.command(cls=Command)
@@ -130,14 +181,14 @@ def verify(
     if kit:
         order = KitDestination(folder=kit, ledger=nonce_dir)
         return _print_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
-    results: list[dict[str, object]] = []
+    results: list[NoGpuRow | VerifyRow] = []
     with exit_with_first_failure() as failures:
         for name in names:
             with failures.of(name):
                 try:
                     run = verify_and_attach(factory, name, options, verify_dependencies(), progress)
                 except NoGpuError as error:
-                    results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
+                    results.append(NoGpuRow(name=name, outcome="no-gpu", reason=error.message, signed=False))
                     suite = "" if level == FULL else f" --suite {level}"
                     hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{suite} --kit DIR"
                     raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
@@ -158,7 +209,9 @@ def verify(
                 for _, fault in run.promotion.faults if run.promotion else ():
                     failures.add(fault)
         if as_json:
-            print_json({"format": "imagefactory.verify/1", "results": results, "errors": failures.as_json()})
+            print_json(
+                VerifyDocument(format="imagefactory.verify/1", results=results, errors=failures.as_json())
+            )
     if not all(result["signed"] for result in results):
         return print_next_command("key", "create", "lab")
     show_verdicts = options.promote or options.level == MULTI_GPU_LEVELS
@@ -191,41 +244,41 @@ def _as_text(run: VerifyResult) -> str:
     return "\n\n".join(blocks)
 
 
-def _as_json(name: str, run: VerifyResult) -> dict[str, object]:
+def _as_json(name: str, run: VerifyResult) -> VerifyRow:
     from imagefactory.cli.verdicts import promotion_json
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
     signed = run.signed.signed
-    return {
-        "name": name,
-        "target": run.chosen.subject.target,
-        "outcome": run.report.outcome.value,
-        "reason": run.report.reason,
-        "report": format_gpu_report(run.report),
-        "path": str(run.path),
-        "signed": signed is not None,
-        "why": run.signed.why,
-        "keyid": signed.verdict.keyid if signed else "",
-        "expires": format_time(signed.verdict.expires) if signed else "",
-        "attached": list(run.attached),
-        "promotion": promotion_json(run.promotion) if run.promotion else None,
-    }
+    return VerifyRow(
+        name=name,
+        target=run.chosen.subject.target,
+        outcome=run.report.outcome.value,
+        reason=run.report.reason,
+        report=format_gpu_report(run.report),
+        path=str(run.path),
+        signed=signed is not None,
+        note=run.signed.why,
+        keyid=signed.verdict.keyid if signed else "",
+        expires=format_time(signed.verdict.expires) if signed else "",
+        attached=list(run.attached),
+        promotion=promotion_json(run.promotion) if run.promotion else None,
+    )
 
 
 def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> None:
     if as_json:
         return print_json(
-            {
-                "format": "imagefactory.kit/1",
-                "target": written.subject.target,
-                "kit": str(order.folder),
-                "nonce": written.nonce,
-                "manifest": written.subject.manifest,
-                "reference": written.reference,
-                "ledger": str(written.ledger),
-                "expires": written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            },
+            VerifyKitDocument(
+                format="imagefactory.verify-kit/1",
+                target=written.subject.target,
+                kit=str(order.folder),
+                nonce=written.nonce,
+                manifest=written.subject.manifest,
+                reference=written.reference,
+                nonce_directory=str(written.ledger),
+                expires=written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            )
         )
     source = f"pulls {written.reference}" if written.reference else "add --image: no registry has it"
     print_result(

@@ -338,10 +338,6 @@ class CollectResult:
     damaged: tuple[tuple[str, StoreError], ...] = ()
     stuck: tuple[tuple[str, StoreError], ...] = ()
 
-    def as_json(self) -> dict[str, object]:
-        """Return the counts."""
-        return {name: getattr(self, name) for name in ("blobs", "unpacked", "records", "bytes")}
-
 
 def collect(
     layout: Layout,

@@ -334,7 +334,7 @@ def _unknown_framework(framework: str, known: Sequence[str]) -> UnknownAnswerErr
     near = of_pypi if of_pypi in known else nearest(framework, known)
     choose = f"did you mean --framework {near}?" if near else f"choose --framework {'|'.join(known)}."
     return UnknownAnswerError(
-        "framework-unknown",
+        "framework-not-known",
         f"'{framework}' is not a known framework, so its version and CUDA are not known",
         hint=f"{choose} To add it to a target: --extends TARGET. With its version in a requirements.txt: "
         "imagefactory recipe import FILE",

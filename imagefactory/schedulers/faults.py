@@ -48,15 +48,15 @@ class MachineFault:
     node: str
     job: str
     at: datetime
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFaults:
-    """The faults of a machine, the oldest first. `left_out` means that it gets no more jobs of the sweep."""
+    """The faults of a machine, the oldest first. `excluded` means that it gets no more jobs of the sweep."""
 
     machine: str
-    left_out: bool
+    excluded: bool
     faults: tuple[MachineFault, ...]
 
 
@@ -67,10 +67,10 @@ def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults,
     return tuple(
         MachineFaults(
             machine=name,
-            left_out=name in bad,
+            excluded=name in bad,
             faults=tuple(
                 MachineFault(
-                    node=fault.node, job=fault.job, at=datetime.fromtimestamp(fault.at, UTC), why=fault.why
+                    node=fault.node, job=fault.job, at=datetime.fromtimestamp(fault.at, UTC), reason=fault.why
                 )
                 for fault in own
             ),

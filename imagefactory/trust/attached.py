@@ -375,14 +375,14 @@ TRIES = 5
 class RepairResult:
     """The result of repairing the lists of a registry.
 
-    `listed` counts the statements that were in a list. `mended` has the digests of artifacts that were added
-    again. `gone` counts statements about deleted images, `expired` those that are no longer needed; both are
-    removed from the journal. `damaged` counts unreadable lines of the journal.
+    `listed` counts the statements that were in a list. `repaired` has the digests of artifacts that were
+    added again. `gone` counts statements about deleted images, `expired` those that are no longer needed;
+    both are removed from the journal. `damaged` counts unreadable lines of the journal.
     """
 
     place: str
     listed: int
-    mended: tuple[str, ...]
+    repaired: tuple[str, ...]
     gone: int
     expired: int
     damaged: int
@@ -405,14 +405,16 @@ def repair_referrers(
         digest = statement.artifact.manifest.descriptor.digest
         by_subject.setdefault(statement.subject.digest, {})[digest] = statement
     there = {subject for subject in by_subject if place.store.manifest(place.repository, subject)}
-    mended = [digest for subject in sorted(there) for digest in _relist(place, subject, by_subject[subject])]
+    repaired = [
+        digest for subject in sorted(there) for digest in _relist(place, subject, by_subject[subject])
+    ]
     live = [statement for statement in current if statement.subject.digest in there]
     if len(live) < len(rows.statements) or rows.damaged:
         journal.keep(place, live)
     return RepairResult(
         place=str(place),
-        listed=sum(len(by_subject[subject]) for subject in there) - len(mended),
-        mended=tuple(mended),
+        listed=sum(len(by_subject[subject]) for subject in there) - len(repaired),
+        repaired=tuple(repaired),
         gone=len(current) - len(live),
         expired=len(expired),
         damaged=rows.damaged,

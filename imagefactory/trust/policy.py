@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import replacing
@@ -451,31 +451,43 @@ def write_text(path: Path, text: str) -> None:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
 
 
-def list_keys(trust: TrustRules, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
-    """Return the trusted keys and the user's keys by name, as JSON.
+class KeyRow(TypedDict):
+    name: str
+    keyid: str
+    public: str
+    """The public key in base64."""
+    status: Literal["trusted", "retired", "later", "not-trusted"]
+    """`later`: trusted from a later day on."""
+    valid_from: str | None
+    valid_until: str | None
+    evidence: list[str]
+    """The sources of verdicts that the key is trusted for."""
+    own: bool
+    """Whether you have the private key."""
 
-    `state` is trusted, retired, later or not-trusted.
-    """
+
+def list_keys(trust: TrustRules, own: Sequence[PublicKey], now: datetime) -> list[KeyRow]:
+    """Return the trusted keys and the user's keys by name, as JSON."""
     mine = {key.keyid: key for key in own}
 
-    def row(key: PublicKey, trusted: TrustedKey | None) -> dict[str, Any]:
-        state = "not-trusted"
+    def row(key: PublicKey, trusted: TrustedKey | None) -> KeyRow:
+        status: Literal["trusted", "retired", "later", "not-trusted"] = "not-trusted"
         if trusted:
-            started = "trusted" if trusted.since <= now else "later"
-            state = "retired" if trusted.until <= now else started
-        kinds = trusted.evidence if trusted else ()
-        return {
-            "name": key.name,
-            "keyid": key.keyid,
-            "public": base64.b64encode(key.raw).decode("ascii"),
-            "state": state,
-            "from": format_time(trusted.since) if trusted else None,
-            "until": format_time(trusted.until) if trusted else None,
-            "evidence": [kind for kind in kinds if kind in trust.policy.evidence],
-            "own": key.keyid in mine,
-        }
+            started: Literal["trusted", "later"] = "trusted" if trusted.since <= now else "later"
+            status = "retired" if trusted.until <= now else started
+        evidence = trusted.evidence if trusted else ()
+        return KeyRow(
+            name=key.name,
+            keyid=key.keyid,
+            public=base64.b64encode(key.raw).decode("ascii"),
+            status=status,
+            valid_from=format_time(trusted.since) if trusted else None,
+            valid_until=format_time(trusted.until) if trusted else None,
+            evidence=[source for source in evidence if source in trust.policy.evidence],
+            own=key.keyid in mine,
+        )
 
     known = {key.keyid for key in trust.keys}
     rows = [row(PublicKey(name=key.name, raw=key.public), key) for key in trust.keys]
     rows += [row(key, None) for key in mine.values() if key.keyid not in known]
-    return sorted(rows, key=lambda row: str(row["name"]))
+    return sorted(rows, key=lambda row: row["name"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, TypedDict
@@ -107,8 +107,8 @@ def format_failed_machines(machines: Sequence[MachineFaults], width: int | None 
         (
             row.machine,
             str(len(row.faults)),
-            "excluded" if row.left_out else "used last",
-            f"{row.faults[-1].at:%Y-%m-%d %H:%M}, {row.faults[-1].node}: {row.faults[-1].why}",
+            "excluded" if row.excluded else "used last",
+            f"{row.faults[-1].at:%Y-%m-%d %H:%M}, {row.faults[-1].node}: {row.faults[-1].reason}",
         )
         for row in machines
     ]
@@ -167,27 +167,57 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
     return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width, ("GPU",))
 
 
-def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
-    return {
-        "idle_seconds": round(limits.idle.total_seconds()),
-        "run_seconds": round(limits.run.total_seconds()),
-        "queued": [
-            {
-                "target": cell.stage.target.name,
-                "capability": str(cell.capability),
-                "gpus": cell.gpus,
-                "cuda": cell.cuda,
-                "part": cell.part,
-                "driver": cell.first,
-                "only": cell.only,
-                "build": bool(cell.stage.missing),
-                "reason": cell.reason,
-            }
+class QueuedCellRow(TypedDict):
+    target: str
+    capability: str
+    gpus: int
+    cuda: str
+    """The lowest CUDA version of the machine; empty for any."""
+    part: str
+    driver: str
+    """The driver of the machines that are preferred; empty for none."""
+    only: bool
+    """Whether other drivers are excluded."""
+    build: bool
+    """Whether the image must be built or pushed first."""
+    reason: str
+
+
+class SweepPlanDocument(TypedDict):
+    """What `sweep start` would queue."""
+
+    format: Literal["imagefactory.sweep-plan/1"]
+    image_type: str
+    idle_seconds: int
+    run_seconds: int
+    queued: list[QueuedCellRow]
+    skipped: list[SkippedCell]
+    notes: list[str]
+
+
+def plan_json(plan: SweepPlan, limits: JobLimits, image_type: str) -> SweepPlanDocument:
+    return SweepPlanDocument(
+        format="imagefactory.sweep-plan/1",
+        image_type=image_type,
+        idle_seconds=round(limits.idle.total_seconds()),
+        run_seconds=round(limits.run.total_seconds()),
+        queued=[
+            QueuedCellRow(
+                target=cell.stage.target.name,
+                capability=str(cell.capability),
+                gpus=cell.gpus,
+                cuda=cell.cuda,
+                part=cell.part,
+                driver=cell.first,
+                only=cell.only,
+                build=bool(cell.stage.missing),
+                reason=cell.reason,
+            )
             for cell in plan.cells
         ],
-        "left_out": plan.left_out,
-        "notes": list(plan.notes),
-    }
+        skipped=list(plan.left_out),
+        notes=list(plan.notes),
+    )
 
 
 # --- The GPUs of a pool

@@ -273,7 +273,7 @@ def format_reconciled(results: Sequence[RepairResult]) -> str:
     lines = []
     for repository in results:
         parts = [f"{repository.listed} listed"]
-        parts += [f"{len(repository.mended)} mended"] if repository.mended else []
+        parts += [f"{len(repository.repaired)} repaired"] if repository.repaired else []
         parts += [f"{repository.gone} of images that are gone"] if repository.gone else []
         parts += [f"{repository.expired} expired"] if repository.expired else []
         parts += [f"{repository.damaged} damaged lines of the journal dropped"] if repository.damaged else []

@@ -61,7 +61,7 @@ def follow_page(own: Factory, target: str) -> None:
         assert 0 < first.stat().st_size == model["size"]
     assert report["subject"]["target"] == target
     (found,) = json.loads(own.run("model", "show", "--json", target).stdout)["statements"]
-    assert (found["standing"], found["report"]) == ("good", report)
+    assert (found["status"], found["report"]) == ("good", report)
 
 
 def assert_same(report: dict[str, object], by: set[str], models: set[str]) -> None:

@@ -42,7 +42,7 @@ def mine(base_store: Path, scratch: Path) -> Factory:
 
 def compiled(mine: Factory, source: Path) -> tuple[Path, bool]:
     said = json.loads(mine.run("recipe", "build-wheel", "--json", str(source), "--in", TARGET).stdout)
-    return Path(said["wheel"]), said["made"]
+    return Path(said["wheel"]), said["built"]
 
 
 def test_it_works_where_it_was_made_for_and_the_same_gives_the_same(mine: Factory, tmp_path: Path) -> None:

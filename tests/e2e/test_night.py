@@ -69,7 +69,7 @@ def ground(tiny_root: Path, base_store: Path, factory: Factory, registry: str, s
 def test_a_night_builds_pushes_and_publishes_and_says_so(ground: Ground) -> None:
     first = ground.night()
     assert [row["what"] for row in first["built"]] == [TARGET]
-    assert (first["broken"], first["proven"]) == ([], [])
+    assert (first["broken"], first["verified"]) == ([], [])
     assert "nothing is verified" in first["notes"][0]
     host, _, path = ground.place.partition("/")
     tags = [tag for tag in RegistryClient(host).tags(f"{path}/tiny") if not tag.startswith("sha256-")]
@@ -89,7 +89,7 @@ def test_a_broken_target_hides_nothing_and_is_told_once(ground: Ground) -> None:
     before = ground.made()
     second = ground.night(code=5)  # its lock is missing
     (row,) = second["broken"]
-    assert (row["what"], row["code"]) == ("other-12.1-cu121", 5)
+    assert (row["what"], row["exit_code"]) == ("other-12.1-cu121", 5)
     assert second["built"] == []
     assert ground.made() != before
     assert "other-12.1-cu121" in ground.mail.read_text()

@@ -133,7 +133,7 @@ def test_the_registrys_own_sif_is_pulled_by_its_image(
     """docker-registry 2.8 has no referrers API: it is found by the fallback tag."""
     fresh = Factory(store=tmp_path / "store", cache=tiny.cache, root=tiny.root, extra=tiny.extra)
     got = pull_sif(fresh, image["pushed"]["reference"], tmp_path / "a.sif")
-    assert got["how"] == "the registry's own"
+    assert got["origin"] == "the registry's own"
     assert sif["tag"] == f"12.1-cu121-{got['sha256'][7:19]}.sif"
     by_tag = pull_sif(fresh, sif["reference"], tmp_path / "b.sif")
     assert by_tag["sha256"] == got["sha256"]
@@ -147,7 +147,7 @@ def test_a_sif_is_made_of_an_image_whose_registry_has_none(
     elsewhere = pushed(tiny, "--registry", f"{registry}/bare")
     fresh = Factory(store=tmp_path / "store", cache=tiny.cache, root=tiny.root, extra=tiny.extra)
     got = pull_sif(fresh, elsewhere["reference"], tmp_path / "made.sif")
-    assert "made here" in got["how"]
+    assert "made here" in got["origin"]
     assert apptainer_runs(apptainer, str(tmp_path / "made.sif")) == SEEN
 
 

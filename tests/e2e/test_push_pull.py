@@ -94,7 +94,7 @@ def test_pull_into_an_empty_store_gives_the_same_image_and_it_runs(
     digest = built["pushed"]["digest"]
     fresh = replace(tiny, store=scratch / "pulled-store")
     value = json.loads(fresh.run("pull", "--json", f"{TARGET}@{digest}").stdout)
-    assert (value["digest"], value["whole"], value["name"]) == (digest, True, "tiny:12.1-cu121")
+    assert (value["digest"], value["complete"], value["name"]) == (digest, True, "tiny:12.1-cu121")
     assert value["bytes_received"] >= built["image"]["size"]
     ran = fresh.run("run", TARGET, "--", "python", "-c", "import idna; print(idna.__version__)")
     assert ran.stdout == "3.7\n"
@@ -118,7 +118,7 @@ def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory,
     tag = pushed["tag"]
     listed = json.loads(tiny.run("image", "list", "--json", "--registry", place).stdout)
     ((repository),) = listed["repositories"]
-    assert {row["tag"]: row["kind"] for row in repository["tags"]} == {tag: "candidate", "keep": "other"}
+    assert {row["tag"]: row["type"] for row in repository["tags"]} == {tag: "candidate", "keep": "other"}
 
     def prune(age: str) -> dict[str, Any]:
         done = tiny.run("image", "prune", "--json", "--older-than", age, "--registry", place)
@@ -128,7 +128,7 @@ def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory,
 
     assert not prune("30d")["removed"]
     kept = prune("0h")
-    assert (kept["removed"], kept["why"]) == (False, "keep points to it")
+    assert (kept["removed"], kept["reason"]) == (False, "keep points to it")
     other = f"{registry}/prune/other"
     assert push(tiny, "--registry", other)["tag"] == tag
     gone = json.loads(tiny.run("image", "prune", "--json", "--older-than", "0h", "--registry", other).stdout)

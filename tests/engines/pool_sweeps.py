@@ -59,14 +59,14 @@ class SweepRun:
 
         def is_over() -> bool:
             last.update(self.status())
-            return bool(last["done"]) and last["driven"] is False
+            return bool(last["done"]) and last["running"] is False
 
         wait_for(f"sweep {self.id}", is_over)
         return last
 
     def is_left_alone(self) -> bool:
         """No DAGMan is in the queue. (None: the queue did not answer.)"""
-        return self.status()["driven"] is False
+        return self.status()["running"] is False
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["node"]: node for node in self.status()["nodes"]}
@@ -106,7 +106,7 @@ def submit(
     )
     row = json.loads(told)
     assert row["errors"] == []
-    return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["folder"]))
+    return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["directory"]))
 
 
 def node(ground: PoolGround, trick: str, capability: str = "9.0") -> str:

@@ -192,9 +192,9 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
     assert machines == {(hole, "standin.pool.test")}
     (told,) = sweep.status()["machines"]
-    assert (told["machine"], told["left_out"]) == (hole, True)
+    assert (told["machine"], told["excluded"]) == (hole, True)
     assert {one["node"] for one in told["faults"]} == set(found)
-    assert all("No space left" in one["why"] for one in told["faults"])
+    assert all("No space left" in one["reason"] for one in told["faults"])
 
 
 def test_held_by_a_person(ground: PoolGround) -> None:
@@ -279,7 +279,7 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     sweep = submit(ground, ("hang",), "--capability", "9.0")
     sweep.job(node(ground, "hang"))
     made = planned(ground)
-    (left,) = (row for row in made["left_out"] if row["capability"] == "9.0")
+    (left,) = (row for row in made["skipped"] if row["capability"] == "9.0")
     assert left["rule"] == "queued"
     assert left["reason"].startswith(f"queued in sweep {sweep.id}, since ")
     assert made["queued"] == []

@@ -182,7 +182,7 @@ def test_the_same_by_oras(center: Center, sweeps: Sweeps) -> None:
     for one in read_sweep(sweeps.oras.folder).nodes:
         reference = one.image.address.removeprefix("oras://")
         assert reference.startswith(f"{center.registry.host}/gpu/tiny@")
-        standing = [verdict["standing"] for verdict in center.verdicts(reference)]
+        standing = [verdict["status"] for verdict in center.verdicts(reference)]
         assert standing == (["wrong-key"] if one.name == wrong else [])
 
 
@@ -196,7 +196,7 @@ def test_a_machine_that_does_not_trust_the_registry(center: Center, sweeps: Swee
     kept = [path.name for path in (sweeps.distrusted.folder / "nodes" / found["node"]).glob("attempt-*")]
     assert sorted(kept) == ["attempt-1", "attempt-2"]
     (row,) = sweeps.distrusted.collect(code=BAD).values()
-    assert row["why"].startswith(f"{center.stranger.host} has the image")
+    assert row["note"].startswith(f"{center.stranger.host} has the image")
     assert row["keyid"] == ""
 
 
@@ -205,7 +205,7 @@ def test_an_image_that_was_removed_from_the_registry(center: Center, sweeps: Swe
     assert found["outcome"] == "pull-failed", found
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.gone)}: ")
     (row,) = sweeps.gone.collect(code=BAD).values()
-    assert row["why"] == f"{center.registry.host} no longer has this image: a new sweep sends it again"
+    assert row["note"] == f"{center.registry.host} no longer has this image: a new sweep sends it again"
 
 
 def test_a_registry_that_is_down(center: Center, sweeps: Sweeps) -> None:
@@ -214,7 +214,7 @@ def test_a_registry_that_is_down(center: Center, sweeps: Sweeps) -> None:
     assert found["reason"].startswith(f"v100.pool.test could not pull {image_of(sweeps.down)}: ")
     (row,) = sweeps.down.collect(code=BAD).values()
     assert re.match(
-        rf"not readable from this machine without a password: {center.ending.host}/.*refused", row["why"]
+        rf"not readable from this machine without a password: {center.ending.host}/.*refused", row["note"]
     ), row
 
 
@@ -228,4 +228,4 @@ def test_jobs_of_slurm_pull_the_same(center: Center, sweeps: Sweeps, cluster: Co
         assert found["outcome"] == word, found
         (row,) = sweep.collect(code=BAD).values()
         assert bool(row["keyid"]) == (word != "pull-failed")
-    assert row["why"].startswith(f"{center.stranger.host} has the image")
+    assert row["note"].startswith(f"{center.stranger.host} has the image")

@@ -118,7 +118,7 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     machines = {tuple(one["machine"] for one in row["attempts"]) for row in found.values()}
     assert machines == {("h2", "h1")}
     (told,) = sweep.status()["machines"]
-    assert (told["machine"], told["left_out"]) == ("h2", True)
+    assert (told["machine"], told["excluded"]) == ("h2", True)
 
 
 def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(ground: PoolGround) -> None:
@@ -170,7 +170,7 @@ def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
         )
     )
     kinds = told["nodes"] // COPIES  # one more where it was found out before
-    sweep = SweepRun(ground=ground, id=told["sweep"], folder=ground.pool.here(told["folder"]))
+    sweep = SweepRun(ground=ground, id=told["sweep"], folder=ground.pool.here(told["directory"]))
 
     def open_ones() -> set[str]:
         return {row["node"].rpartition("-")[2] for row in sweep.nodes().values() if row["outcome"] is None}

@@ -171,7 +171,7 @@ def test_nothing_stays_lost(machines: list[Machine]) -> None:
         for machine in machines:
             mine = StoreRepository(store=machine.registry, repository=repository)
             done = repair_referrers(mine, machine.journal, (), now)
-            assert len(done.mended) + done.listed == 1
+            assert len(done.repaired) + done.listed == 1
             assert done.damaged == 0
         assert {one.digest for one in place.store.referrers(repository, subject.manifest)} == wanted
         if number < PROMOTING_ROUNDS:

@@ -239,14 +239,14 @@ def test_a_black_hole_decides_no_cell(
     assert outcomes(sweep) == expected(ada, words)
     assert machines(sweep) == {(hole, good)}
     (told,) = sweep["machines"]
-    assert (told["machine"], told["left_out"]) == (hole, True)
+    assert (told["machine"], told["excluded"]) == (hole, True)
     assert {one["node"] for one in told["faults"]} == set(expected(ada, words))
 
 
 def test_a_black_hole_gets_no_job_the_night_after(ada: Person, swept: Swept) -> None:
     assert outcomes(swept.second) == expected(ada, ON_CONDOR)
     assert machines(swept.second) == {("standin.pool.test",)}
-    assert [one["machine"] for one in swept.second["machines"] if one["left_out"]] == [swept.holes[HTCONDOR]]
+    assert [one["machine"] for one in swept.second["machines"] if one["excluded"]] == [swept.holes[HTCONDOR]]
 
 
 def test_a_first_sweep_makes_the_store_that_collects_it(ada: Person, swept: Swept) -> None:
@@ -322,7 +322,7 @@ def test_who_joins_after_a_rotation_takes_the_old_verdicts(
     told = ada.ask(
         "sweep", "start", ada.ground.name("good"), "--scheduler", SLURM, "--dry-run", "--capability", "9.0"
     )
-    assert [row["rule"] for row in told["left_out"]] == ["verified"]
+    assert [row["rule"] for row in told["skipped"]] == ["verified"]
 
 
 # --- what expires, what is taken back, a registry that is away ------------------------------------
@@ -353,8 +353,8 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
         dora.run("job", "write", name, "--executable", "train.sh", "-o", "kept.sub")
         told = ada.ask("site", "nightly", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
     assert [row["what"] for row in told["broken"]] == ["plan", "catalog", "catalog expiry"]
-    assert told["folder"] in mail.read_text()
-    center.pool.run(["rm", "-r", told["folder"]], folder=ada.ground.root)  # it is today again
+    assert told["directory"] in mail.read_text()
+    center.pool.run(["rm", "-r", told["directory"]], folder=ada.ground.root)  # it is today again
 
 
 @pytest.fixture(scope="module")
@@ -386,12 +386,12 @@ def test_two_facilitators_see_what_the_other_signed(ada: Person, ben: Person, sw
     plan = ("sweep", "start", "--scheduler", SLURM, "--dry-run", "--capability", "9.0")
     ben.run("config", "--trust")  # Ada's new key has changed the project
     told = ben.ask(*plan, ada.ground.name("wrong-numbers"))
-    assert [row["rule"] for row in told["left_out"]] == ["wrong-numbers"]
+    assert [row["rule"] for row in told["skipped"]] == ["wrong-numbers"]
     (row,) = swept.bens.collect(code=BAD).values()
     assert row["outcome"] == "load-failed"
     assert row["keyid"] not in ("", *(one["keyid"] for one in swept.collected.values()))
     told = ada.ask(*plan, ada.ground.name(BENS))
-    assert [row["rule"] for row in told["left_out"]] == ["load-failed"]
+    assert [row["rule"] for row in told["skipped"]] == ["load-failed"]
     ben.run("site", "publish", code=BAD)  # the one that readers trust is Ada's
 
 
@@ -406,7 +406,7 @@ def rows(person: Person, told: dict[str, Any], kind: str) -> dict[tuple[str, str
     """What a night says of the images, by trick and GPU: a row of several names of each."""
     tricks = {person.ground.name(trick): trick for trick in NIGHTLY}
     return {
-        (tricks[name], row["on"]): row["why"]
+        (tricks[name], row["on"]): row["reason"]
         for row in told[kind]
         for name in row["what"].split(", ")
         if name in tricks
@@ -430,7 +430,7 @@ def caught_up(ada: Person, dora: Person, revoked: Any) -> Iterator[dict[str, Any
         def left() -> set[str]:
             *_, last = ada.ask("sweep", "list")["sweeps"]
             open_ones = {one["node"].rpartition("-")[2] for one in last["nodes"] if one["outcome"] is None}
-            return open_ones if last["pool"] == SLURM and len(last["nodes"]) > 2 else {"none"}
+            return open_ones if last["scheduler"] == SLURM and len(last["nodes"]) > 2 else {"none"}
 
         wait_for("all but the busy GPU's", lambda: left() == {"sm70"})
         pool.run(["sh", "-c", "kill -9 $(cat pid)"], folder=ground.root)
@@ -443,7 +443,7 @@ def caught_up(ada: Person, dora: Person, revoked: Any) -> Iterator[dict[str, Any
 
 def test_the_next_night_catches_up(ada: Person, dora: Person, caught_up: dict[str, Any]) -> None:
     """It collects what came of the killed one."""
-    assert set(rows(ada, caught_up, "proven")) == {("good", "9.0")}
+    assert set(rows(ada, caught_up, "verified")) == {("good", "9.0")}
     broken = rows(ada, caught_up, "broken")
     assert broken["wrong-numbers", "9.0"].startswith("wrong-numbers: ")
     assert {on for (trick, on), why in broken.items() if trick == "good" and why.startswith("no-gpu: ")} == {
@@ -460,7 +460,7 @@ def test_each_pool_gets_what_is_not_known_and_no_bad_machine(ada: Person, caught
     *_, on_slurm, on_condor = ada.ask("sweep", "list")["sweeps"]
     (good,) = (row for row in on_slurm["nodes"] if row["node"] == node(ada.ground, "good"))
     assert [one["machine"] for one in good["attempts"]] == ["h1"]
-    assert [one["machine"] for one in on_slurm["machines"] if one["left_out"]] == ["h2"]
+    assert [one["machine"] for one in on_slurm["machines"] if one["excluded"]] == ["h2"]
     # 7.0 is in hand on Slurm, of 9.0 a result is there
     assert {row["node"].rpartition("-")[2] for row in on_condor["nodes"]} == {"sm75", "sm80"}
 

@@ -103,7 +103,7 @@ class Bench:
             *arguments,
             code=code,
         )
-        (result,) = json_of(said, "promote")["results"]
+        (result,) = json_of(said, "image-promote")["results"]
         return {row["tag"]: row for row in result["tags"]}
 
     @property

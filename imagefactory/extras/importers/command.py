@@ -165,7 +165,7 @@ def import_recipe(
         print_result(draft.text.rstrip("\n"))
     plan.check()
     value = recipe_json(family, "" if dry_run or stopped else str(path), draft, plan.why)
-    value |= {"unsolved": plan.unsolved, "without_wheel": list(plan.without_wheel)}
+    value["unsolved"], value["unbuilt"] = plan.unsolved, list(plan.without_wheel)
     if not dry_run and not stopped:
         write_recipe(path, value, as_json=as_json)
         return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
@@ -173,7 +173,7 @@ def import_recipe(
         if stopped:
             failures.add(_incomplete(file.name, draft.lost))
         if as_json:
-            print_json({"format": "imagefactory.recipe/1", **value, "errors": failures.as_json()})
+            print_json(value | {"errors": failures.as_json()})
     return None
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal, TypedDict
 
 from imagefactory.access import Access
 from imagefactory.actions.images import stored_image
@@ -52,6 +53,16 @@ def is_program(name: str, head: bytes, *, scripts: bool) -> bool:
     return not scripts and head.startswith((_ELF, _SCRIPT))
 
 
+class ModuleExportDocument(TypedDict):
+    """The environment module of an image."""
+
+    format: Literal["imagefactory.image-export-module/1"]
+    target: str
+    modulefile: str
+    image: str
+    programs: list[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentModule:
     """An environment module. `folder` is its directory, `image` the name of its .sif."""
@@ -82,13 +93,14 @@ class EnvironmentModule:
             f"try it: module use {self.folder / self.modulefile.parts[0]} && module load {loaded} && python"
         )
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "target": self.target.name,
-            "modulefile": str(self.folder / self.modulefile),
-            "image": str(self.folder / "images" / self.image),
-            "programs": self.programs,
-        }
+    def as_json(self) -> ModuleExportDocument:
+        return ModuleExportDocument(
+            format="imagefactory.image-export-module/1",
+            target=self.target.name,
+            modulefile=str(self.folder / self.modulefile),
+            image=str(self.folder / "images" / self.image),
+            programs=list(self.programs),
+        )
 
 
 def format_modulefile(module: EnvironmentModule) -> str:

@@ -14,13 +14,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
 from imagefactory.cli.arguments import Command, DurationType, section
 from imagefactory.cli.output import (
     CommandContext,
+    ErrorDocument,
+    ErrorRow,
     error_json,
     exit_with_first_failure,
     explain,
@@ -38,11 +40,66 @@ from imagefactory.errors import ImagefactoryError, os_reason, printable, without
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
-    from imagefactory.extras.nightly.changes import NightlyReport
+    from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow
     from imagefactory.extras.nightly.nights import CommandRunner
+    from imagefactory.extras.nightly.outdated import RecipeNewsRow
+    from imagefactory.trust.claims import VerdictAges
 
-Hook = Callable[[str, "Mapping[str, object]"], None]
+Hook = Callable[["Mapping[str, object]"], None]
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+class NightlyReportRow(TypedDict):
+    what: str
+    """Targets, or a step of the run."""
+    on: str
+    """Compute capabilities."""
+    reason: str
+    """For a built image, its digest."""
+    hint: str
+    exit_code: int
+    machines: list[str]
+
+
+class NightlyDocument(TypedDict):
+    """What a nightly run built and verified, what is broken and what is due."""
+
+    format: Literal["imagefactory.nightly/1"]
+    directory: str
+    exit_code: int
+    started: datetime
+    ended: datetime
+    place: str
+    """The registry."""
+    built: list[NightlyReportRow]
+    verified: list[NightlyReportRow]
+    broken: list[NightlyReportRow]
+    due: list[NightlyReportRow]
+    verdict_ages: VerdictAges
+    notes: list[str]
+
+
+class NightlyInstallDocument(TypedDict):
+    """The systemd units that were written."""
+
+    format: Literal["imagefactory.nightly-install/1"]
+    files: list[str]
+
+
+class RecipeOutdatedDocument(TypedDict):
+    """What is newer than recipes and locks."""
+
+    format: Literal["imagefactory.recipe-outdated/1"]
+    results: list[RecipeNewsRow]
+    errors: list[ErrorRow]
+
+
+class RecipeUpdateDocument(TypedDict):
+    """What was newer than recipes and locks, and the changed files."""
+
+    format: Literal["imagefactory.recipe-update/1"]
+    results: list[RecipeNewsRow]
+    errors: list[ErrorRow]
 
 
 @click.command(cls=Command)
@@ -189,12 +246,12 @@ def nightly(
     log = f"log: {folder / LOG}"
     if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
         _mail(mail, f"{format_nightly(report)}\n\n{log}\n")
-    hook("night", nightly_json(report, folder))
+    hook(nightly_json(report, folder))
     allocate_reserve(settings)
     if metrics:
         _write_metrics(call, metrics, report)
     if as_json:
-        print_json({"format": "imagefactory.night/1", **nightly_json(report, folder)})
+        print_json(nightly_json(report, folder))
     else:
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
@@ -208,11 +265,11 @@ def _webhook(call: CommandContext, text: str | None) -> Hook:
 
     url = read_address(text) if text else ""
 
-    def post(kind: str, value: Mapping[str, object]) -> None:
+    def post(document: Mapping[str, object]) -> None:
         if not url:
             return
         try:
-            post_json(call.access, url, {"format": f"imagefactory.{kind}/1", **value})
+            post_json(call.access, url, document)
         except ImagefactoryError as error:
             write_terminal(2, f"warning: {error.message}")
 
@@ -238,8 +295,10 @@ def _with_progress_log(mail: str | None, hook: Hook) -> Iterator[None]:
         yield
     except (ImagefactoryError, OSError) as error:
         hook(
-            "error",
-            {"errors": [error_json(error if isinstance(error, ImagefactoryError) else explain(error))]},
+            ErrorDocument(
+                format="imagefactory.error/1",
+                errors=[error_json(error if isinstance(error, ImagefactoryError) else explain(error))],
+            )
         )
         if mail:
             hint = f"\nhint: {error.hint}" if isinstance(error, ImagefactoryError) else ""
@@ -314,7 +373,9 @@ def _install(
     replace_all({folder / name: text.encode() for name, text in files.items()})
     if as_json:
         return print_json(
-            {"format": "imagefactory.night-units/1", "files": [str(folder / name) for name in files]}
+            NightlyInstallDocument(
+                format="imagefactory.nightly-install/1", files=[str(folder / name) for name in files]
+            )
         )
     for name in files:
         print_result(f"wrote {folder / name}")
@@ -355,7 +416,7 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
     folder = create_nightly(project.settings, format_id(now, os.urandom(2)))
     write_nightly(folder / NIGHTLY_FILE, report)
     if as_json:
-        print_json({"format": "imagefactory.night/1", **nightly_json(report, folder)})
+        print_json(nightly_json(report, folder))
     elif github:
         if text := format_issue(report).rstrip():
             write_terminal(1, text)
@@ -363,11 +424,33 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
         print_result(format_nightly(report, terminal_width()))
 
 
-def nightly_json(report: NightlyReport, folder: Path) -> dict[str, object]:
+def nightly_json(report: NightlyReport, folder: Path) -> NightlyDocument:
     """Return a nightly run as JSON."""
-    from imagefactory.serialize import format_value
+    return NightlyDocument(
+        format="imagefactory.nightly/1",
+        directory=str(folder),
+        exit_code=report.code,
+        started=report.started,
+        ended=report.ended,
+        place=report.place,
+        built=[_nightly_row(row) for row in report.built],
+        verified=[_nightly_row(row) for row in report.proven],
+        broken=[_nightly_row(row) for row in report.broken],
+        due=[_nightly_row(row) for row in report.due],
+        verdict_ages=report.ages,
+        notes=list(report.notes),
+    )
 
-    return {"folder": str(folder), "exit_code": report.code, **format_value(report)}
+
+def _nightly_row(row: NightlyRow) -> NightlyReportRow:
+    return NightlyReportRow(
+        what=row.what,
+        on=row.on,
+        reason=row.why,
+        hint=row.hint,
+        exit_code=row.code,
+        machines=list(row.machines),
+    )
 
 
 _units_argument = click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
@@ -417,11 +500,15 @@ def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json
                 for fault in news.faults:
                     failures.add(fault)
                 print_result(format_news(news, terminal_width()), unless=not plain)
-                rows.append(news_json(news) | {"message": commit_message(news), "written": []})
+                rows.append(news_json(news, commit_message(news), []))
                 if github:
                     write_terminal(2, format_news(news))
         if as_json:
-            print_json({"format": "imagefactory.watch/1", "news": rows, "errors": failures.as_json()})
+            print_json(
+                RecipeOutdatedDocument(
+                    format="imagefactory.recipe-outdated/1", results=rows, errors=failures.as_json()
+                )
+            )
         if github:
             print_result(github_lines(seen))
     moved = [news.unit.name for news in seen if news.locks]
@@ -467,11 +554,15 @@ def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
                     failures.add(fault)
                 message = commit_message(news, written.rows, written.notes)
                 files = [str(path.relative_to(root)) for path in written.paths]
-                rows.append(news_json(news) | {"message": message, "written": files})
+                rows.append(news_json(news, message, files))
                 if not as_json:
                     write_terminal(2, format_news(news))
                 if written.paths:
                     title = [f"--- {unit.name}"] if len(units) > 1 else []
                     print_result("\n".join([*title, message]), unless=as_json)
         if as_json:
-            print_json({"format": "imagefactory.watch/1", "news": rows, "errors": failures.as_json()})
+            print_json(
+                RecipeUpdateDocument(
+                    format="imagefactory.recipe-update/1", results=rows, errors=failures.as_json()
+                )
+            )

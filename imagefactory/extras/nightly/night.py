@@ -286,7 +286,7 @@ class _NightlyRun:
             self.steps.notes += waiting_tags(document)
             self.steps.do("reconcile", "verdict", "sync")
         _, catalog = self.steps.do("catalog", "site", "publish")
-        self.ages = _ages_in(catalog.get("proofs"))
+        self.ages = _ages_in(catalog.get("verdict_ages"))
         self._warn_of_expiry()
         self.steps.do("store", "image", "prune")
         after = before
@@ -425,8 +425,8 @@ class _NightlyRun:
             notes = document.get("notes")
             self.steps.notes += [as_single_line(str(row)) for row in notes] if isinstance(notes, list) else []
             self.steps.notes += _not_queued(code, document)
-            if isinstance(document.get("folder"), str):
-                (self.folder / SWEPT).write_text(document["folder"] + "\n", "utf-8")
+            if isinstance(document.get("directory"), str):
+                (self.folder / SWEPT).write_text(document["directory"] + "\n", "utf-8")
             return
         for row in ready:
             name = row.target.name
@@ -436,7 +436,7 @@ class _NightlyRun:
 
 def _not_queued(code: int, document: Mapping[str, Any]) -> Iterator[str]:
     """Yield why due cells were not queued: another store claimed them, or they exceed the budget."""
-    rows = document.get("errors" if code == EXIT_NOTHING_SELECTED else "left_out", ())
+    rows = document.get("errors" if code == EXIT_NOTHING_SELECTED else "skipped", ())
     if code == EXIT_NOTHING_SELECTED:
         yield from (as_single_line(str(row.get("message", ""))) for row in rows)
         return

@@ -53,7 +53,7 @@ from imagefactory.oci.layout import Layout
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import Pools
 from imagefactory.schedulers.sweep_file import SWEEP
-from imagefactory.serialize import format_value, parse_value
+from imagefactory.serialize import format_value, parse_value, plain
 from imagefactory.settings.load import Settings
 from imagefactory.verify.report import Evidence
 
@@ -61,7 +61,7 @@ MAX_RUNS = 60
 """The limit of stored runs. Older ones are removed with their sweeps."""
 RESERVE = 4 << 20
 """Reserved bytes on the disk for the log, summary and mail of a run."""
-PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
+PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.nightly-plan/1", "imagefactory.nightly-run/1"
 BEFORE, LOG, NIGHTLY_FILE, SWEPT = "before.json", "log.txt", "night.json", "sweep"
 RESERVED = ".reserve"
 
@@ -369,7 +369,7 @@ def post_json(
     """Post the document, with retries. Raises CheckFailedError if the server does not accept it."""
     hook = _Webhook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
-    headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
+    headers, data = {"Content-Type": "application/json"}, json.dumps(value, default=plain).encode()
     try:
         with HttpSession(hook, retry_policy=retry_policy or RetryPolicy(attempts=3)) as web:
             web.request(url, lambda _: None, method="POST", headers=headers, data=data)

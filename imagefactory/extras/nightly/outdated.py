@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
+from typing import TypedDict
 
 from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import canonicalize_name
@@ -48,7 +49,6 @@ from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.serialize import fields_of
 from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.claims import SOON
 from imagefactory.trust.judgement import expiring_cells
@@ -501,28 +501,79 @@ def _what(news: UnitNews) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} packages move"
 
 
-def news_json(news: UnitNews) -> dict[str, object]:
-    return {
-        "name": news.unit.name,
-        "releases": [
-            {
-                "series": row.offer.series,
-                "release": row.offer.release,
-                "since": str(row.offer.begun or ""),
-                "pythons": row.offer.pythons,
-                "command": row.command,
-            }
+class NewReleaseRow(TypedDict):
+    series: str
+    release: str
+    since: str
+    """The day of the first release of the series; empty if it is unknown."""
+    pythons: list[str]
+    command: str
+    """The command that adds a row; empty if it must be written manually."""
+
+
+class VersionChangeRow(TypedDict):
+    name: str
+    before: str
+    after: str
+
+
+class OutdatedLockRow(TypedDict):
+    name: str
+    changes: list[VersionChangeRow]
+
+
+class ExpiringVerdictRow(TypedDict):
+    target: str
+    capability: str
+    valid_until: str
+
+
+class RecipeNewsRow(TypedDict):
+    name: str
+    """A family, or `base:NAME`."""
+    releases: list[NewReleaseRow]
+    cudas: list[NewCuda]
+    python: NewPython | None
+    locks: list[OutdatedLockRow]
+    expiring: list[ExpiringVerdictRow]
+    message: str
+    """The message of a commit with these changes."""
+    written: list[str]
+    """The files that `recipe update` changed."""
+
+
+def news_json(news: UnitNews, message: str, written: list[str]) -> RecipeNewsRow:
+    return RecipeNewsRow(
+        name=news.unit.name,
+        releases=[
+            NewReleaseRow(
+                series=row.offer.series,
+                release=row.offer.release,
+                since=str(row.offer.begun or ""),
+                pythons=list(row.offer.pythons),
+                command=row.command,
+            )
             for row in news.releases
         ],
-        "cudas": news.cudas,
-        "python": news.python,
-        "locks": [{"name": row.name, "moves": [fields_of(move) for move in row.moves]} for row in news.locks],
-        "expiring": [
-            {"target": row.target, "capability": row.capability, "until": str(row.day)}
+        cudas=list(news.cudas),
+        python=news.python,
+        locks=[
+            OutdatedLockRow(
+                name=row.name,
+                changes=[
+                    VersionChangeRow(name=move.name, before=move.before, after=move.after)
+                    for move in row.moves
+                ],
+            )
+            for row in news.locks
+        ],
+        expiring=[
+            ExpiringVerdictRow(target=row.target, capability=row.capability, valid_until=str(row.day))
             for row in news.expiring
         ],
-        "message": commit_message(news),
-    }
+        message=message,
+        written=written,
+    )
 
 
 def github_lines(units: Iterable[UnitNews]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -23,10 +23,40 @@ from imagefactory.cli.output import (
 from imagefactory.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagefactory.extras.portability.action import PortabilityOptions
 
 MOST_BATCHES, LARGEST_BATCH = 8, 65536
 REPORT_DIRECTORY = "portable"
+
+
+class ModelCheckDocument(TypedDict):
+    """The report of an image's models in other runtimes."""
+
+    format: Literal["imagefactory.model-check/1"]
+    report: Mapping[str, object]
+    output: str
+    portable: bool
+    note: str
+    """Which key signed the report, or why none did."""
+    attached: list[str]
+
+
+class ModelStatementRow(TypedDict):
+    digest: str
+    status: str
+    reason: str
+    report: Mapping[str, object] | None
+
+
+class ModelDocument(TypedDict):
+    """The signed checks of an image's models, and the files that `model export` wrote."""
+
+    format: Literal["imagefactory.model/1"]
+    manifest: str
+    statements: list[ModelStatementRow]
+    files: list[str]
 
 
 @click.command(cls=Command)
@@ -159,14 +189,15 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
     replace_text(page, format_page(run.report))
     word = report.status_of_check(run.report)
     if as_json:
-        summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
         print_json(
-            {
-                "format": "imagefactory.model-check/1",
-                "report": value,
-                "output": str(options.output),
-                **summary,
-            }
+            ModelCheckDocument(
+                format="imagefactory.model-check/1",
+                report=value,
+                output=str(options.output),
+                portable=run.report.portable,
+                note=run.why,
+                attached=list(run.attached),
+            )
         )
     else:
         fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
@@ -192,21 +223,21 @@ def _show(call: CommandContext, name: str, place: str, *, output: Path | None, a
     written = write_models(result, output) if output else ()
     if as_json:
         rows = [
-            {
-                "digest": row.digest,
-                "standing": row.standing.value,
-                "why": row.why,
-                "report": format_portable(row.statement.report) if row.statement else None,
-            }
+            ModelStatementRow(
+                digest=row.digest,
+                status=row.standing.value,
+                reason=row.why,
+                report=format_portable(row.statement.report) if row.statement else None,
+            )
             for row in result.judged
         ]
         return print_json(
-            {
-                "format": "imagefactory.model/1",
-                "manifest": result.manifest,
-                "statements": rows,
-                "files": list(map(str, written)),
-            }
+            ModelDocument(
+                format="imagefactory.model/1",
+                manifest=result.manifest,
+                statements=rows,
+                files=list(map(str, written)),
+            )
         )
     print_result(format_statements(result.judged, result.manifest, terminal_width()))
     for path in written:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
@@ -62,41 +62,99 @@ def format_vulnerabilities(check: VulnerabilityCheck, width: int | None) -> str:
     return "\n\n".join([*blocks, "\n".join(lines)])
 
 
-def bill_json(bill: BillOfMaterials) -> dict[str, object]:
-    return {
-        "name": bill.name,
-        "digest": bill.digest,
-        "packages": len(bill.components),
-        "without_license": [
-            component.purl.to_string() for component in bill.components if not component.licenses
-        ],
-    }
+class BillFields(TypedDict):
+    name: str
+    digest: str
+    packages: int
+    unknown_licenses: list[str]
+    """The packages that declare no license, as package URLs."""
 
 
-def licenses_json(check: LicenseCheck) -> dict[str, object]:
-    return {
-        "holds": check.holds,
-        "licenses": [
-            {"license": license.text, "spdx": license.spdx, "packages": count, "allowed": fits}
-            for license, count, fits in check.counted
+class ImageSbomDocument(BillFields):
+    """The file of a bill of materials."""
+
+    format: Literal["imagefactory.image-sbom/1"]
+    path: str
+    type: str
+    """`cyclonedx` or `spdx`."""
+
+
+class LicenseRow(TypedDict):
+    license: str
+    spdx: bool
+    """Whether it is an SPDX expression."""
+    packages: int
+    allowed: bool
+
+
+class RejectedPackageRow(TypedDict):
+    package: str
+    licenses: list[str]
+
+
+class UnknownPackageRow(TypedDict):
+    package: str
+    reason: str
+
+
+class LicenseCheckRow(TypedDict):
+    passed: bool
+    licenses: list[LicenseRow]
+    rejected: list[RejectedPackageRow]
+    unknown: list[UnknownPackageRow]
+
+
+class VulnerabilityCheckRow(TypedDict):
+    passed: bool
+    found: list[Vulnerability]
+    checked: dict[str, int]
+    """The number of packages by ecosystem."""
+    not_checked: dict[str, int]
+    """The number of packages by reason."""
+
+
+class ImageAuditDocument(BillFields):
+    """The licenses and the known vulnerabilities of an image."""
+
+    format: Literal["imagefactory.image-audit/1"]
+    licenses: NotRequired[LicenseCheckRow]
+    vulnerabilities: NotRequired[VulnerabilityCheckRow]
+
+
+def _bill_json(bill: BillOfMaterials) -> BillFields:
+    unknown = [component.purl.to_string() for component in bill.components if not component.licenses]
+    return BillFields(
+        name=bill.name, digest=bill.digest, packages=len(bill.components), unknown_licenses=unknown
+    )
+
+
+def _licenses_json(check: LicenseCheck) -> LicenseCheckRow:
+    return LicenseCheckRow(
+        passed=check.holds,
+        licenses=[
+            LicenseRow(license=license.text, spdx=license.spdx, packages=count, allowed=allowed)
+            for license, count, allowed in check.counted
         ],
-        "refused": [
-            {"package": component.purl.to_string(), "licenses": [license.text for license in wrong]}
+        rejected=[
+            RejectedPackageRow(
+                package=component.purl.to_string(), licenses=[license.text for license in wrong]
+            )
             for component, wrong in check.refused
         ],
-        "unknown": [
-            {"package": component.purl.to_string(), "reason": component.why} for component in check.unknown
+        unknown=[
+            UnknownPackageRow(package=component.purl.to_string(), reason=component.why)
+            for component in check.unknown
         ],
-    }
+    )
 
 
-def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
-    return {
-        "holds": not check.found,
-        "found": check.found,
-        "checked": dict(check.checked),
-        "not_checked": dict(check.unchecked),
-    }
+def _vulnerabilities_json(check: VulnerabilityCheck) -> VulnerabilityCheckRow:
+    return VulnerabilityCheckRow(
+        passed=not check.found,
+        found=list(check.found),
+        checked=dict(check.checked),
+        not_checked=dict(check.unchecked),
+    )
 
 
 def _joined(licenses: tuple[ComponentLicense, ...]) -> str:
@@ -155,7 +213,14 @@ def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_jso
     replace_text(output, text)
     if as_json:
         return print_json(
-            {"format": "imagefactory.sbom/1", **bill_json(bill), "path": str(output), "kind": kind}
+            ImageSbomDocument(
+                {
+                    **_bill_json(bill),
+                    "format": "imagefactory.image-sbom/1",
+                    "path": str(output),
+                    "type": kind,
+                }
+            )
         )
     return print_result(format_bill(bill, str(output)))
 
@@ -212,20 +277,27 @@ def audit(
         checks = ("licenses",) * (bool(allowed) or not osv) + ("vulnerabilities",) * bool(osv)
     _check_useful_options(checks, allow, osv, allowed)
     bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
-    blocks, value, passed = list[str](), bill_json(bill), True
+    blocks, passed, fields = list[str](), True, _bill_json(bill)
+    document = ImageAuditDocument(
+        format="imagefactory.image-audit/1",
+        name=fields["name"],
+        digest=fields["digest"],
+        packages=fields["packages"],
+        unknown_licenses=fields["unknown_licenses"],
+    )
     width = terminal_width()
     if "licenses" in checks:
         licenses = check_licenses(bill, allowed)
         blocks.append(format_licenses(licenses, width))
-        value["licenses"] = licenses_json(licenses)
+        document["licenses"] = _licenses_json(licenses)
         passed = licenses.holds
     if "vulnerabilities" in checks:
         vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
         blocks.append(format_vulnerabilities(vulnerabilities, width))
-        value["vulnerabilities"] = vulnerabilities_json(vulnerabilities)
+        document["vulnerabilities"] = _vulnerabilities_json(vulnerabilities)
         passed = passed and not vulnerabilities.found
     if as_json:
-        print_json({"format": "imagefactory.sbom/1", **value})
+        print_json(document)
     else:
         print_result("\n\n".join(blocks))
     raise click.exceptions.Exit(0 if passed else EXIT_AUDIT)

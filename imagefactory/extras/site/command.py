@@ -7,7 +7,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -33,6 +33,15 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("html", "svg", "badge", "csv", "markdown", "json")
+
+
+class ReportFilesDocument(TypedDict):
+    """The files of a report."""
+
+    format: Literal["imagefactory.report-files/1"]
+    images: int
+    """The number of images in it."""
+    files: list[str]
 
 
 @click.command(cls=Command)
@@ -145,7 +154,6 @@ def _format_tables(
     CSV has no place for notes, so they are printed to stderr if it is `printed`.
     """
     from imagefactory.extras.site.tables import (
-        FORMAT,
         format_csv,
         format_markdown,
         format_summary,
@@ -155,7 +163,7 @@ def _format_tables(
 
     result = _read_tables(call, names, request)
     if kind == "json":
-        text = json.dumps({"format": FORMAT, **tables_json(result)}, indent=2, default=plain)
+        text = json.dumps(tables_json(result), indent=2, default=plain)
     else:
         text = format_csv(result.combos) if kind == "csv" else format_markdown(result)
     for line in result.notes if printed and kind == "csv" else ():
@@ -166,7 +174,9 @@ def _format_tables(
 
 def _print_file(path: Path, images: int, summary: str, *, as_json: bool) -> None:
     if as_json:
-        return print_json({"format": "imagefactory.report/1", "images": images, "files": [str(path)]})
+        return print_json(
+            ReportFilesDocument(format="imagefactory.report-files/1", images=images, files=[str(path)])
+        )
     return print_result(f"{summary}\n  {path}")
 
 

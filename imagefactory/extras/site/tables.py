@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Literal, TypedDict
 
 from imagefactory.access import Access
 from imagefactory.actions.centers import JoinedCenter, only_center
@@ -54,8 +55,6 @@ from imagefactory.trust.catalog import ImageOffer
 from imagefactory.trust.judgement import VerdictSet
 from imagefactory.trust.offers import select_images, verify_offer
 from imagefactory.views.text import fold, format_table
-
-FORMAT = "imagefactory.tables/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,16 +363,30 @@ def cause(combo: ComboCell) -> str:
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def tables_json(tables: TableData) -> dict[str, object]:
+class ReportDocument(TypedDict):
+    """The state of every target on every compute capability (`report --format json`)."""
+
+    format: Literal["imagefactory.report/1"]
+    created: str
+    place: str
+    counts: dict[str, int]
+    """The number of combinations in each state."""
+    combos: list[ComboCell]
+    ranges: list[VersionRange]
+    notes: list[str]
+
+
+def tables_json(tables: TableData) -> ReportDocument:
     """Return every target on every capability, tested or not, as JSON."""
-    return {
-        "made": format_time(tables.made),
-        "place": tables.place,
-        "counts": counts(tables.combos),
-        "combos": tables.combos,
-        "ranges": tables.ranges,
-        "notes": list(tables.notes),
-    }
+    return ReportDocument(
+        format="imagefactory.report/1",
+        created=format_time(tables.made),
+        place=tables.place,
+        counts=counts(tables.combos),
+        combos=list(tables.combos),
+        ranges=list(tables.ranges),
+        notes=list(tables.notes),
+    )
 
 
 def counts(combos: Iterable[ComboCell]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, TypedDict
 
 import click
 
@@ -15,6 +16,15 @@ from imagefactory.cli.output import (
     print_next_command,
     print_result,
 )
+
+
+class WheelBuildDocument(TypedDict):
+    """The wheel of a package."""
+
+    format: Literal["imagefactory.recipe-build-wheel/1"]
+    wheel: str
+    built: bool
+    """False if the same wheel existed."""
 
 
 @click.command("build-wheel", cls=Command)
@@ -106,7 +116,13 @@ def build_wheel(
     )
     result = compile_wheel(factory, ask, call.progress)
     if as_json:
-        print_json({"format": "imagefactory.compiled/1", "wheel": str(result.wheel), "made": result.compiled})
+        print_json(
+            {
+                "format": "imagefactory.recipe-build-wheel/1",
+                "wheel": str(result.wheel),
+                "made": result.compiled,
+            }
+        )
         return
     size = result.wheel.stat().st_size
     status = "compiled" if result.compiled else "is there already, of the same source, image and tools"

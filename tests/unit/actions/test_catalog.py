@@ -404,10 +404,10 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)
     assert told["images"][0]["verified"] == ["8.0"]
-    assert told["proofs"]["oldest"].startswith(f"{now:%Y-%m-%d}")
+    assert told["verdict_ages"]["oldest"].startswith(f"{now:%Y-%m-%d}")
     own, current = told["written"]
     assert current.startswith(f"{registry.host}/catalog:{CURRENT}@sha256:")
-    assert f":{told['made'][:10].replace('-', '')}-" in own
+    assert f":{told['created'][:10].replace('-', '')}-" in own
     assert "note:" not in ran.stderr
     toml.write_text(f'catalog = "{registry.host}"\n{toml.read_text()}')
     said = run(factory, signer, registry).output

@@ -71,9 +71,9 @@ def joined(person: Call, tmp_path: Path) -> Call:
     join_site(tmp_path)
     publish_second(tmp_path)
     told = json_of(
-        person("site", "join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "join"
+        person("site", "join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "site-join"
     )
-    assert (told["joined_as"], told["beside"], told["catalog_works"]) == ("second", [FIRST], True)
+    assert (told["joined_as"], told["other_centers"], told["catalog_works"]) == ("second", [FIRST], True)
     return person
 
 
@@ -94,7 +94,7 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     own_file = tomllib.loads((own.parent / "centers/second.toml").read_text())
     assert (own_file["catalog"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
     assert [row["keyid"] for row in own_file["trust"]] == [STRANGER.keyid]
-    assert json_of(person("site", "join", invitation(tmp_path), "--json"), "join")["changed"] == []
+    assert json_of(person("site", "join", invitation(tmp_path), "--json"), "site-join")["changes"] == []
     person("site", "remove", "second", "--yes")
     assert json_of(person("list", "--json"), "catalog-images") == first
 
@@ -128,10 +128,10 @@ def test_a_key_of_one_center_vouches_for_no_image_of_another(joined: Call) -> No
     found = verified(joined)
     assert found[f"{FIRST}/{COMMON}"] == ["8.0", "9.0"]
     assert found[f"second/{COMMON}"] == ["9.0"]
-    rows = json_of(joined("verdict", "list", f"second/{COMMON}", "--json"), "verdicts")["images"][0][
+    rows = json_of(joined("verdict", "list", f"second/{COMMON}", "--json"), "verdict-list")["images"][0][
         "verdicts"
     ]
-    assert {(row["key"], row["standing"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
+    assert {(row["key"], row["status"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
 
 
 def test_a_catalog_of_one_center_signed_by_the_other_is_left_out(joined: Call, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_one_center_down_hides_no_other(joined: Call, tmp_path: Path) -> None:
     assert "images of second are skipped: " in " ".join(said.err.split())
     joined("job", "write", f"second/{ONLY}", code=2)
     assert json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")["catalog"]["center"] == FIRST
-    sites = {one["name"]: one for one in json_of(joined("site", "list", "--json"), "sites")["sites"]}
+    sites = {one["name"]: one for one in json_of(joined("site", "list", "--json"), "site-list")["sites"]}
     assert (sites[FIRST]["images"], sites[FIRST]["error"]) == (4, "")
     assert sites["second"]["images"] is None
     assert sites["second"]["error"]
@@ -247,7 +247,7 @@ def test_only_people_s_own_files_join_centers(
     (project / "centers/evil.toml").write_text('catalog = "evil.example.org/gpu"\n')
     monkeypatch.delenv("IMAGEFACTORY_CATALOG")
     monkeypatch.chdir(project)
-    assert {one["name"] for one in json_of(joined("site", "list", "--json"), "sites")["sites"]} == {
+    assert {one["name"] for one in json_of(joined("site", "list", "--json"), "site-list")["sites"]} == {
         *(FIRST, "second")
     }
 
@@ -330,7 +330,7 @@ def test_leaving_the_first_takes_its_keys_along(joined: Call, tmp_path: Path) ->
     path.write_text(f'workers = "2"\n{path.read_text()}')
     joined("site", "remove", "nobody", "--yes", code=3)
     joined("site", "remove", FIRST, code=2)  # nobody can be asked
-    told = json_of(joined("site", "remove", FIRST, "--yes", "--json"), "site-removed")
+    told = json_of(joined("site", "remove", FIRST, "--yes", "--json"), "site-remove")
     assert told["removed"] == [f"catalog = {tmp_path / 'catalog'}", "key lab"]
     assert tomllib.loads(path.read_text()) == {"workers": "2"}
     told = json_of(joined("list", "--json"), "catalog-images")  # the one that is left needs no name
@@ -495,11 +495,13 @@ def test_verdicts_are_those_that_the_catalog_carries(member: Call) -> None:
     assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
     assert said.out.count("verified  yes ") == 2
     assert " lab " in said.out
-    (image,) = json_of(member("verdict", "list", "jax", "--json"), "verdicts")["images"]
+    (image,) = json_of(member("verdict", "list", "jax", "--json"), "verdict-list")["images"]
     assert image["verdicts"] == []
     assert "7.0" in member("verdict", "list", "pytorch-2.3", "--capability", "7.0", code=9).err
     member("verdict", "list", "pytorch-2.3", "--capability", "8.0")
-    rows = json_of(member("verdict", "list", "pytorch-2.5", "--json"), "verdicts")["images"][0]["verdicts"]
+    rows = json_of(member("verdict", "list", "pytorch-2.5", "--json"), "verdict-list")["images"][0][
+        "verdicts"
+    ]
     assert {row["keyid"] for row in rows} == {LAB.keyid}
 
 

@@ -123,13 +123,13 @@ def test_a_file_is_joined_once(site: Site) -> None:
 def test_a_registry_is_joined_by_its_address(site: Site) -> None:
     said = site.join(site.address, "--yes", code=8)
     assert said.error_codes == ("invitation-not-found",)
-    pushed = json_of(site.invite("--push", "--json"), "invite")["pushed"]
+    pushed = json_of(site.invite("--push", "--json"), "site-invite")["pushed"]
     assert pushed.startswith(f"{site.address}/catalog:invitation@sha256:")
-    told = json_of(site.join(site.address, "--yes", "--json"), "join")
+    told = json_of(site.join(site.address, "--yes", "--json"), "site-join")
     assert told["keys"] == [LAB.keyid]
     assert told["catalog_works"] is False  # nobody made one yet
     assert site.settings.is_file()
-    assert json_of(site.join(site.address, "--json"), "join")["changed"] == []
+    assert json_of(site.join(site.address, "--json"), "site-join")["changes"] == []
 
 
 def test_an_invitation_brings_the_mirrors_of_the_catalog(site: Site) -> None:

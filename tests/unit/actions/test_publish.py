@@ -28,7 +28,6 @@ from imagefactory.errors import NothingSelectedError, StatementError, UsageError
 from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE
 from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.registry.client import RegistryClient
-from imagefactory.serialize import format_value
 from imagefactory.trust.approval import ApprovalSubject, sign_approval
 from imagefactory.trust.attached import SignedStatement, attach, read_subject
 from imagefactory.trust.audit import read_audit
@@ -105,10 +104,12 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     assert back.changes == (change,)
     assert back.earlier.catalog.made == NOW - 3 * HOUR
     said = json_of(
-        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"), "catalog"
+        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"),
+        "site-publish",
     )
     assert said["rollback"]["digest"] == back.earlier.digest
-    assert said["rollback"]["changes"] == [format_value(change)]
+    row = {"target": TARGET, "before": second, "after": first, "verdicts_before": 1, "verdicts_after": 1}
+    assert said["rollback"]["changes"] == [row]
     assert [row["digest"] for row in said["images"]] == [first]
     current = current_of(bench, NOW + HOUR)
     assert current.made >= NOW

@@ -679,7 +679,7 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     assert run("sweep", "status", folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert (told["done"], told["nodes"][0]["outcome"]) == (True, "verified")
-    assert told["pool"] == "htcondor"
+    assert told["scheduler"] == "htcondor"
     assert run("sweep", "status", folder.name) == 0
     (head, _, header, row, *_) = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == [folder.name, "htcondor", "done:", "1"]
@@ -707,9 +707,9 @@ def test_machines_that_failed_jobs_are_named_with_their_history(
     (made.folder / "faults").write_text("".join((*lines, f"{good}\tnode1\t19.0\t1767323050\thung\n")))
     assert run("sweep", "status", made.folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
-    assert {one["machine"]: one["left_out"] for one in told["machines"]} == {bad: True, good: False}
+    assert {one["machine"]: one["excluded"] for one in told["machines"]} == {bad: True, good: False}
     assert told["machines"][0]["faults"][0] == {
-        "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "why": "no-gpu: none"
+        "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "reason": "no-gpu: none"
     }  # fmt: skip
     assert run("sweep", "status", made.folder.name) == 0
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
@@ -762,7 +762,7 @@ def test_a_machine_that_failed_jobs_gets_none_of_the_next_sweep(
         job = (made.folder / "nodes" / node / "job.sub").read_text()
         assert ('!member(TARGET.Machine, {"bad.pool.test"})' in job) == excluded
     seen = read_status(made.folder, site.opens, queue=False).machines
-    assert [(one.machine, one.left_out) for one in seen] == ([("bad.pool.test", True)] if excluded else [])
+    assert [(one.machine, one.excluded) for one in seen] == ([("bad.pool.test", True)] if excluded else [])
 
 
 def test_what_only_a_bad_machine_could_verify_waits_until_that_is_forgotten(

@@ -39,7 +39,9 @@ class Team:
         return self.bench.call(*words, store="store" if who == "lab" else f"store-{who}", code=code)
 
     def promote(self, who: str, *words: str, code: int = 0) -> dict[str, Any]:
-        said = json_of(self.call(who, "image", "promote", TARGET, "--json", *words, code=code), "promote")
+        said = json_of(
+            self.call(who, "image", "promote", TARGET, "--json", *words, code=code), "image-promote"
+        )
         (result,) = said["results"]
         return {row["tag"]: row for row in result["tags"]}
 
@@ -54,7 +56,9 @@ class Team:
         return sorted((one.tag, one.subject.index) for one in read)
 
     def acts(self, who: str) -> list[str]:
-        return [row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "log")["acts"]]
+        return [
+            row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "key-log")["entries"]
+        ]
 
     def write(self, policy: str) -> None:
         """The policy, which both trust."""
@@ -89,7 +93,7 @@ def test_the_second_key_moves_the_tags(team: Team) -> None:
     rows = team.promote("lab", code=EXIT_CHECK)
     for tag in (PLAIN, POINTER):
         assert (rows[tag]["moved"], rows[tag]["approved"], rows[tag]["missing"]) == (False, ["lab"], 1)
-        assert (rows[tag]["after"], rows[tag]["wanted"]) == ("", image)
+        assert (rows[tag]["after"], rows[tag]["requested"]) == ("", image)
     assert team.bench.tags == {}
     assert team.promote("lab", code=EXIT_CHECK)[PLAIN]["approved"] == ["lab"]  # again changes nothing
     assert team.approvals(image) == [(PLAIN, image), (POINTER, image)]
@@ -147,7 +151,7 @@ def test_no_approval_serves_again(team: Team) -> None:
     attach(team, image, who="lab", tag=PLAIN, now=long_ago)
     attach(team, image, who="mia", tag=PLAIN, now=long_ago - timedelta(days=14))  # before it was trusted, too
     row = team.promote("lab", code=EXIT_CHECK)[PLAIN]
-    assert (row["wanted"], row["approved"], row["missing"]) == (image, ["lab"], 1)
+    assert (row["requested"], row["approved"], row["missing"]) == (image, ["lab"], 1)
     assert team.bench.tags == {}
 
 
@@ -247,7 +251,7 @@ def test_the_catalog_waits_too(team: Team) -> None:
     words = ("site", "publish", "--dry-run", "--json")
 
     def images() -> list[str]:
-        said = json_of(team.call("lab", *words), "catalog")
+        said = json_of(team.call("lab", *words), "site-publish")
         return [one["digest"] for one in said["images"]]
 
     team.write("promotion-signatures = 0")

@@ -60,7 +60,7 @@ def test_json_carries_a_format_version(call: Call) -> None:
     assert isinstance(packages, list)
     assert {package["version"] for package in packages if package["name"] == "torch"} == {"2.3.1"}
     stored = call("image", "list", "--json").json()
-    assert (stored["format"], stored["images"]) == ("imagefactory.store/1", [])
+    assert (stored["format"], stored["images"]) == ("imagefactory.image-list/1", [])
 
 
 def test_show_tells_what_cuda_came(call: Call) -> None:
@@ -136,7 +136,7 @@ def test_a_check_with_faults_is_one_document(call: Call, root: Path) -> None:
     said = call("lock", "--check", "--json", root=root)
     assert said.code == errors.EXIT_STALE
     value = said.json()
-    assert value["format"] == "imagefactory.locks/1"
+    assert value["format"] == "imagefactory.lock-check/1"
     orphaned, outdated = value["errors"]  # type: ignore[misc]
     assert (orphaned["code"], outdated["code"]) == ("lock-orphaned", "lock-outdated")
     assert "lockfiles/gone-1.0-cu12.unsolvable.txt" in orphaned["message"]

@@ -96,12 +96,12 @@ def standings(bench: Bench, trust: TrustRules) -> list[tuple[str, str]]:
 def here(bench: Bench) -> dict[str, str]:
     """The standing of each verdict in the registry for the site itself, by its capability."""
     said = bench.call("verdict", "list", TARGET, "--registry", bench.registry.host, "--json")
-    rows = [row for image in json_of(said, "verdicts")["images"] for row in image["verdicts"]]
-    return {row["report"]["device"]["capability"]: row["standing"] for row in rows}
+    rows = [row for image in json_of(said, "verdict-list")["images"] for row in image["verdicts"]]
+    return {row["report"]["device"]["capability"]: row["status"] for row in rows}
 
 
 def rotate(bench: Bench) -> Any:
-    return json_of(bench.call("key", "rotate", "--json"), "rotate")
+    return json_of(bench.call("key", "rotate", "--json"), "key-rotate")
 
 
 def forge(bench: Bench, key: SigningKey, capability: str, when: datetime) -> None:
@@ -177,7 +177,7 @@ def site_down(bench: Bench) -> Iterator[None]:
 def test_the_log_says_who_did_what(site: Bench) -> None:
     rotate(site)
     site.call("verdict", "revoke", TARGET, "--reason", "wrong sums")
-    rows = json_of(site.call("key", "log", "--json"), "log")["acts"]
+    rows = json_of(site.call("key", "log", "--json"), "key-log")["entries"]
     assert {frozenset(row) for row in rows} == {
         frozenset(("time", "user", "host", "action", "what", "where", "key", "why"))
     }
@@ -193,7 +193,7 @@ def test_the_log_says_who_did_what(site: Bench) -> None:
     log.write_bytes(before + b'{"action": "si')  # a kill
     site.call("site", "publish")
     assert log.read_bytes().startswith(before)
-    after = json_of(site.call("key", "log", "--json"), "log")["acts"]
+    after = json_of(site.call("key", "log", "--json"), "key-log")["entries"]
     assert after[: len(rows)] == rows
     assert after[-1]["action"] == "publish"
 
@@ -231,7 +231,7 @@ def test_without_its_record_nothing_of_a_retired_key_counts(site: Bench) -> None
     lab = key_named(site, "lab")
     forge(site, lab, "9.0", datetime.now(UTC) - 3 * MINUTE)
     forged = json_of(
-        site.call("verdict", "list", TARGET, "--registry", site.registry.host, "--json"), "verdicts"
+        site.call("verdict", "list", TARGET, "--registry", site.registry.host, "--json"), "verdict-list"
     )
     names = {row["digest"] for image in forged["images"] for row in image["verdicts"]}
     record.write_text("".join(f"{name}\n" for name in sorted(names)))  # its digest stands in the settings
@@ -250,7 +250,7 @@ def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -
     assert here(site) == {"8.0": "key-retired"}
     invite(site)
     (row, _) = tomllib.loads(published(site, "invitation").decode())["trust"]
-    assert (row["name"], row["until"]) == ("lab", row["from"])
+    assert (row["name"], row["valid_until"]) == ("lab", row["valid_from"])
     assert invited(site).keys[0].until == before.keys[0].since
     site.call("site", "publish")
     assert standings(site, invited(site)) == []
@@ -307,7 +307,7 @@ def test_another_key_s_catalog_is_not_replaced_in_silence(
 def test_a_revocation_reaches_who_reads_the_catalog(site: Bench) -> None:
     image = site.tags["12.1-cu121"]
     said = site.call("verdict", "revoke", TARGET, "--capability", "8.0", "--reason", "wrong sums", "--json")
-    assert len(json_of(said, "revoke")["catalog"]) == 2
+    assert len(json_of(said, "verdict-revoke")["catalog"]) == 2
     trust = invited(site)
     (row,) = seen(site, trust).images
     (cell,) = row.revoked

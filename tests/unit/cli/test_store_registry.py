@@ -241,7 +241,7 @@ def test_pull_by_reference_gives_the_same_digest(
     push(call, registry, "one-12.1-cu121", path="")
     reference = f"{registry.host}/one:{candidate_of(graph)}"
     value = pulled(call, reference)
-    assert (value["digest"], value["whole"]) == (graph.root.descriptor.digest, True)
+    assert (value["digest"], value["complete"]) == (graph.root.descriptor.digest, True)
     assert value["blobs"] == {"received": 4, "present": 0}
     assert value["name"] == f"{registry.host.replace(':', '.')}/one:{candidate_of(graph)}"
     image = Layout(tmp_path / "fresh").image(value["name"])
@@ -290,7 +290,7 @@ def test_an_image_without_a_config_gets_no_name_here(
     said = call("pull", f"{registry.host}/odd:1", store="fresh", code=errors.EXIT_REGISTRY)
     assert "config of sha256:" in said.err
     assert "is malformed" in said.err
-    assert json_of(call("image", "list", "--json", store="fresh"), "store")["images"] == []
+    assert json_of(call("image", "list", "--json", store="fresh"), "image-list")["images"] == []
 
 
 @pytest.mark.parametrize("form", ["{target}@{digest}", "{target}:{tag}", "{target}:{tag}@{digest}"])
@@ -344,7 +344,7 @@ def test_of_several_platforms_one_is_pulled_and_it_is_said(
         QuietProgress(),
     )
     value = pulled(call, f"{registry.host}/both:1")
-    assert not value["whole"]
+    assert not value["complete"]
     assert value["digest"] == whole.manifests[1].descriptor.digest
     assert value["blobs"]["received"] == 3
     said = call("pull", f"{registry.host}/both:1", store="again")
@@ -400,7 +400,7 @@ def test_copy_within_a_registry_sends_nothing(
     push(call, registry, "one-12.1-cu121", path="")
     source = f"{registry.host}/one:{candidate_of(graph)}"
     said = call("image", "copy", "--json", source, f"{registry.host}/elsewhere/one:kept")
-    value = json_of(said, "copy")
+    value = json_of(said, "image-copy")
     assert value["digest"] == graph.root.descriptor.digest
     assert (value["bytes_sent"], value["blobs"]["mounted"]) == (0, 4)
     assert registry.find("elsewhere/one").tags == {"kept": graph.root.descriptor.digest}
@@ -459,17 +459,17 @@ def test_list_shows_candidates_and_tags(call: Call, registry: RegistryMadeHere, 
     assert rows[2][:2] == ["site/one:nightly", "other"]
     assert said.out.splitlines()[-1] == f"nothing in {registry.host}/site/two"
     value = json_of(
-        call("image", "list", "--json", "--registry", f"{registry.host}/site", "one-*"), "registry"
+        call("image", "list", "--json", "--registry", f"{registry.host}/site", "one-*"), "registry-list"
     )
     ((one),) = value["repositories"]
-    assert [tag["kind"] for tag in one["tags"]] == ["candidate", "other"]
+    assert [tag["type"] for tag in one["tags"]] == ["candidate", "other"]
     assert one["tags"][0]["size"] == graph.size
 
 
 def prune(call: Call, registry: RegistryMadeHere, *arguments: str) -> dict[str, tuple[bool, str]]:
     said = call("image", "prune", "--json", "--registry", registry.host, "--older-than", "0h", *arguments)
-    rows = [row for place in json_of(said, "registry")["repositories"] for row in place["candidates"]]
-    return {row["tag"]: (row["removed"], row["why"]) for row in rows}
+    rows = [row for place in json_of(said, "registry-prune")["repositories"] for row in place["candidates"]]
+    return {row["tag"]: (row["removed"], row["reason"]) for row in rows}
 
 
 @pytest.mark.parametrize("referrers", [True, False])
@@ -519,8 +519,8 @@ def test_one_broken_tag_hides_no_other_and_is_pruned(
     there, broken = registry.find("one"), candidate_of(graph)
     del there.manifests[graph.manifests[0].descriptor.digest]
     said = call("image", "list", "--json", "--registry", registry.host, "one-*")
-    ((one),) = json_of(said, "registry")["repositories"]
-    assert {tag["tag"]: (tag["kind"], tag["size"] > 0) for tag in one["tags"]} == {
+    ((one),) = json_of(said, "registry-list")["repositories"]
+    assert {tag["tag"]: (tag["type"], tag["size"] > 0) for tag in one["tags"]} == {
         broken: ("candidate", False),
         newer["tag"]: ("candidate", True),
         "nightly": ("other", True),
@@ -543,7 +543,7 @@ def stored_sif(path: Path, subject: Descriptor, data: bytes, tag: str = "") -> S
 
 
 def listed(call: Call, code: int = 0) -> Any:
-    return json_of(call("image", "list", "--json", code=code), "store")
+    return json_of(call("image", "list", "--json", code=code), "image-list")
 
 
 def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(

@@ -94,8 +94,10 @@ def test_verdicts_are_found_in_a_list_that_calls_them_something_else(bench: Benc
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
     host = bench.registry.host
-    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{first}", "--json"), "verdicts")["images"]
-    assert [one["standing"] for one in image["verdicts"]] == ["good"]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{first}", "--json"), "verdict-list")[
+        "images"
+    ]
+    assert [one["status"] for one in image["verdicts"]] == ["good"]
     bench.call("verdict", "sync", "--registry", host)
     bench.verify(first, "9.0")
     after = spoil()
@@ -112,11 +114,13 @@ def test_revoked_and_verified_again(bench: Bench) -> None:
     said = bench.call(
         "verdict", "revoke", "one-12.1-cu121", "--registry", host, "--reason", "wrong sums", "--json"
     )
-    value = json_of(said, "revoke")
+    value = json_of(said, "verdict-revoke")
     assert value["revoked"] == [old]
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
-    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{second}", "--json"), "verdicts")["images"]
-    assert [(one["standing"], one["why"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{second}", "--json"), "verdict-list")[
+        "images"
+    ]
+    assert [(one["status"], one["reason"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
     bench.verify(second, now=datetime.now(UTC) + timedelta(seconds=2))
     bench.promote()
     assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
@@ -131,9 +135,9 @@ def test_a_verdict_of_a_clock_that_goes_before_is_taken_back_at_once(bench: Benc
     said = bench.call(
         "verdict", "revoke", "one-12.1-cu121", "--registry", host, "--reason", "wrong sums", "--json", *more
     )
-    assert json_of(said, "revoke")["revoked"] == [ahead]
-    (row,) = json_of(bench.call("verdict", "list", f"{host}/one@{image}", "--json"), "verdicts")["images"]
-    assert [one["standing"] for one in row["verdicts"]] == ["revoked"]
+    assert json_of(said, "verdict-revoke")["revoked"] == [ahead]
+    (row,) = json_of(bench.call("verdict", "list", f"{host}/one@{image}", "--json"), "verdict-list")["images"]
+    assert [one["status"] for one in row["verdicts"]] == ["revoked"]
 
 
 def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
@@ -184,7 +188,7 @@ def test_where_no_tag_can_be_removed_it_names_an_image_that_nothing_runs(bench: 
     bench.registry.ways = replace(bench.registry.ways, untag=False)
     host = bench.registry.host
     said = bench.call("verdict", "revoke", f"{host}/one@{first}", "--reason", "no", "--json")
-    value = json_of(said, "revoke")
+    value = json_of(said, "verdict-revoke")
     assert value["revoked"]
     tags = value["promotions"][0]["tags"]
     gone = {one["tag"]: (one["before"], one["after"]) for one in tags}
@@ -257,8 +261,8 @@ def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
             client.write("one", blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
         client.put_manifest("one", artifact.manifest.data, MANIFEST_TYPE)
     said = bench.call("verdict", "list", f"{bench.registry.host}/one@{first}", "--json")
-    (image,) = json_of(said, "verdicts")["images"]
-    assert [one["standing"] for one in image["verdicts"]] == ["malformed", "malformed"]
+    (image,) = json_of(said, "verdict-list")["images"]
+    assert [one["status"] for one in image["verdicts"]] == ["malformed", "malformed"]
     bench.promote(code=9)
 
 
@@ -316,8 +320,8 @@ def test_what_was_revoked_stays_so_when_its_candidate_was_pruned_and_pushed_agai
     assert bench.push(b"a", 2) == first
     bench.call("verdict", "sync", "--registry", host)
     said = bench.call("verdict", "list", f"{host}/one@{first}", "--json")
-    ((row,),) = (image["verdicts"] for image in json_of(said, "verdicts")["images"])
-    assert row["standing"] == "revoked"
+    ((row,),) = (image["verdicts"] for image in json_of(said, "verdict-list")["images"])
+    assert row["status"] == "revoked"
     bench.promote(code=9)
 
 
@@ -341,9 +345,9 @@ def test_reconcile_mends_a_list_that_lost_rows(bench: Bench) -> None:
         del there.manifests[made[0]]
     client = RegistryClient(host)
     assert made[0] not in {one.digest for one in client.referrers("one", manifest)}
-    said = json_of(bench.call("verdict", "sync", "--registry", host, "--json"), "reconcile")
+    said = json_of(bench.call("verdict", "sync", "--registry", host, "--json"), "verdict-sync")
     (row,) = [row for row in said["repositories"] if row["place"].endswith("/one")]
-    assert row["mended"] == [made[0]]
+    assert row["repaired"] == [made[0]]
     assert row["listed"] == 3  # the other verdict, and a test-result statement of each
     assert {*made} <= {one.digest for one in client.referrers("one", manifest)}
     shutil.rmtree(bench.folder / "store" / "journal")  # the store itself knows them too
@@ -364,9 +368,9 @@ def test_one_verdict_of_several_is_taken_back_by_its_first_digits(bench: Bench) 
         in bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", "sha256:", code=2).err
     )
     said = bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", other[7:19], "--json")
-    assert json_of(said, "revoke")["revoked"] == [other]
-    (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdicts")["images"]
-    assert {row["digest"]: row["standing"] for row in image["verdicts"]} == {one: "good", other: "revoked"}
+    assert json_of(said, "verdict-revoke")["revoked"] == [other]
+    (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdict-list")["images"]
+    assert {row["digest"]: row["status"] for row in image["verdicts"]} == {one: "good", other: "revoked"}
 
 
 def test_the_store_and_the_registry_are_told_apart(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,14 +381,14 @@ def test_the_store_and_the_registry_are_told_apart(bench: Bench, monkeypatch: py
     assert "not-tested" in bench.call("verdict", "list", "one-12.1-cu121").out
     bench.verify(first)
     monkeypatch.setenv("IMAGEFACTORY_REGISTRY", bench.registry.host)
-    found = json_of(bench.call("verdict", "list", "one-12.1-cu121", "--json"), "verdicts")["images"]
+    found = json_of(bench.call("verdict", "list", "one-12.1-cu121", "--json"), "verdict-list")["images"]
     assert [one["place"] for one in found] == [
         f"{bench.folder / 'store'}/one",
         f"{bench.registry.host}/one",
     ]
-    assert [[row["proves"] for row in one["verdicts"]] for one in found] == [[True], [True]]
+    assert [[row["verifies"] for row in one["verdicts"]] for one in found] == [[True], [True]]
     named = bench.call("verdict", "list", f"one-12.1-cu121@{first}", "--json")
-    assert len(json_of(named, "verdicts")["images"]) == 1
+    assert len(json_of(named, "verdict-list")["images"]) == 1
     wrong = ("verdict", "list", f"{bench.registry.host}/one@{first}", "--registry", bench.registry.host)
     assert bench.call(*wrong, code=2).error_codes == ("option-conflict",)
 
@@ -480,10 +484,10 @@ def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench
     (copied,) = read_verdicts(place, bench.manifest(first))
     put_statement(place, SignedStatement(kind=VERDICT_TYPE, subject=forged, envelope=copied.envelope))
 
-    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{forged.digest}", "--json"), "verdicts")[
-        "images"
-    ]
-    assert [(one["standing"], one["proves"]) for one in image["verdicts"]] == [("other-subject", False)]
+    (image,) = json_of(
+        bench.call("verdict", "list", f"{host}/one@{forged.digest}", "--json"), "verdict-list"
+    )["images"]
+    assert [(one["status"], one["verifies"]) for one in image["verdicts"]] == [("other-subject", False)]
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
 
@@ -500,8 +504,8 @@ def test_a_revoked_verdict_stays_so_in_another_artifact(bench: Bench) -> None:
     data = canonical_json({**json.loads(there[1]), "annotations": {"again": "1"}})
     client.put_manifest("one", data, MANIFEST_TYPE)
     assert len(bench.artifacts(first)) == 2
-    (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdicts")["images"]
-    assert [(one["digest"], one["standing"]) for one in image["verdicts"]] == [(verdict, "revoked")]
+    (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdict-list")["images"]
+    assert [(one["digest"], one["status"]) for one in image["verdicts"]] == [(verdict, "revoked")]
     bench.promote(code=9)
 
 

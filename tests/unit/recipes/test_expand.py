@@ -623,7 +623,7 @@ def test_scaffold_parses_and_expands(family: str) -> None:
 def test_scaffold_invents_no_version(source: str) -> None:
     with pytest.raises(UnknownAnswerError) as caught:
         edit.scaffold("my-lab", bases(), source=source)
-    assert caught.value.code == "framework-unknown"
+    assert caught.value.code == "framework-not-known"
     assert "torch" in caught.value.hint
 
 

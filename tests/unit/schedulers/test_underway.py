@@ -478,7 +478,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     assert "2 queued" in said
     assert run(*asked, "--dry-run", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["rule"] for row in found["left_out"]].count("queued") == 2
+    assert [row["rule"] for row in found["skipped"]].count("queued") == 2
     assert (found["queued"], found["notes"]) == ([], [])
     assert run(*asked) == 3
     assert "nothing to verify" in capsys.readouterr().err
@@ -490,7 +490,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     assert run(*asked, "--json", "--ignore-rule", "queued") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["nodes"], told["notes"]) == (2, [])
-    assert {row["rule"] for row in told["left_out"]} == {"no-match"}
+    assert {row["rule"] for row in told["skipped"]} == {"no-match"}
 
 
 def test_the_queue_tells_the_folders_of_all_dagmans_at_once(

@@ -255,7 +255,7 @@ def test_a_strangers_own_key_counts_for_nobody(
     assert say(capsys, "-C", str(clone), "key", "list").code == EXIT_USAGE
     assert say(capsys, "key", "trust", "--user", "lab", "--until", "2098-01-01").code == EXIT_OK
     shown = say(capsys, "-C", str(clone), "key", "list", "--json")
-    assert [key["until"][:4] for key in json_of(shown, "keys")["keys"]] == ["2098"]
+    assert [key["valid_until"][:4] for key in json_of(shown, "key-list")["keys"]] == ["2098"]
 
 
 @pytest.mark.usefixtures("mine")

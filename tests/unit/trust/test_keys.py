@@ -381,13 +381,13 @@ def test_new_trust_show_retire(tmp_path: Path) -> None:
     row = tomllib.loads(path.read_text())["trust"][0]
     assert (row["name"], row["keyid"], row["evidence"]) == ("lab", keyid, ["local"])
     shown = json.loads(_call(tmp_path, "list", "--json"))
-    assert shown["format"] == "imagefactory.keys/1"
-    assert [(one["state"], one["own"], one["evidence"]) for one in shown["keys"]] == [
+    assert shown["format"] == "imagefactory.key-list/1"
+    assert [(one["status"], one["own"], one["evidence"]) for one in shown["keys"]] == [
         ("trusted", True, ["local"])
     ]
 
     assert "trusted until" in _call(tmp_path, "retire", "lab")
-    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["state"] == "retired"
+    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["status"] == "retired"
     assert _call(tmp_path, "retire", "lab", code=EXIT_USAGE) == "key-already-retired"
     assert path.read_text().startswith(WRITTEN)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["config", "imagefactory.toml"]
@@ -458,7 +458,7 @@ def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: P
     assert "trusted until" in _call(tmp_path, "retire", "--user", "site")
     assert mine.read_text().startswith("workers = 2\n")
     assert mine.stat().st_mode & 0o777 == 0o600
-    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["state"] == "retired"
+    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["status"] == "retired"
     assert not (tmp_path / "imagefactory.toml").exists()
 
 

@@ -302,7 +302,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     assert (keys_directory(bench.factory.environ) / "other.command").exists()
     bench.call("verdict", "revoke", "one-12.1-cu121", "--reason", "a test")
     assert "12.1-cu121" not in bench.tags
-    acts = [row["action"] for row in json_of(bench.call("key", "log", "--json"), "log")["acts"]]
+    acts = [row["action"] for row in json_of(bench.call("key", "log", "--json"), "key-log")["entries"]]
     assert {"rotate", "sign", "promote", "publish", "revoke"} <= set(acts)
     bench.call("key", "rotate", code=EXIT_USAGE)  # its successor would be a file
     stranger = str(bench.folder / "stranger.public")
@@ -347,7 +347,7 @@ def test_the_example_signs_by_ssh_agent(bench: Bench, tmp_path: Path) -> None:
     bench.call(*words, code=6)  # the agent does not hold it yet
     subprocess.run(["ssh-add", "-q", str(private)], check=True, stdin=subprocess.DEVNULL)
     private.unlink()
-    said = json_of(bench.call(*words), "key")
+    said = json_of(bench.call(*words), "key-create")
     assert (said["name"], said["private"]) == ("ssh", None)
     sealed = sign_envelope(b"{}" + b" " * (1 << 17), read_signing_key(Path(said["command"])))
     raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)

@@ -77,7 +77,7 @@ def test_units_are_written_and_two_commands_told(call: Call, tmp_path: Path) -> 
     assert call("site", "nightly", *more, "--install", str(folder), root=tmp_path).code == 0
     service = (folder / "imagefactory-night.service").read_text()
     assert f"--metrics {Path.cwd() / 'night.prom'} --webhook {tmp_path / 'hook'}\n" in service
-    assert json_of(call(*argv, str(folder), "--json", root=tmp_path), "night-units")["files"]
+    assert json_of(call(*argv, str(folder), "--json", root=tmp_path), "nightly-install")["files"]
 
 
 def test_a_step_runs_this_program_and_all_that_it_says_is_kept(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_what_changed_since_a_plan_is_told_whoever_did_it(
     put_built(factory, target)
     push(factory, target, registry)
     assert call(*since, "--github", root=root).out.strip() == ""
-    told = json_of(call(*since, "--json", root=root), "night")
+    told = json_of(call(*since, "--json", root=root), "nightly")
     assert [row["what"] for row in told["built"]] == [NAME]
     assert [(row["what"], row["on"]) for row in told["due"]] == [(NAME, "8.0")]
-    assert read_nightly(Path(told["folder"]) / "night.json").broken == ()
+    assert read_nightly(Path(told["directory"]) / "night.json").broken == ()
     assert f"built\n  {NAME}" in call(*since, root=root).out
     assert call("plan", "--tuples", "x.csv", "--keep", "y", root=root).code == 2
 

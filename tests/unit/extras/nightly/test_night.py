@@ -485,7 +485,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     other.write_text(OTHER)
     nights.step(("site", "publish", "--json"))
     told = json.loads(nights.said["site publish"])
-    assert (told["kept"], told["images"][0]["target"]) == ([NAME], NAME)
+    assert (told["unchanged"], told["images"][0]["target"]) == ([NAME], NAME)
     assert told["images"][0]["verified"] == ["7.0", "8.0"]
 
 
@@ -602,7 +602,7 @@ def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path:
         assert (caught.value.code, str(path) in caught.value.message) == (code, True)
     write_nightly(tmp_path / NIGHTLY_FILE, done)
     row = json.loads((tmp_path / NIGHTLY_FILE).read_text())
-    assert row["format"] == "imagefactory.night-kept/1"
+    assert row["format"] == "imagefactory.nightly-run/1"
     (folder / NIGHTLY_FILE).write_text("{}")
     assert last_nightly(nights.site.factory.settings) is None
 

@@ -75,8 +75,10 @@ def access(tmp_path: Path) -> Access:
 
 def test_one_post_and_what_may_pass_is_tried_again(taker: Taker, access: Access) -> None:
     taker.answers = [503, 204]
-    post_json(access, taker.url, {"format": "imagefactory.night/1"}, PATIENCE)
-    assert taker.got == [("/hook/s3cret?key=k3y", "application/json", {"format": "imagefactory.night/1"})] * 2
+    post_json(access, taker.url, {"format": "imagefactory.nightly/1"}, PATIENCE)
+    assert (
+        taker.got == [("/hook/s3cret?key=k3y", "application/json", {"format": "imagefactory.nightly/1"})] * 2
+    )
 
 
 @pytest.mark.parametrize(("answer", "posts"), [(404, 1), (302, 1), (503, 2)])

@@ -202,7 +202,7 @@ def test_of_a_conda_family_releases_cudas_and_pythons_are_told(
     )
     channels = SimpleNamespace(builds=lambda _: builds)
     monkeypatch.setattr(stages_watch, "conda_locker", lambda _: channels)
-    (news,) = json_of(ask("jax-conda", "--json"), "watch")["news"]
+    (news,) = json_of(ask("jax-conda", "--json"), "recipe-outdated")["results"]
     assert [(one["series"], one["release"], one["pythons"]) for one in news["releases"]] == [
         ("0.8", "0.8.1", ["3.12"])
     ]
@@ -245,9 +245,9 @@ def test_a_workflow_gets_a_job_for_what_changes_alone(ask: Ask, index: Index) ->
 def test_as_json_it_holds_the_message(ask: Any) -> None:
     said = ask("pytorch", "--json")
     assert said[2] == ""
-    (news,) = json_of(said, "watch")["news"]
+    (news,) = json_of(said, "recipe-outdated")["results"]
     assert news["releases"][0]["command"] == "imagefactory recipe add-version pytorch 2.16 --cuda 13.3"
-    assert news["locks"][0]["moves"] == [{"name": "filelock", "before": HELD, "after": "99"}]
+    assert news["locks"][0]["changes"] == [{"name": "filelock", "before": HELD, "after": "99"}]
     assert news["message"].startswith("Re-lock pytorch")
     assert news["written"] == []
     assert json.dumps(news)

@@ -132,9 +132,9 @@ def test_a_file_is_written_and_what_is_not_known_counted(call: Call, tmp_path: P
     assert said.out == f"wrote {path}: 2 packages, 0 of them without a known license\n"
     assert json.loads(path.read_text())["spdxVersion"] == "SPDX-2.3"
     value: dict[str, Any] = call("image", "sbom", TARGET, "-o", str(path), "--json").json()
-    assert value["format"] == "imagefactory.sbom/1"
-    assert (value["path"], value["kind"]) == (str(path), "cyclonedx")
-    assert len(value["without_license"]) == value["packages"]
+    assert value["format"] == "imagefactory.image-sbom/1"
+    assert (value["path"], value["type"]) == (str(path), "cyclonedx")
+    assert len(value["unknown_licenses"]) == value["packages"]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_licenses_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("IMAGEFACTORY_LICENSES", "Zlib, BSD-3-Clause")
     assert call(*check).code == 0
     value: dict[str, Any] = call(*check, "--allow", "MIT", "--json").json()
-    assert (value["format"], value["licenses"]["holds"]) == ("imagefactory.sbom/1", False)
-    assert len(value["licenses"]["refused"]) == 2
+    assert (value["format"], value["licenses"]["passed"]) == ("imagefactory.image-audit/1", False)
+    assert len(value["licenses"]["rejected"]) == 2
 
 
 def test_vulnerabilities_are_found_by_records(call: Call, tmp_path: Path) -> None:

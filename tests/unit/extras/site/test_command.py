@@ -120,8 +120,8 @@ def test_a_badge_and_a_picture_are_files_of_their_own(bench: Bench, tmp_path: Pa
     badge, picture = tmp_path / "badge.svg", tmp_path / "matrix.svg"
     for kind, path in (("badge", badge), ("svg", picture)):
         said = bench.call("report", TARGET, "--format", kind, "-o", str(path), "--json")
-        assert json_of(said, "report") == {
-            "format": "imagefactory.report/1",
+        assert json_of(said, "report-files") == {
+            "format": "imagefactory.report-files/1",
             "images": 1,
             "files": [str(path)],
         }

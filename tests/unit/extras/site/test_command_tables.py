@@ -49,7 +49,7 @@ TARGET = "one-12.1-cu121"
 def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """The rows of the target, by capability."""
     said = bench.call("report", TARGET, *arguments, "--format", "json", code=code)
-    return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
+    return {row["capability"]: row for row in json_of(said, "report")["combos"]}
 
 
 def collected(folder: Path, subject: VerifiedImage, outcome: Outcome) -> None:
@@ -180,7 +180,7 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
     assert "skipped a sweep of the store" in said.out
     assert str(broken / file) in said.out
     assert "skipped" in bench.call("report", "--format", "markdown").out
-    told = json_of(bench.call("report", "--format", "json"), "tables")
+    told = json_of(bench.call("report", "--format", "json"), "report")
     assert [str(broken / file) in note for note in told["notes"]] == [True]
     assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says
     assert str(broken) in bench.call("report", "--sweep", str(broken), "--format", "csv", code=2).err
