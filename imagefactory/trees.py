@@ -1,10 +1,9 @@
 """Read, walk and remove directories that an untrusted program filled, with few file descriptors.
 
 Only this file opens files that an image, a package build or a job wrote. No link is followed, a FIFO or a
-device is never
-opened, and the caller sets the limits. Path length, recursion depth and the number of open files do not
-limit it. Kits
-and the sandbox contain this file as a link, so it uses only the standard library of Python 3.9.
+device is never opened, and the caller sets the limits. Path length, recursion depth and the number of open
+files do not limit it. Kits and the sandbox contain this file as a link, so it uses only the standard library
+of Python 3.9.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ def read_file(folder: Place, path: str, most: int) -> bytes:
 
 @contextlib.contextmanager
 def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
-    """Open a file like `read_file`, for `read_chunks`. `folder` itself may be a link, since the caller named
-    it.
+    """Open a file like `read_file`, for `read_chunks`.
+
+    `folder` itself may be a link, since the caller named it.
     """
     *parents, name = path.split("/")
     if not {"", ".", ".."}.isdisjoint((*parents, name)):
@@ -117,8 +117,7 @@ def remove_tree(path: Place) -> None:
     """Remove the tree at `path`, whatever its permissions. A missing path is not an error.
 
     No link is followed, and mount points are not entered. Continues after a failed removal, and then raises
-    the first
-    OSError, which has the path.
+    the first OSError, which has the path.
     """
     try:
         here = _Cursor(path, unlock=True)
@@ -156,8 +155,7 @@ def walk_tree(
     """Yield the path inside `folder` and the state of each entry, a directory before its contents.
 
     No link is followed. Names for which `skip` is true are skipped. `refused` is called with the error of an
-    unreadable
-    entry; without `refused`, that error is raised. Exceeding `limits` also raises OSError.
+    unreadable entry; without `refused`, that error is raised. Exceeding `limits` also raises OSError.
     """
     for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
@@ -306,8 +304,9 @@ class _Cursor:
 
 
 class _Removal:
-    """The entries that could not be removed, and the first error. `emptied` is the last directory that was
-    left.
+    """The entries that could not be removed, and the first error.
+
+    `emptied` is the last directory that was left.
     """
 
     def __init__(self, here: _Cursor) -> None:
@@ -322,8 +321,9 @@ class _Removal:
         self.first = self.first or OSError(error.errno, error.strerror, f"{self.here.top}{between}{name}")
 
     def next_folder(self) -> str:
-        """Remove the entries that can be removed at once. Return a directory that is not empty, "" if none
-        remains.
+        """Remove the entries that can be removed at once.
+
+        Return a directory that is not empty, "" if none remains.
         """
         here, changed = self.here, True
         identity = here.identity()

@@ -498,7 +498,7 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
             raise StatementError(
                 "signing-program-foreign",
                 f"{path} belongs to another user, who could choose the program that runs",
-                hint="create your own: imagefactory key create NAME --command ... --public ...",
+                hint="create another one: imagefactory key create NAME --command ... --public ...",
             )
         return file.read(LARGEST_FILE)
 

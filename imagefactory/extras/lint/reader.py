@@ -499,7 +499,7 @@ class _SubmitReader:
                 raise UsageError(
                     "submit-condition-invalid",
                     f"{self.name}:{line}: more than {MAX_DEPTH} nested 'if'",
-                    hint="nest fewer of them",
+                    hint=f"nest at most {MAX_DEPTH} levels",
                 )
             holds = outside and self._holds(line, rest)
             self.branches.append((line, holds, holds or not outside, False))
