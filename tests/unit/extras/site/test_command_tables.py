@@ -105,8 +105,8 @@ def test_a_format_is_one_document(bench: Bench, tmp_path: Path, kind: str) -> No
     sign_here(bench, b"a")
     printed = bench.call("report", TARGET, "--format", kind).out
     bench.call("report", TARGET, "--format", kind, "-o", str(tmp_path / "out"))
-    assert [line for line in printed.splitlines() if "made" not in line] == [
-        line for line in (tmp_path / "out").read_text().splitlines() if "made" not in line
+    assert [line for line in printed.splitlines() if "created" not in line] == [
+        line for line in (tmp_path / "out").read_text().splitlines() if "created" not in line
     ]
     for options in (("--force",), ("--json",)):
         said = bench.call("report", TARGET, "--format", kind, *options, code=2)
