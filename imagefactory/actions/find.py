@@ -180,9 +180,9 @@ def find_images(
 
     `recipes` loads the project of the settings, or the bundled recipes, and returns None without either.
     """
-    own = not uses_catalog(settings)
-    project = recipes() if own else None
-    opened = None if own and project is None else read_centers(settings, environ, request.now)
+    registry_only = not uses_catalog(settings)
+    project = recipes() if registry_only else None
+    opened = None if registry_only and project is None else read_centers(settings, environ, request.now)
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
     for row in opened.open if opened else ():
@@ -190,7 +190,7 @@ def find_images(
             offers.append(verify_offer(row.catalog, image, row.center.trust, request.now))
             if offered := _offered_candidate(offers[-1], row.center, request):
                 candidates.append(offered)
-    if own:
+    if registry_only:
         targets = {row.target for row in candidates}
         covers = (
             read_candidates(project, project.targets)
@@ -204,16 +204,16 @@ def find_images(
         matches=_find_matches(request.words, candidates, request.inventory),
         request=request,
         open=tuple(row for row in opened.open if row.catalog.images) if opened else (),
-        own_project=own,
-        place=_place(settings, opened, own=own),
+        own_project=registry_only,
+        place=_place(settings, opened, registry_only=registry_only),
         ages=verdict_ages_of(offers, request.now) if offers else None,
         notes=opened.notes if opened else (),
     )
 
 
-def _place(settings: Settings, opened: CenterCatalogs | None, *, own: bool) -> str:
+def _place(settings: Settings, opened: CenterCatalogs | None, *, registry_only: bool) -> str:
     """Return the project, or the place of the catalog; empty for the bundled recipes."""
-    if own:
+    if registry_only:
         return "" if settings.shipped else str(settings.root_path)
     return opened.open[0].center.place if opened else ""
 

@@ -427,9 +427,9 @@ def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
     if not job.gpus:
         lines.append("  GPUs   none is asked for: the image is only for CPUs, tried by its smoke test")
     if job.gpus > 1:
-        where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
-        lines.append(f"  GPUs   {job.gpus} of a machine work together: {where}")
-    lines += [f"  not    {capability}: {why}" for capability, why in job.excluded]
+        description = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
+        lines.append(f"  GPUs   {job.gpus} of a machine work together: {description}")
+    lines += [f"  not    {capability}: {reason}" for capability, reason in job.excluded]
     if not all(row.verified for row in job.classes):
         lines.append("  WARNING: some of it is predicted, not verified")
     if job.mig:
@@ -559,8 +559,8 @@ def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
 def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> PoolMatchRow:
     return PoolMatchRow(
         matching=len(places),
-        free=sum(place.free for place in places),
-        uncertain=sum(place.unsure for place in places),
+        free=sum(gpu_slot.free for gpu_slot in places),
+        uncertain=sum(gpu_slot.unsure for gpu_slot in places),
         total=len(inventory.gpus),
         taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
     )

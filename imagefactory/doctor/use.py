@@ -56,8 +56,12 @@ class UsageFacts:
 def diagnose_submit(facts: UsageFacts) -> tuple[Diagnosis, ...]:
     """Return the lines for writing job files, with a project or without."""
     centers = (line for center in facts.centers for line in _center(center))
-    own = () if facts.centers else (*_diagnose_catalog(facts), *_trust(facts, own=facts.own), _site(facts))
-    return (*own, *centers, _pool(facts), *_reader(facts))
+    catalog_diagnoses = (
+        ()
+        if facts.centers
+        else (*_diagnose_catalog(facts), *_trust(facts, own_catalog=facts.own), _site(facts))
+    )
+    return (*catalog_diagnoses, *centers, _pool(facts), *_reader(facts))
 
 
 def _center(facts: UsageFacts) -> Iterator[Diagnosis]:
@@ -74,7 +78,7 @@ def diagnose_verify(facts: UsageFacts, machine: tuple[Diagnosis, ...]) -> tuple[
     pooled = facts.pool is not None and not facts.pool.refusal
     factory = (facts.factory.judge(Health.MISSING, use="use"),) if facts.factory else ()
     relevant = tuple(finding for finding in machine if not (pooled and finding.needed_for in ("run", "gpu")))
-    return (*factory, *_trust(facts, own=True), _signer(facts), _pool(facts), *relevant)
+    return (*factory, *_trust(facts, own_catalog=True), _signer(facts), _pool(facts), *relevant)
 
 
 def is_working(findings: tuple[Diagnosis, ...]) -> bool:
@@ -99,23 +103,28 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
             )
 
 
-def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
-    """Yield the lines of trusted keys. `own`: verification signs with an own key, without an invitation."""
+def _trust(facts: UsageFacts, *, own_catalog: bool = False) -> Iterator[Diagnosis]:
+    """Yield the lines of trusted keys. `own_catalog`: verification signs with the user's key, uninvited."""
     if not facts.keys:
         yield _line(
-            "trust", Health.MISSING, "no key is trusted, so no verdict counts", NEW_KEY if own else JOIN
+            "trust",
+            Health.MISSING,
+            "no key is trusted, so no verdict counts",
+            NEW_KEY if own_catalog else JOIN,
         )
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
         if key.until <= facts.now and any(other.since <= facts.now < other.until for other in facts.keys):
             yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
         elif key.until <= facts.now:
-            remedy = NEW_KEY if own else "join the center again, or delete its row"
+            remedy = NEW_KEY if own_catalog else "join the center again, or delete its row"
             yield _line(name, Health.WARNING, f"its time ended on {until}", remedy)
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
-            remedy = "imagefactory key rotate, if it is yours" if own else "imagefactory site join again"
+            remedy = (
+                "imagefactory key rotate, if it is yours" if own_catalog else "imagefactory site join again"
+            )
             yield _line(name, Health.WARNING, f"trusted until {until}, which is soon", remedy)
         else:
             yield _line(name, Health.OK, f"trusted until {until}")
@@ -130,8 +139,8 @@ def _site(facts: UsageFacts) -> Diagnosis:
 
 def _pool(facts: UsageFacts) -> Diagnosis:
     if facts.pool is None:
-        what = "no condor_submit here: files can be written, and submitted on an access point"
-        return _line("pool", Health.WARNING, what, "log in to the access point of your pool")
+        message = "no condor_submit here: files can be written, and submitted on an access point"
+        return _line("pool", Health.WARNING, message, "log in to the access point of your pool")
     return facts.pool.judge(Health.WARNING, use="use")
 
 

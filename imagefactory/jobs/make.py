@@ -53,7 +53,7 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
         forms_of(offer, request.sif_folder),
         request.site,
         request.kind,
-        own=image.target if request.own else "",
+        default_form=image.target if request.own else "",
     )
     if rocm_of(image.cuda) and request.site.batch != KUBERNETES:
         raise UsageError(
@@ -126,7 +126,7 @@ def _not_verified(
     if not trust.keys:
         reasons = [f"{name}: you trust no key, so no verdict counts"]
     reasons += [f"a verdict is {row.standing.value}: {row.why}" for row in poor[:5]]
-    reasons += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
+    reasons += [f"not {capability}: {reason}" for capability, reason in form.grounds.refused]
     reasons += [f"not {row.where}: {row.summary}" for row in form.grounds.revoked if not row.capability]
     predicted = ", ".join(str(gpu_class.capability) for gpu_class in expected.classes)
     denied = ", ".join(str(row[0]) for row in expected.refused if row not in form.grounds.refused)
@@ -211,8 +211,8 @@ def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
     if not path.parent.is_dir():
         return
     if not path.is_file():
-        where = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError("sif-missing", f"{path} does not exist", hint=f"fetch it: {spec.fetch}{where}")
+        location = "" if path.parent == Path() else f"  (in {path.parent})"
+        raise UsageError("sif-missing", f"{path} does not exist", hint=f"fetch it: {spec.fetch}{location}")
     sha256 = hashlib.sha256()
     with path.open("rb") as file, progress.task(f"checking {path.name}", total=path.stat().st_size) as task:
         while data := file.read(_CHUNK):
@@ -255,8 +255,8 @@ def read_files(request: JobParameters) -> Mapping[str, bytes]:
     return files
 
 
-def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: bool) -> tuple[str, ...]:
-    """Write the files of a job into `folder`, and create the directories of its runs.
+def save_files(spec: JobSpec, files: Mapping[str, str], directory: Path, *, force: bool) -> tuple[str, ...]:
+    """Write the files of a job into `directory`, and create the directories of its runs.
 
     Return the paths of the files.
 
@@ -269,7 +269,7 @@ def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: 
             f"{rescues[0]} exists, so DAGMan would continue that sweep and skip its finished runs",
             hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
         )
-    texts = {str(folder / name): text for name, text in files.items()}
+    texts = {str(directory / name): text for name, text in files.items()}
     runs = [run_directory(number + 1) for number in range(len(spec.rows))] if dag in files else []
     if not force:
         existing = [path for path in texts if os.path.lexists(path)]
@@ -288,5 +288,5 @@ def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: 
     return tuple(texts)
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not any(directory.iterdir())
