@@ -530,10 +530,14 @@ def local_name(access: Access, reference: ImageReference) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
-    """The result of a copy. `destination` has the digest that its registry confirmed."""
+    """The result of a copy. `destination` has the digest that its registry confirmed.
+
+    `before` is the digest that its tag pointed to, empty for none.
+    """
 
     source: ImageReference
     destination: ImageReference
+    before: str
     sent: TransferResult
 
 
@@ -545,8 +549,9 @@ def copy_image(
     progress: Progress,
     *,
     referrers: bool = False,
+    dry_run: bool = False,
 ) -> CopyResult:
-    """Copy an image, with `referrers` also its verdicts and other artifacts.
+    """Copy an image, with `referrers` also its verdicts and other artifacts. With `dry_run` nothing is written.
 
     Blobs are streamed through this machine. Within one registry they are mounted.
     """
@@ -574,10 +579,17 @@ def copy_image(
             attach=(record,) if immutable else (),
             origins=(lambda _: (mirror.repository,)) if same else no_origins,
             brake=brake,
+            dry_run=dry_run,
         )
         store = registry if same else open_registry(access, destination.registry, brake)
+        tagged = store.manifest(destination.repository, destination.tag)
         sent = send(repo, store, sending, progress)
-    return CopyResult(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
+    return CopyResult(
+        source=source,
+        destination=replace(destination, digest=sent.digest),
+        before=tagged[0].digest if tagged else "",
+        sent=sent,
+    )
 
 
 def export_sif(
