@@ -292,7 +292,7 @@ def _read_candidate(
 
 
 def is_own(access: Access, repo: StoreRepository, digest: str) -> bool:
-    """Return whether this store pushed the image, or IMAGEFACTORY_LEDGER_KEY has signed its push record."""
+    """Return whether this store pushed the image, or IMAGEFACTORY_NONCE_KEY has signed its push record."""
     if isinstance(repo.store, LayoutStore):
         return True
     if was_transferred(access.layout.recall("pushed", repo.store.name) or {}, repo.repository, digest):

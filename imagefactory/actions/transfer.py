@@ -338,7 +338,7 @@ def explain_no_candidate(project: Project, repo: StoreRepository) -> str:
 def find_candidate(project: Project, target: Target, repo: StoreRepository) -> Descriptor | None:
     """Return the candidate of the current lock in a registry, None without one.
 
-    Only the local record of pushes counts, and records with the MAC of IMAGEFACTORY_LEDGER_KEY. Raises
+    Only the local record of pushes counts, and records with the MAC of IMAGEFACTORY_NONCE_KEY. Raises
     LockError and StaleError as `define_target` does.
     """
     inputs = inputs_digest(project, target)
