@@ -551,9 +551,10 @@ def copy_image(
     referrers: bool = False,
     dry_run: bool = False,
 ) -> CopyResult:
-    """Copy an image, with `referrers` also its verdicts and other artifacts. With `dry_run` nothing is written.
+    """Copy an image, with `referrers` also its verdicts and other artifacts.
 
-    Blobs are streamed through this machine. Within one registry they are mounted.
+    Blobs are streamed through this machine. Within one registry they are mounted. With `dry_run` nothing is
+    written.
     """
     if not destination.tag or destination.digest:
         raise UsageError(

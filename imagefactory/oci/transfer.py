@@ -220,7 +220,9 @@ def send(
         else:
             bytes_sent += sum(put_bytes(repo, blob, data) for blob, data in attached)
             _put_manifests(repo, sending)
-    moved = (root.descriptor.digest if sending.dry_run else _move_tag(repo, tag, root) for tag in sending.tags)
+    moved = (
+        root.descriptor.digest if sending.dry_run else _move_tag(repo, tag, root) for tag in sending.tags
+    )
     counts = list(arrivals.values())
     return TransferResult(
         repository=sending.repository,
@@ -379,9 +381,7 @@ class _BlobTransfer:
         # The query comes first: a rejected mount leaves an upload session at the registry.
         try:
             known = store.has(origin, self.blob)
-            return known and (
-                self.sending.dry_run or store.mount(self.sending.repository, self.blob, origin)
-            )
+            return known and (self.sending.dry_run or store.mount(self.sending.repository, self.blob, origin))
         except RegistryError:
             return False  # an origin is only a guess, and may not be readable: the blob is written
 
