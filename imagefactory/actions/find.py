@@ -207,11 +207,8 @@ def find_images(
         unavailable = []  # the project builds them
     place = _place(settings, opened, own=own)
     for named, error in unavailable:
-        if (
-            not candidates
-            or not _matches_any(request.words, candidates)
-            and _matches_any(request.words, [named])
-        ):
+        only = _matches_any(request.words, [named]) and not _matches_any(request.words, candidates)
+        if only or not candidates:
             raise NothingSelectedError(error.code, f"{named.name}: {error.message}", hint=error.hint)
     if not candidates:
         raise (
