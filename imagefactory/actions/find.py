@@ -206,10 +206,10 @@ def find_images(
         ]
         unavailable = []  # the project builds them
     place = _place(settings, opened, own=own)
-    for named, error in unavailable:
+    for named, reason in unavailable:
         only = _matches_any(request.words, [named]) and not _matches_any(request.words, candidates)
         if only or not candidates:
-            raise NothingSelectedError(error.code, f"{named.name}: {error.message}", hint=error.hint)
+            raise NothingSelectedError(reason.code, f"{named.name}: {reason.message}", hint=reason.hint)
     if not candidates:
         raise (
             NothingSelectedError(
