@@ -1,4 +1,4 @@
-"""Print the MAC of a file, by LEDGER_KEY, for the run of CI with the id RUN: python3 mac.py FILE
+"""Print the MAC of a file, by NONCE_KEY, for the run of CI with the id RUN: python3 mac.py FILE
 
 Any job of a run can replace its artifacts, the jobs on GPUs too. They do not see this key.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 def main(path: Path) -> None:
-    key, run = os.environ["LEDGER_KEY"], os.environ["RUN"]
+    key, run = os.environ["NONCE_KEY"], os.environ["RUN"]
     if not (key and run):
-        sys.exit("LEDGER_KEY and RUN must be set: docs/site-ci.md")
-    # The entries of a ledger have MACs by the same key, of JSON: these begin otherwise.
+        sys.exit("NONCE_KEY and RUN must be set: docs/site-ci.md")
+    # The entries of a nonce store have MACs by the same key, of JSON: these begin otherwise.
     data = f"{path.name} of {run}\n".encode() + path.read_bytes()
     print(hmac.new(key.encode(), data, "sha256").hexdigest())
 

@@ -146,7 +146,7 @@ def collect_sweep(
         folder=folder,
         pool=pool,
         pool_name=sweep.pool,
-        ledger=nonce_store(project, options.ledger),
+        nonces=nonce_store(project, options.nonce_dir),
         key=signing_key(project, now),
         days=trust.policy.days,
         now=now,
@@ -162,7 +162,7 @@ def collect_sweep(
             task.advance(1)
     drafts = _explain_pulls(drafts, project, progress)
     spending = [draft.spending for draft in drafts if draft.spending]
-    refused = signer.ledger.spend_all(spending, now) if spending else {}
+    refused = signer.nonces.spend_all(spending, now) if spending else {}
     drafts = [
         replace(draft, one=replace(draft.one, why=f"{UNSIGNED}{fault.message}"), signed=None, fault=fault)
         if (fault := refused.get(draft.node.nonce))
@@ -181,7 +181,7 @@ def collect_sweep(
     if silent and any(node.result.outcome is None for node in nodes):
         faults.append((sweep.id, silent))
     write_collected(folder, nodes)
-    signer.ledger.settle_all({node.nonce for node in nodes if node.attached})
+    signer.nonces.settle_all({node.nonce for node in nodes if node.attached})
     # Other stores may claim nodes that have an outcome and no pending verdict.
     unfinished = {
         node.nonce
@@ -304,7 +304,7 @@ class NodeSigner:
     folder: Path
     pool: Pool
     pool_name: str
-    ledger: NonceStore
+    nonces: NonceStore
     key: SigningKey | None
     days: int
     now: datetime
@@ -323,7 +323,7 @@ class NodeSigner:
             return replace(row, result=replace(state.result, outcome=outcome, reason=reason))
 
         try:
-            known = self.ledger.look(node.nonce)
+            known = self.nonces.look(node.nonce)
             report = self.pool.job_report(*self._requested(node, known), state)
         except StatementError as error:
             return PendingNode(node=node, one=judged(Outcome.INFRASTRUCTURE, error.message))
@@ -368,7 +368,7 @@ class NodeSigner:
         A verdict that was signed before but not attached spends no nonce. Raises NonceError, StoreError.
         """
         if known.spent is not None:
-            data = self.ledger.unsettled(node.nonce)
+            data = self.nonces.unsettled(node.nonce)
             waiting = _signed_node(parse_signed(data)[0]) if data else None
             return waiting, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
         if report.outcome not in SIGNABLE:

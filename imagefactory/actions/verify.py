@@ -264,7 +264,7 @@ class KitDestination:
     """The directory of a kit, and the directory of its nonce (None for the store)."""
 
     folder: Path
-    ledger: Path | None = None
+    nonce_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class KitFiles:
     subject: VerifiedImage
     reference: str
     nonce: str
-    ledger: Path
+    nonce_dir: Path
     expires: datetime
 
 
@@ -318,26 +318,26 @@ def write_kit(
             if isinstance(row.artifact, SifArtifact)
         ),
     )
-    nonces = nonce_store(project, destination.ledger)
+    nonces = nonce_store(project, destination.nonce_dir)
     issued = make_kit(destination.folder, kit, nonces, utc_now())
     return KitFiles(
         subject=image.subject,
         reference=kit.reference,
         nonce=request.nonce,
-        ledger=nonces.folder,
+        nonce_dir=nonces.folder,
         expires=issued.expires,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectOptions:
-    """Options of `collect`. `ledger` is the directory that issued the nonces, None for the store.
+    """Options of `collect`. `nonce_dir` is the directory that issued the nonces, None for the store.
 
     With `promote` tags move. Verdicts go to the store and to `registry` (`host[/path]`), empty for the
     registry of the kit's image.
     """
 
-    ledger: Path | None = None
+    nonce_dir: Path | None = None
     registry: str = ""
     promote: bool = False
 
@@ -368,10 +368,10 @@ def collect(
     Raises CheckFailedError if the run has no result about the image (`infrastructure`, `not-tested`),
     StatementError if the host's evidence lacks the GPU of the suite. Then the nonce is not spent.
     """
-    nonces = nonce_store(project, options.ledger)
+    nonces = nonce_store(project, options.nonce_dir)
     signed = earlier = unsettled(nonces, folder)
     if signed is None:
-        copied = options.ledger is not None
+        copied = options.nonce_dir is not None
         kit = collect_kit(folder, nonces, now, project.environ, again=copied)
         reference = _image_source(project, kit.report, kit.reference, options.registry)
         if copied and (before := _signed_before(project, kit.report, reference, now)):
@@ -434,16 +434,16 @@ def _result_of(report: GpuReport) -> GpuReport:
     return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
 
 
-def unsettled(ledger: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | None:
+def unsettled(nonces: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | None:
     """Return the verdict that an earlier call signed and could not attach, and the kit's reference."""
     try:
-        data = ledger.unsettled(read_nonce(folder))
+        data = nonces.unsettled(read_nonce(folder))
     except NonceError:
         return None
     return parse_signed(data) if data else None
 
 
-def _sign_kit(access: Access, kit: KitReport, ledger: NonceStore, now: datetime) -> tuple[SignedVerdict, str]:
+def _sign_kit(access: Access, kit: KitReport, nonces: NonceStore, now: datetime) -> tuple[SignedVerdict, str]:
     """Sign the report of a kit and spend its nonce. Return the verdict and the kit's reference."""
     report = kit.report
     if not signable(report):
@@ -462,7 +462,7 @@ def _sign_kit(access: Access, kit: KitReport, ledger: NonceStore, now: datetime)
     days = read_trust(access.settings.files).policy.days
     signed = sign(report, key, now=now, days=jittered_expiry(report, days))
     data = format_signed(signed, kit.reference)
-    ledger.spend(report.nonce, kit.run, result=digest_of({"signed": data}), now=now, signed=data)
+    nonces.spend(report.nonce, kit.run, result=digest_of({"signed": data}), now=now, signed=data)
     return signed, kit.reference
 
 
@@ -479,8 +479,8 @@ def parse_signed(data: bytes) -> tuple[SignedVerdict, str]:
     """Return the verdict and its reference. Raises StatementError if this program did not sign it."""
     texts = json.loads(data)
     envelope, test_result = texts["envelope"].encode("ascii"), texts["test_result"].encode("ascii")
-    opened = parse_envelope(envelope, "the ledger")
-    verdict = parse_verdict(opened.payload, "the ledger", opened.keyid)
+    opened = parse_envelope(envelope, "the nonce store")
+    verdict = parse_verdict(opened.payload, "the nonce store", opened.keyid)
     signed = SignedVerdict(verdict=verdict, envelope=envelope, test_result=test_result)
     return signed, str(texts["reference"])
 

@@ -831,7 +831,7 @@ def collect(
     from imagefactory.actions.verify import collect as collect_one
 
     factory, progress = call.factory, call.progress
-    options = CollectOptions(ledger=nonce_dir, registry=place, promote=promote)
+    options = CollectOptions(nonce_dir=nonce_dir, registry=place, promote=promote)
     results: list[CollectedNodeRow | CollectedKitRow] = []
     with exit_with_first_failure() as failures:
         for folder in folders:

@@ -179,7 +179,7 @@ def verify(
         output=output,
     )
     if kit:
-        order = KitDestination(folder=kit, ledger=nonce_dir)
+        order = KitDestination(folder=kit, nonce_dir=nonce_dir)
         return _print_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
     results: list[NoGpuRow | VerifyRow] = []
     with exit_with_first_failure() as failures:
@@ -276,7 +276,7 @@ def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> No
                 nonce=written.nonce,
                 manifest=written.subject.manifest,
                 reference=written.reference,
-                nonce_directory=str(written.ledger),
+                nonce_directory=str(written.nonce_dir),
                 expires=written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
             )
         )

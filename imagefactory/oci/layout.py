@@ -81,7 +81,7 @@ from imagefactory.progress import Progress
 
 _CHUNK = 1 << 20
 _NOT_COLLECTED = {
-    "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "ledger", "lost+found"
+    "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "lost+found"
 }  # fmt: skip
 """Paths that may exist before the store, because a collection removes nothing in them."""
 

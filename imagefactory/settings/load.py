@@ -198,7 +198,7 @@ def _check_certificates(setting: SettingValue) -> None:
 
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
-NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
+NONCE_STORE_KEY = "IMAGEFACTORY_NONCE_KEY"
 """The variable with the secret key of a portable nonce store.
 
 It is not a setting, since `config` prints settings.
@@ -211,14 +211,14 @@ DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog"
 
 
 def read_nonce_store_key(environ: Mapping[str, str]) -> str:
-    """Return the key in IMAGEFACTORY_LEDGER_KEY, empty if it is not set.
+    """Return the key in IMAGEFACTORY_NONCE_KEY, empty if it is not set.
 
     Raises UsageError for a short key: anyone can read its signatures and could guess it.
     """
     key = environ.get(NONCE_STORE_KEY, "")
     if 0 < len(key) < MIN_NONCE_STORE_KEY:
         raise UsageError(
-            "ledger-key-too-short",
+            "nonce-key-too-short",
             f"the key in {NONCE_STORE_KEY} has {len(key)} characters, fewer than {MIN_NONCE_STORE_KEY}",
             hint="create one: openssl rand -hex 32",
         )

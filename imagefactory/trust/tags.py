@@ -249,7 +249,7 @@ def _missing_reason(newest: Sequence[TagCandidate], at: int | None, needs: Seque
         return "no candidate"
     candidate = newest[at or 0]
     if not needs:
-        return f"{candidate.name} was not pushed by this store, and its record has no MAC of the ledger's key"
+        return f"{candidate.name} was not pushed by this store, and its record has no MAC of the nonce key"
     lacks = [
         f"{need} ({word})"
         for need, (how, word) in ((need, capability_status(candidate.judged, need)) for need in needs)

@@ -105,7 +105,7 @@ class KitReport:
 
 def collect_kit(
     folder: Path,
-    ledger: NonceStore,
+    nonces: NonceStore,
     now: datetime,
     environ: Mapping[str, str],
     *,
@@ -123,7 +123,7 @@ def collect_kit(
     """
     files, where = read_returned_kit(folder), str(folder)
     nonce = read_nonce(folder)
-    known = ledger.look(nonce)
+    known = nonces.look(nonce)
     texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
     run = replace(known.run, suite=suite_digest(), kit=digest_of(texts), pool="")
     if not again:
@@ -309,7 +309,7 @@ class KitRequest:
     sifs: tuple[str, ...] = ()
 
 
-def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime) -> IssuedNonce:
+def make_kit(folder: Path, order: KitRequest, nonces: NonceStore, now: datetime) -> IssuedNonce:
     """Issue the nonce in `order.asked` and write the kit into `folder` (new or empty) atomically.
 
     Raises UsageError if the directory is not empty.
@@ -325,7 +325,7 @@ def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write_suite(beside, {**program_files(), **texts})
-        issued = ledger.issue(order.asked["nonce"], run, now)
+        issued = nonces.issue(order.asked["nonce"], run, now)
         beside.rename(folder)
     except OSError as error:
         hint = "pass a new directory: --kit DIR"

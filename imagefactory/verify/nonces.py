@@ -1,8 +1,8 @@
 """Nonces: the signing project issues them and spends each once, so that an old run is never signed as a new
 one.
 
-    <ledger>/<nonce>.json           issued: the image, suite and kit, and the expiry
-    <ledger>/spent/<nonce>.json     spent: the same, the time, and the digest of the result
+    <nonces>/<nonce>.json           issued: the image, suite and kit, and the expiry
+    <nonces>/spent/<nonce>.json     spent: the same, the time, and the digest of the result
 
 A nonce is spent by creating its file in `spent/`, which succeeds for only one process. That file also
 contains the signed data, after the entry, until it has been delivered. Spent nonces are stored long after
@@ -394,13 +394,13 @@ def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
     mac = data.get("mac")
     if key and not (isinstance(mac, str) and hmac.compare_digest(mac.encode(), _mac(data, key).encode())):
         raise StoreError(
-            "ledger-key-mismatch",
+            "nonce-key-mismatch",
             f"{path} was not written with the key in {NONCE_STORE_KEY}",
             hint=f"create a new kit with {NONCE_STORE_KEY} set to this key",
         )
     if mac and not key:
         raise StoreError(
-            "ledger-key-missing",
+            "nonce-key-missing",
             f"{path} was written with a key",
             hint=f"set the same key in {NONCE_STORE_KEY}",
         )
@@ -439,7 +439,7 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            "ledger-corrupt", f"{path} is corrupt: {error}", hint="delete it, and create a new kit"
+            "nonce-store-corrupt", f"{path} is corrupt: {error}", hint="delete it, and create a new kit"
         ) from error
     return issued, signed if whole else b""
 

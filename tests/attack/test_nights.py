@@ -1,4 +1,4 @@
-"""What strangers may leave on GitHub for the job that signs: runs of their own, and other ledgers."""
+"""What strangers may leave on GitHub for the job that signs: runs of their own, and other nonce stores."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_the_run_that_is_chosen_is_the_newest_of_our_own(program: Any, runs: lis
     assert (chosen["run_number"] if chosen else None) == max(ours, default=None)
 
 
-def looked(ledger: NonceStore) -> tuple[IssuedNonce, bytes] | None:
+def looked(nonces: NonceStore) -> tuple[IssuedNonce, bytes] | None:
     try:
-        return ledger.look(NONCE), ledger.unsettled(NONCE)
+        return nonces.look(NONCE), nonces.unsettled(NONCE)
     except ImagefactoryError:
         return None
 
@@ -85,27 +85,29 @@ def looked(ledger: NonceStore) -> tuple[IssuedNonce, bytes] | None:
 def test_an_entry_that_was_changed_says_what_it_said_or_nothing(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """By whoever has no key, and with every other entry of that ledger at hand."""
-    ledger = NonceStore(tmp_path_factory.mktemp("ledger"), KEY, ci_run=CI_RUN)
-    ledger.issue(NONCE, RUN, NOW)
-    issued = ledger.folder / f"{NONCE}.json"
+    """By whoever has no key, and with every other entry of that nonce store at hand."""
+    nonces = NonceStore(tmp_path_factory.mktemp("nonces"), KEY, ci_run=CI_RUN)
+    nonces.issue(NONCE, RUN, NOW)
+    issued = nonces.folder / f"{NONCE}.json"
     texts = [issued.read_bytes()]
     if spent := data.draw(st.booleans()):
-        ledger.spend(NONCE, RUN, result=SUBJECT.index, now=NOW + timedelta(hours=1), signed=b"a verdict")
-        texts.append((ledger.folder / "spent" / issued.name).read_bytes())
-    before = looked(ledger)
+        nonces.spend(NONCE, RUN, result=SUBJECT.index, now=NOW + timedelta(hours=1), signed=b"a verdict")
+        texts.append((nonces.folder / "spent" / issued.name).read_bytes())
+    before = looked(nonces)
     assert before is not None
-    path = ledger.folder / "spent" / issued.name if spent else issued
+    path = nonces.folder / "spent" / issued.name if spent else issued
     whole = data.draw(st.sampled_from(texts))
     text = changed_text(whole.decode()).map(lambda text: text.encode("utf-8", "replace"))
     path.write_bytes(data.draw(st.just(whole) | changed_bytes(whole) | text))
-    after = looked(ledger)
+    after = looked(nonces)
     assert after in (None, before, (before[0], b""))  # the rest of a verdict that was cut off counts as none
 
 
 @given(st.sampled_from(["lab/images/7/1", "lab/images/8/2", "mallory/images/7/2", ""]) | st.text())
-def test_a_ledger_of_another_run_says_nothing(tmp_path_factory: pytest.TempPathFactory, ci_run: str) -> None:
-    ledger = NonceStore(tmp_path_factory.mktemp("ledger"), KEY, ci_run=CI_RUN)
-    ledger.issue(NONCE, RUN, NOW)
-    there = looked(NonceStore(ledger.folder, KEY, ci_run=ci_run))
+def test_a_nonce_store_of_another_run_says_nothing(
+    tmp_path_factory: pytest.TempPathFactory, ci_run: str
+) -> None:
+    nonces = NonceStore(tmp_path_factory.mktemp("nonces"), KEY, ci_run=CI_RUN)
+    nonces.issue(NONCE, RUN, NOW)
+    there = looked(NonceStore(nonces.folder, KEY, ci_run=ci_run))
     assert (there is not None) == (ci_run == CI_RUN)

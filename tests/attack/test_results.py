@@ -40,7 +40,7 @@ def brought_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, dict[
     docker(bench, {"report": suite_report()})
     bench.run()
     files = [path for path in bench.kit.rglob("*.json*") if path.is_file()]
-    assert collect_kit(bench.kit, bench.ledger, datetime.now(UTC), {}).report.outcome is Outcome.VERIFIED
+    assert collect_kit(bench.kit, bench.nonces, datetime.now(UTC), {}).report.outcome is Outcome.VERIFIED
     return bench, {path: path.read_bytes() for path in files}
 
 
@@ -55,7 +55,7 @@ def test_a_kit_that_was_changed_speaks_of_its_own_image_and_nonce(
     try:
         path.write_bytes(data.draw(changed_bytes(whole) | text))
         with suppress(ImagefactoryError):
-            report = collect_kit(bench.kit, bench.ledger, datetime.now(UTC), {}).report
+            report = collect_kit(bench.kit, bench.nonces, datetime.now(UTC), {}).report
             assert (report.subject, report.nonce) == (SUBJECT, NONCE)
     finally:
         path.write_bytes(whole)

@@ -131,5 +131,5 @@ def test_what_lies_about_is_read_or_refused(data: st.DataObject) -> None:
         parse_config(data.draw(changed_text(config)).encode("utf-8", "replace"), 1)
     with suppress(ImagefactoryError):
         parse_public(data.draw(changed_bytes(base64.b64encode(LAB.public))), "a key")
-    with suppress(*MALFORMED, ImagefactoryError):  # of the ledger, whose entries carry a MAC
+    with suppress(*MALFORMED, ImagefactoryError):  # of the nonce store, whose entries carry a MAC
         parse_signed(data.draw(changed_bytes(signed)))

@@ -288,7 +288,7 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
                 "TARGETS": "tiny-* tiny-12.1-cu1*" if number % 2 else "",
                 "PAGES": "",
             },
-            "secrets": {"SIGNING_KEY": key.read_text(), "LEDGER_KEY": "a long random text of 64 hex digits"},
+            "secrets": {"SIGNING_KEY": key.read_text(), "NONCE_KEY": "a long random text of 64 hex digits"},
             "github": {
                 "actor": "somebody",
                 "token": "no-token",
@@ -349,7 +349,7 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
     ends_with_no_gpu(second)
 
 
-def test_a_ledger_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
+def test_a_nonce_store_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
     root: Path, place: str, scratch: Path, factory: Factory
 ) -> None:
     """Everybody can read the first, and its MACs are good. For the second the key is missing."""
@@ -363,13 +363,13 @@ def test_a_ledger_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
     assert taken.run("promote") == {"promote": 9}, taken.said
     assert "this result is from" in taken.said["promote"]
 
-    (entry,) = (taken.artifacts / f"ledger-1-{TARGET}").glob("*.json")
+    (entry,) = (taken.artifacts / f"nonces-1-{TARGET}").glob("*.json")
     text = entry.read_text()
     entry.write_text(text.replace(json.loads(text)["subject"]["index"], f"sha256:{'e' * 64}"))
     assert entry.read_text() != text
     shutil.rmtree(taken.artifacts / "later")
     assert set(taken.run("promote").values()) != {0}
-    assert "was not written with the key in IMAGEFACTORY_LEDGER_KEY" in taken.said["promote"]
+    assert "was not written with the key in IMAGEFACTORY_NONCE_KEY" in taken.said["promote"]
 
 
 def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, factory: Factory) -> None:

@@ -62,12 +62,12 @@ def bench(template: Bench, tmp_path: Path) -> Bench:
     for name, folder in folders.items():
         shutil.copytree(template.kit.parent / name, folder)
     return replace(
-        template, kit=folders["kit"], programs=folders["bin"], ledger=NonceStore(folders["nonces"])
+        template, kit=folders["kit"], programs=folders["bin"], nonces=NonceStore(folders["nonces"])
     )
 
 
 def collect(bench: Bench) -> KitReport:
-    return collect_kit(bench.kit, bench.ledger, now(), {})
+    return collect_kit(bench.kit, bench.nonces, now(), {})
 
 
 def edit(bench: Bench, name: str, change: Callable[[dict[str, Any]], object]) -> None:
@@ -102,7 +102,7 @@ def test_a_run_where_all_held_is_verified_and_says_that_a_kit_saw_it(bench: Benc
 
 def test_nothing_is_spent_by_looking(bench: Bench) -> None:
     assert collect(bench) == collect(bench)
-    bench.ledger.spend(NONCE, bench.issued.run, result=REFERENCE[-71:], now=now())
+    bench.nonces.spend(NONCE, bench.issued.run, result=REFERENCE[-71:], now=now())
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
         collect(bench)
 
@@ -112,7 +112,7 @@ def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     docker(bench, {"report": suite_report()})
     job = {"GITHUB_ACTIONS": "true", **RUN_7}
     bench.run(**job)
-    hardware = collect_kit(bench.kit, bench.ledger, now(), job).report.hardware
+    hardware = collect_kit(bench.kit, bench.nonces, now(), job).report.hardware
     assert hardware is not None
     assert hardware.kind == EVIDENCE_ACTIONS
     assert ("GITHUB_RUN_ID", "7") in hardware.notes
@@ -137,7 +137,7 @@ def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str,
     if here.get("GITHUB_RUN_ID") != "":
         told |= RUN_7
     edit(bench, "result/run.json", lambda run: run.update(actions=told))
-    hardware = collect_kit(bench.kit, bench.ledger, now(), here).report.hardware
+    hardware = collect_kit(bench.kit, bench.nonces, now(), here).report.hardware
     assert hardware is not None
     assert hardware.kind == EVIDENCE_KIT
 
@@ -267,11 +267,11 @@ def test_the_nonce_of_another_kit_does_not_help(bench: Bench, tmp_path: Path) ->
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
         collect(bench)
     with pytest.raises(StatementError, match="another kit"):
-        collect_kit(bench.kit, other.ledger, now(), {})
+        collect_kit(bench.kit, other.nonces, now(), {})
 
 
 def test_what_was_asked_of_a_pool_is_not_answered_by_a_kit(bench: Bench) -> None:
-    path = bench.ledger.folder / f"{NONCE}.json"
+    path = bench.nonces.folder / f"{NONCE}.json"
     path.write_text(path.read_text().replace('"pool": ""', '"pool": "htcondor"'))
     with fails("nonce-other-pool"):
         collect(bench)
@@ -292,7 +292,7 @@ def test_a_suite_that_is_newer_here_is_another_suite(bench: Bench, monkeypatch: 
 
 def test_a_kit_expires(bench: Bench) -> None:
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-expired"):
-        collect_kit(bench.kit, bench.ledger, now() + LIFETIME + timedelta(seconds=1), {})
+        collect_kit(bench.kit, bench.nonces, now() + LIFETIME + timedelta(seconds=1), {})
 
 
 @pytest.mark.parametrize(

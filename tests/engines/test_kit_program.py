@@ -89,10 +89,10 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, bench: Benc
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(UsageError, check=lambda error: error.code == "kit-exists"):
-        make_kit(tmp_path / "mine", asked(nonce="1" * 32), bench.ledger, bench.issued.issued)
-    assert not list(bench.ledger.folder.glob(f"{'1' * 32}*"))
+        make_kit(tmp_path / "mine", asked(nonce="1" * 32), bench.nonces, bench.issued.issued)
+    assert not list(bench.nonces.folder.glob(f"{'1' * 32}*"))
     (tmp_path / "empty").mkdir()
-    make_kit(tmp_path / "empty", asked(nonce="2" * 32), bench.ledger, bench.issued.issued)
+    make_kit(tmp_path / "empty", asked(nonce="2" * 32), bench.nonces, bench.issued.issued)
     assert (tmp_path / "empty" / "run.py").is_file()
 
 

@@ -105,9 +105,9 @@ sys.exit(answer.get("code", 0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A ledger, a kit in `kit`, a machine with a GPU, and the folder of the programs."""
+    """A nonce store, a kit in `kit`, a machine with a GPU, and the folder of the programs."""
 
-    ledger: NonceStore
+    nonces: NonceStore
     issued: IssuedNonce
     kit: Path
     places: Places
@@ -136,12 +136,12 @@ class Bench:
 
 def make_bench(folder: Path, order: KitRequest = ORDER, told: Told | None = None) -> Bench:
     """A kit of `order`, made now; its programs answer nothing yet."""
-    ledger = NonceStore(folder / "nonces")
-    issued = make_kit(folder / "kit", order, ledger, datetime.now(UTC))
+    nonces = NonceStore(folder / "nonces")
+    issued = make_kit(folder / "kit", order, nonces, datetime.now(UTC))
     places = make_host(folder / "host", told)
     programs = folder / "bin"
     programs.mkdir()
-    return Bench(ledger=ledger, issued=issued, kit=folder / "kit", places=places, programs=programs)
+    return Bench(nonces=nonces, issued=issued, kit=folder / "kit", places=places, programs=programs)
 
 
 def answer(bench: Bench, name: str, answers: dict[str, Any]) -> None:

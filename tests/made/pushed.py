@@ -63,10 +63,10 @@ def put_built(
 
 def push(factory: Project, target: Target, registry: RegistryMadeHere, now: datetime = NOW) -> str:
     options = PushOptions(now=now, registry=registry.host)
-    return push_target(with_ledger_key(factory), target, options, QuietProgress()).reference.digest
+    return push_target(with_nonce_key(factory), target, options, QuietProgress()).reference.digest
 
 
-def with_ledger_key(factory: Project) -> Project:
+def with_nonce_key(factory: Project) -> Project:
     """With the key that the machines of a center share."""
     return replace(factory, environ={**factory.environ, NONCE_STORE_KEY: SHARED_KEY})
 
@@ -74,7 +74,7 @@ def with_ledger_key(factory: Project) -> Project:
 def elsewhere(factory: Project, folder: Path) -> Project:
     """The same recipes on a machine whose store is empty."""
     store = replace(factory.settings.store, value=str(folder / "empty"))
-    return with_ledger_key(replace(factory, settings=replace(factory.settings, store=store)))
+    return with_nonce_key(replace(factory, settings=replace(factory.settings, store=store)))
 
 
 def verdict_on(factory: Project, place: StoreRepository, index: str, now: datetime = NOW) -> None:

@@ -159,7 +159,7 @@ def test_the_catalog_waits_for_no_gpu_and_is_signed_whatever_failed_before() -> 
     moved = [step for step in promote["steps"] if "download-artifact" in step.get("uses", "")]
     attempt, run = "${{ steps.last.outputs.attempt }}", "${{ steps.last.outputs.run }}"
     assert [step["with"].get("pattern") or step["with"]["name"] for step in moved] == [
-        f"ledger-{attempt}-*",
+        f"nonces-{attempt}-*",
         f"result-{attempt}-*",
         "plan",
         f"spent-{run}-{attempt}",
@@ -477,7 +477,7 @@ def test_what_is_kept_between_promoters_is_whole() -> None:
     condition = "always() && steps.last.outputs.run != '' && steps.collect.outcome != 'skipped'"
     assert kept["if"] == f"${{{{ {condition} }}}}"
     assert kept["with"]["name"] == brings["with"]["name"]
-    assert kept["with"]["path"] == brings["with"]["path"] == "ledger/spent"
+    assert kept["with"]["path"] == brings["with"]["path"] == "nonces/spent"
     assert kept["with"]["retention-days"] > LIFETIME.days
     assert collects["timeout-minutes"] < read(SIGN)["jobs"]["promote"]["timeout-minutes"]
 
@@ -524,7 +524,7 @@ def test_a_plan_that_a_gpu_machine_put_there_is_taken_for_none(tmp_path: Path) -
         for path, job in ((PLAN, "plan"), (SIGN, "promote"))
     )
     shutil.copytree(FOLDER.parent, tmp_path / ".imagefactory" / ".github")
-    environ = {"PATH": os.environ["PATH"], "LEDGER_KEY": "k" * 32, "RUN": "7"}
+    environ = {"PATH": os.environ["PATH"], "NONCE_KEY": "k" * 32, "RUN": "7"}
 
     def run(step: Any, **changes: str) -> int:
         command = ["bash", "-e", "-c", step["run"]]
@@ -544,8 +544,8 @@ def test_a_plan_that_a_gpu_machine_put_there_is_taken_for_none(tmp_path: Path) -
         ("plan.mac", "0" * 64 + "\n", {}),
         ("plan.mac", None, {}),
         ("plan.json", "{}", {"RUN": "8"}),
-        ("plan.json", "{}", {"LEDGER_KEY": "other"}),
-        ("plan.mac", "", {"LEDGER_KEY": ""}),
+        ("plan.json", "{}", {"NONCE_KEY": "other"}),
+        ("plan.mac", "", {"NONCE_KEY": ""}),
         ("plan.json", "{}", {"RUN": ""}),
     ]
     for name, content, changes in changed:
@@ -562,14 +562,14 @@ COLLECT = """\
 #!/bin/bash
 [ "$1 $2" != "sweep collect" ] || {
   echo "$3 $GITHUB_RUN_ID $GITHUB_RUN_ATTEMPT" >> said
-  find ledger -type f | sort >> said
-  echo signed > "ledger/spent/$(basename "$3").json"
+  find nonces -type f | sort >> said
+  echo signed > "nonces/spent/$(basename "$3").json"
 }
 """
 
 
 def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: Path) -> None:
-    for name in ("issued/a.json", "issued/spent/a.json", "issued/b.txt", "ledger/spent/c.json"):
+    for name in ("issued/a.json", "issued/spent/a.json", "issued/b.txt", "nonces/spent/c.json"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -583,7 +583,7 @@ def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: P
         "RUNNER_TEMP": str(tmp_path),
         "REGISTRY": "r",
         "SIGNING_KEY": "k",
-        "IMAGEFACTORY_LEDGER_KEY": "k",
+        "IMAGEFACTORY_NONCE_KEY": "k",
         "RUN": "7",
         "ATTEMPT": "2",
         "GITHUB_RUN_ID": "8",
@@ -595,8 +595,8 @@ def test_results_are_collected_for_their_run_and_with_what_was_spent(tmp_path: P
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "said").read_text().splitlines() == [
         "results/result-2-$(touch broken)/ 7 2",
-        "ledger/a.json",
-        "ledger/spent/c.json",
+        "nonces/a.json",
+        "nonces/spent/c.json",
     ]
     assert not (tmp_path / "signing-key.pem").exists()
 

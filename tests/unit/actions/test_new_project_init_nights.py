@@ -327,7 +327,7 @@ def test_a_job_on_a_gpu_has_no_environment_whose_keys_it_could_read(jobs: Any) -
         "promote": "imagefactory/promotion",
     }
     assert [name for name, job in jobs.items() if "SIGNING_KEY" in str(job)] == ["promote"]
-    assert "LEDGER_KEY" not in str(jobs["verify"])
+    assert "NONCE_KEY" not in str(jobs["verify"])
     assert jobs["verify"]["tags"] == ["gpu", "$GPU"]
     assert jobs["promote"]["resource_group"]
 
@@ -391,7 +391,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
 
     def kit(target: str, name: str, capability: str) -> str:
         folder = f"kits/{target.partition('@')[0]}/{name}"
-        return f"verify {target} {at} --capability {capability} --kit {folder} --nonce-dir ledger"
+        return f"verify {target} {at} --capability {capability} --kit {folder} --nonce-dir nonces"
 
     assert said.read_text().splitlines() == [
         f"plan one-* * --inventory gpus.yaml {at} --github",
@@ -417,7 +417,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
     assert run(jobs["promote"], work, environ | {"SIGNING_KEY": str(tmp_path / "key")}) == 9, "no sm90"
     calls = said.read_text().splitlines()
     assert [line for line in calls if line.startswith("sweep collect")] == [
-        f"sweep collect results/{target}/sm80-a100-535.54.03/ --nonce-dir ledger {at} --promote"
+        f"sweep collect results/{target}/sm80-a100-535.54.03/ --nonce-dir nonces {at} --promote"
         for target in ("one-1", "two-2")
     ]
     assert calls.count("600") == calls.count("a key") == 2
@@ -458,9 +458,9 @@ def test_gitlab_sets_up_the_commit_that_is_pinned(
     subprocess.run(["bash", "-ec", f"{GIT} commit -q -a -m two"], cwd=origin, check=True)
     job = yaml.safe_load((here / ".gitlab-ci.yml").read_text())[".imagefactory"]
     environ |= {"CI_REGISTRY_USER": "ci", "CI_REGISTRY_PASSWORD": "token"}
-    assert run(job, here, environ, "before_script") != 0, "without a LEDGER_KEY"
+    assert run(job, here, environ, "before_script") != 0, "without a NONCE_KEY"
     shutil.rmtree(here / ".imagefactory")  # as GitLab cleans it
-    assert run(job, here, environ | {"LEDGER_KEY": "k"}, "before_script") == 0
+    assert run(job, here, environ | {"NONCE_KEY": "k"}, "before_script") == 0
     assert Path(environ["SAID"]).read_text().splitlines() == ["set up", "set up", "-C . config --trust"]
     config = here / ".imagefactory/home/.docker/config.json"
     assert json.loads(config.read_text())["auths"].keys() == {"registry.example.org"}

@@ -199,7 +199,7 @@ def test_a_kill_between_signing_and_attaching_signs_nothing_twice(
 def test_a_kill_while_spending_or_settling_signs_nothing_twice(
     site: Site, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two nodes is not spent yet; or all is attached, and the ledger does not know that."""
+    """The second of two nodes is not spent yet; or all is attached, and the nonces do not say so."""
     folder = played(site)
     own, calls = getattr(NonceStore, step), iter((True, False) if step == "_spend" else (False,))
 

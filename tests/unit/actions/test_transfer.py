@@ -39,7 +39,7 @@ from imagefactory.verify.smoke import write_record
 from imagefactory.verify.suite_files import required_checks, suite_digest
 from tests.made.command import run
 from tests.made.layout import add_image
-from tests.made.pushed import push, with_ledger_key
+from tests.made.pushed import push, with_nonce_key
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import NOW
 
@@ -135,7 +135,7 @@ def test_what_one_path_of_a_registry_has_another_gets(
     factory: Project, target: Target, pushed: str, registry: RegistryMadeHere
 ) -> None:
     options = PushOptions(now=NOW, registry=f"{registry.host}/site")
-    assert push_target(with_ledger_key(factory), target, options, QUIET).reference.digest == pushed
+    assert push_target(with_nonce_key(factory), target, options, QUIET).reference.digest == pushed
     assert registry.find(f"site/{REPOSITORY}").manifests == registry.find(REPOSITORY).manifests
 
 

@@ -484,13 +484,13 @@ def test_no_kit_is_written_for_gpus_that_it_cannot_start(
 def test_a_kit_is_written_without_a_gpu(call: Call, factory: Project, target: Target, tmp_path: Path) -> None:
     digest = put_image(factory, target)
     out, _ = call(
-        "verify", NAME, "--kit", str(tmp_path / "kit"), "--nonce-dir", str(tmp_path / "ledger"), code=0
+        "verify", NAME, "--kit", str(tmp_path / "kit"), "--nonce-dir", str(tmp_path / "nonces"), code=0
     )
     assert f"python3 {tmp_path / 'kit'}/run.py" in out
     assert "add --image: no registry has it" in out
     kit = json.loads((tmp_path / "kit/kit.json").read_text())
     assert (kit["subject"]["index"], kit["level"]) == (digest, "full")
-    assert (tmp_path / "ledger" / f"{kit['nonce']}.json").is_file()
+    assert (tmp_path / "nonces" / f"{kit['nonce']}.json").is_file()
     asked = json.loads((tmp_path / "kit/expectations.json").read_text())
     assert asked["nonce"] == kit["nonce"]
     assert "8.0" in asked["predicted"]

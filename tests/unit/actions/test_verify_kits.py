@@ -95,7 +95,7 @@ def site(factory: Project, target: Target, tmp_path: Path) -> Iterator[Site]:
         written = write_kit(factory, NAME, options, KitDestination(folder=tmp_path / "kit"), QuietProgress())
         (tmp_path / "bin").mkdir()
         bench = Bench(
-            ledger=nonce_store(factory),
+            nonces=nonce_store(factory),
             issued=nonce_store(factory).look(written.nonce),
             kit=tmp_path / "kit",
             places=make_host(tmp_path / "host"),
@@ -179,7 +179,7 @@ def test_without_a_key_nothing_is_spent(site: Site) -> None:
         path.rename(path.with_suffix(".away"))
     with fails("kit-key-missing"):
         site.collects()
-    assert site.bench.ledger.look(site.bench.issued.nonce).spent is None
+    assert site.bench.nonces.look(site.bench.issued.nonce).spent is None
 
 
 def test_a_policy_may_refuse_kits(site: Site) -> None:
@@ -196,26 +196,26 @@ def test_a_policy_may_refuse_kits(site: Site) -> None:
 # --- elsewhere, and interrupted ----------------------------------------------------------------------
 
 
-def test_a_job_without_a_store_signs_by_a_ledger_that_travelled(site: Site, tmp_path: Path) -> None:
+def test_a_job_without_a_store_signs_by_a_nonce_store_that_travelled(site: Site, tmp_path: Path) -> None:
     site.runs()
     fresh = other_factory(site, tmp_path)
     now = datetime.now(UTC)
     with fails("nonce-unknown"):
         collect(fresh, site.bench.kit, CollectOptions(), now, QuietProgress())
-    options = CollectOptions(ledger=site.bench.ledger.folder, registry=site.registry.host, promote=True)
+    options = CollectOptions(nonce_dir=site.bench.nonces.folder, registry=site.registry.host, promote=True)
     done = collect(fresh, site.bench.kit, options, now, QuietProgress())
     assert done.attached == (f"{site.registry.host}/pytorch",)
     assert [judged.proves for judged in site.judged(fresh)] == [True]
 
 
-def test_a_copy_of_a_ledger_makes_nobody_sign_a_second_time(site: Site, tmp_path: Path) -> None:
-    """Each job that collects the results of a night has its ledger anew, in which nothing is spent."""
+def test_a_copy_of_a_nonce_store_makes_nobody_sign_a_second_time(site: Site, tmp_path: Path) -> None:
+    """Each job that collects the results of a night has its nonce store anew, in which nothing is spent."""
     site.runs()
     fresh, now = other_factory(site, tmp_path), datetime.now(UTC)
     for number in range(3):
-        copy = tmp_path / f"ledger-{number}"
-        shutil.copytree(site.bench.ledger.folder, copy)
-        options = CollectOptions(ledger=copy, registry=site.registry.host, promote=True)
+        copy = tmp_path / f"nonces-{number}"
+        shutil.copytree(site.bench.nonces.folder, copy)
+        options = CollectOptions(nonce_dir=copy, registry=site.registry.host, promote=True)
         done = collect(fresh, site.bench.kit, options, now, QuietProgress())
         assert (done.passed, done.again) == (True, number > 0)
         assert done.attached == (f"{site.registry.host}/pytorch",)
@@ -225,7 +225,7 @@ def test_a_copy_of_a_ledger_makes_nobody_sign_a_second_time(site: Site, tmp_path
 
 
 def test_a_nonce_gives_no_second_verdict_whatever_is_kept_of_the_first(site: Site, tmp_path: Path) -> None:
-    """A job of CI gets a fresh copy of the ledger: the registry, or an earlier job, says what is spent."""
+    """A job of CI gets a fresh copy of the nonces: the registry or an earlier job says what is spent."""
     site.runs()
     fresh, now = other_factory(site, tmp_path), datetime.now(UTC)
 
@@ -234,10 +234,10 @@ def test_a_nonce_gives_no_second_verdict_whatever_is_kept_of_the_first(site: Sit
         shutil.copytree(tmp_path / "issued", copy)
         if spent:
             shutil.copytree(spent, copy / "spent", dirs_exist_ok=True)
-        options = CollectOptions(ledger=copy, registry=site.registry.host)
+        options = CollectOptions(nonce_dir=copy, registry=site.registry.host)
         return collect(fresh, site.bench.kit, options, now, QuietProgress())
 
-    shutil.copytree(site.bench.ledger.folder, tmp_path / "issued")
+    shutil.copytree(site.bench.nonces.folder, tmp_path / "issued")
     assert not collect_with("first", None).again
     kept = tmp_path / "first" / "spent"
     assert collect_with("the same result", kept).again
@@ -255,24 +255,24 @@ def test_a_nonce_gives_no_second_verdict_whatever_is_kept_of_the_first(site: Sit
     assert site.judged() == ()
 
 
-def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
+def test_a_nonce_store_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
     job = {
         **site.factory.environ,
         "GITHUB_ACTIONS": "true",
         "GITHUB_REPOSITORY": "lab/images",
         "GITHUB_RUN_ID": "7",
         "GITHUB_RUN_ATTEMPT": "1",
-        "IMAGEFACTORY_LEDGER_KEY": "k" * 32,
+        "IMAGEFACTORY_NONCE_KEY": "k" * 32,
     }
     here, now = replace(site.factory, environ=job), datetime.now(UTC)
-    place = KitDestination(folder=tmp_path / "ours", ledger=tmp_path / "ledger")
+    place = KitDestination(folder=tmp_path / "ours", nonce_dir=tmp_path / "nonces")
     options = VerifyOptions(level="quick", registry=site.registry.host)
     written = write_kit(here, NAME, options, place, QuietProgress())
-    issued = nonce_store(here, place.ledger).look(written.nonce)
+    issued = nonce_store(here, place.nonce_dir).look(written.nonce)
     bench = replace(site.bench, kit=place.folder, issued=issued)
     replace(site, bench=bench).runs()
     bench.run(**{name: value for name, value in job.items() if name.startswith("GITHUB_")})
-    wanted = CollectOptions(ledger=place.ledger, registry=site.registry.host)
+    wanted = CollectOptions(nonce_dir=place.nonce_dir, registry=site.registry.host)
     for change in (
         {"GITHUB_RUN_ATTEMPT": "2"},
         {"GITHUB_RUN_ID": "8"},
@@ -290,8 +290,8 @@ def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
 
 def test_a_key_that_can_be_guessed_is_refused(site: Site, tmp_path: Path) -> None:
     """Whoever can read an entry can try keys until its MAC fits."""
-    environ = {**site.factory.environ, "IMAGEFACTORY_LEDGER_KEY": "secret"}
-    with pytest.raises(UsageError, match="IMAGEFACTORY_LEDGER_KEY"):
+    environ = {**site.factory.environ, "IMAGEFACTORY_NONCE_KEY": "secret"}
+    with pytest.raises(UsageError, match="IMAGEFACTORY_NONCE_KEY"):
         nonce_store(replace(site.factory, environ=environ), tmp_path)
 
 
@@ -308,7 +308,7 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
     monkeypatch.setattr(verify, "attach_signed", refuse)
     with pytest.raises(RegistryError):
         site.collects()
-    first = verify.unsettled(site.bench.ledger, site.bench.kit)
+    first = verify.unsettled(site.bench.nonces, site.bench.kit)
     assert first is not None
     monkeypatch.setattr(verify, "attach_signed", attach)
     done = site.collects()
@@ -355,7 +355,7 @@ def test_an_image_in_no_registry_is_attached_to_in_the_store(
         site.factory, NAME, options, KitDestination(folder=tmp_path / "local"), QuietProgress()
     )
     assert written.reference == ""
-    bench = replace(site.bench, kit=tmp_path / "local", issued=site.bench.ledger.look(written.nonce))
+    bench = replace(site.bench, kit=tmp_path / "local", issued=site.bench.nonces.look(written.nonce))
     docker(bench, {"report": suite_report(target=NAME)}, Id=site.image.config)
     answer(bench, "docker", {"docker image inspect .*-- gone": {"code": 1}})
     assert bench.run() == 2
@@ -402,7 +402,7 @@ def test_the_command_collects_several_kits(
     assert "already spent" in capsys.readouterr().err
 
 
-def test_with_a_ledger_no_folder_is_taken_for_a_sweep(
+def test_with_a_nonce_store_no_folder_is_taken_for_a_sweep(
     site: Site, command: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may have come back from anywhere: that it has a sweep.json does not make it one."""
@@ -410,7 +410,7 @@ def test_with_a_ledger_no_folder_is_taken_for_a_sweep(
     (site.bench.kit / "sweep.json").write_text("{}")
     assert (
         command(
-            "sweep", "collect", str(site.bench.kit), "--nonce-dir", str(site.bench.ledger.folder), "--json"
+            "sweep", "collect", str(site.bench.kit), "--nonce-dir", str(site.bench.nonces.folder), "--json"
         )
         == 0
     )
@@ -429,7 +429,7 @@ def test_the_command_shows_checks_and_says_who_saw_the_gpu(
             "collect",
             str(site.bench.kit),
             "--nonce-dir",
-            str(NonceStore(site.bench.ledger.folder).folder),
+            str(NonceStore(site.bench.nonces.folder).folder),
         )
         == 0
     )

@@ -43,10 +43,10 @@ def kit_without_result(folder: Path) -> None:
 
 
 def spent_nonce(folder: Path) -> None:
-    ledger = NonceStore(folder)
-    ledger.issue(NONCE, RUN, NOW)
-    ledger.spend(NONCE, RUN, result="sha256:5", now=datetime(2026, 11, 22, 3, tzinfo=UTC))
-    ledger.check(NONCE, RUN, NOW)
+    nonces = NonceStore(folder)
+    nonces.issue(NONCE, RUN, NOW)
+    nonces.spend(NONCE, RUN, result="sha256:5", now=datetime(2026, 11, 22, 3, tzinfo=UTC))
+    nonces.check(NONCE, RUN, NOW)
 
 
 def expired_nonce(folder: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_folder_with_files_of_others_does_not_become_a_store(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "part", ["locks", "nonces/spent", "sweeps", "nights", "reports", "keys", "ledger", "lost+found"]
+    "part", ["locks", "nonces/spent", "sweeps", "nights", "reports", "keys", "lost+found"]
 )
 def test_what_was_written_before_the_store_was_made_belongs_to_it(tmp_path: Path, part: str) -> None:
     """By a first sweep or nightly run of an earlier release; a collection keeps it."""

@@ -38,94 +38,94 @@ RUN = NonceSubject(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", k
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> NonceStore:
+def nonces(tmp_path: Path) -> NonceStore:
     made = NonceStore(tmp_path / "nonces")
     made.issue(NONCE, RUN, NOW)
     return made
 
 
-def refused(ledger: NonceStore, run: NonceSubject = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
+def refused(nonces: NonceStore, run: NonceSubject = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
     with pytest.raises(NonceError) as raised:
-        ledger.spend(nonce, run, result=RESULT, now=now)
+        nonces.spend(nonce, run, result=RESULT, now=now)
     return raised.value.code
 
 
-def test_a_nonce_is_spent_once(ledger: NonceStore) -> None:
+def test_a_nonce_is_spent_once(nonces: NonceStore) -> None:
     later = NOW + timedelta(days=13)
-    spent = ledger.spend(NONCE, RUN, result=RESULT, now=later)
+    spent = nonces.spend(NONCE, RUN, result=RESULT, now=later)
     assert (spent.spent, spent.result, spent.issued) == (later, RESULT, NOW)
-    assert refused(ledger, now=later) == "nonce-replayed"
-    assert ledger.look(NONCE) == spent
+    assert refused(nonces, now=later) == "nonce-replayed"
+    assert nonces.look(NONCE) == spent
 
 
-def test_what_was_signed_waits_until_it_has_arrived(ledger: NonceStore) -> None:
-    assert ledger.unsettled(NONCE) == b""
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
-    assert NonceStore(ledger.folder).unsettled(NONCE) == b"a verdict"
-    ledger.settle(NONCE)
-    assert ledger.unsettled(NONCE) == b""
-    assert refused(ledger) == "nonce-replayed"
+def test_what_was_signed_waits_until_it_has_arrived(nonces: NonceStore) -> None:
+    assert nonces.unsettled(NONCE) == b""
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
+    assert NonceStore(nonces.folder).unsettled(NONCE) == b"a verdict"
+    nonces.settle(NONCE)
+    assert nonces.unsettled(NONCE) == b""
+    assert refused(nonces) == "nonce-replayed"
 
 
-def test_what_a_loser_signed_is_never_taken_up(ledger: NonceStore) -> None:
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
+def test_what_a_loser_signed_is_never_taken_up(nonces: NonceStore) -> None:
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
     with fails("nonce-replayed"):
-        ledger.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
-    assert ledger.unsettled(NONCE) == b"the winner's"
-    assert ledger.look(NONCE).result == RESULT
+        nonces.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
+    assert nonces.unsettled(NONCE) == b"the winner's"
+    assert nonces.look(NONCE).result == RESULT
 
 
 @pytest.mark.parametrize("signed", [b"\n}\n", b"{\n}\n\n}\n", bytes(range(256))])
-def test_whatever_was_signed_ends_no_entry(ledger: NonceStore, signed: bytes) -> None:
-    spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=signed)
-    assert ledger.unsettled(NONCE) == signed
-    ledger.settle(NONCE)
-    assert (ledger.look(NONCE), ledger.unsettled(NONCE)) == (spent, b"")
+def test_whatever_was_signed_ends_no_entry(nonces: NonceStore, signed: bytes) -> None:
+    spent = nonces.spend(NONCE, RUN, result=RESULT, now=NOW, signed=signed)
+    assert nonces.unsettled(NONCE) == signed
+    nonces.settle(NONCE)
+    assert (nonces.look(NONCE), nonces.unsettled(NONCE)) == (spent, b"")
 
 
-def test_what_is_left_of_something_signed_counts_as_nothing(ledger: NonceStore) -> None:
+def test_what_is_left_of_something_signed_counts_as_nothing(nonces: NonceStore) -> None:
     """Another process cuts it off while this one reads, or a disk lost its end."""
-    spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
-    path = ledger.folder / "spent" / f"{NONCE}.json"
+    spent = nonces.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
+    path = nonces.folder / "spent" / f"{NONCE}.json"
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole[: -len(b"a verdict")], whole[:-1] + b"\0", whole + b"more"):
         path.write_bytes(damaged)
-        assert (ledger.look(NONCE), ledger.unsettled(NONCE)) == (spent, b"")
+        assert (nonces.look(NONCE), nonces.unsettled(NONCE)) == (spent, b"")
     path.write_bytes(whole)
-    assert ledger.unsettled(NONCE) == b"a verdict"
+    assert nonces.unsettled(NONCE) == b"a verdict"
 
 
 def spendings(*nonces: str) -> list[NonceUse]:
     return [NonceUse(nonce=one, run=RUN, result=RESULT, signed=one.encode()) for one in nonces]
 
 
-def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: NonceStore) -> None:
+def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(nonces: NonceStore) -> None:
     first, second, unknown = "1" * 32, "2" * 32, "3" * 32
-    ledger.issue_all({first: RUN, second: RUN}, NOW)
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"earlier")
-    refusals = ledger.spend_all(spendings(first, NONCE, unknown, second), NOW)
+    nonces.issue_all({first: RUN, second: RUN}, NOW)
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"earlier")
+    refusals = nonces.spend_all(spendings(first, NONCE, unknown, second), NOW)
     assert {nonce: error.code for nonce, error in refusals.items()} == {
         NONCE: "nonce-replayed",
         unknown: "nonce-unknown",
     }
-    assert [ledger.unsettled(one) for one in (first, NONCE, second)] == [
+    assert [nonces.unsettled(one) for one in (first, NONCE, second)] == [
         first.encode(),
         b"earlier",
         second.encode(),
     ]
-    again = ledger.spend_all(spendings(first, second), NOW)
+    again = nonces.spend_all(spendings(first, second), NOW)
     assert {error.code for error in again.values()} == {"nonce-replayed"}
-    ledger.settle_all({first, NONCE})
-    assert [ledger.unsettled(one) for one in (first, NONCE, second)] == [b"", b"", second.encode()]
-    assert {one.name for one in ledger.folder.iterdir()} == {"spent", f"{second}.json"}
-    assert refused(ledger, nonce=first) == refused(ledger, nonce=second) == "nonce-replayed"
+    nonces.settle_all({first, NONCE})
+    assert [nonces.unsettled(one) for one in (first, NONCE, second)] == [b"", b"", second.encode()]
+    assert {one.name for one in nonces.folder.iterdir()} == {"spent", f"{second}.json"}
+    assert refused(nonces, nonce=first) == refused(nonces, nonce=second) == "nonce-replayed"
 
 
 def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
-    ledger: NonceStore, monkeypatch: pytest.MonkeyPatch
+    nonces: NonceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nonces = [str(number) * 32 for number in range(1, 5)]
-    ledger.issue_all(dict.fromkeys(nonces, RUN), NOW)
+    issued = [str(number) * 32 for number in range(1, 5)]
+    nonces.issue_all(dict.fromkeys(issued, RUN), NOW)
     link, calls = os.link, iter((True, True, False))
 
     def kill(source: Path, target: Path) -> None:
@@ -136,28 +136,28 @@ def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", kill)
         with pytest.raises(KeyboardInterrupt):
-            ledger.spend_all(spendings(*nonces), NOW)
-    left = NonceStore(ledger.folder)
-    assert [left.unsettled(one) for one in nonces] == [nonces[0].encode(), nonces[1].encode(), b"", b""]
-    refusals = left.spend_all(spendings(*nonces), NOW)
+            nonces.spend_all(spendings(*issued), NOW)
+    left = NonceStore(nonces.folder)
+    assert [left.unsettled(one) for one in issued] == [issued[0].encode(), issued[1].encode(), b"", b""]
+    refusals = left.spend_all(spendings(*issued), NOW)
     assert {nonce: error.code for nonce, error in refusals.items()} == dict.fromkeys(
-        nonces[:2], "nonce-replayed"
+        issued[:2], "nonce-replayed"
     )
-    assert [left.unsettled(one) for one in nonces] == [one.encode() for one in nonces]
+    assert [left.unsettled(one) for one in issued] == [one.encode() for one in issued]
 
 
-def test_only_what_is_spent_is_settled(ledger: NonceStore, tmp_path: Path) -> None:
+def test_only_what_is_spent_is_settled(nonces: NonceStore, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("mine\n}\nmine")
-    ledger.settle_all({NONCE, "0" * 32, "../../mine", ""})
+    nonces.settle_all({NONCE, "0" * 32, "../../mine", ""})
     assert (tmp_path / "mine.json").read_text() == "mine\n}\nmine"
-    assert ledger.look(NONCE).spent is None
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
+    assert nonces.look(NONCE).spent is None
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW)
 
 
-def test_one_of_many_at_once_spends_it(ledger: NonceStore) -> None:
+def test_one_of_many_at_once_spends_it(nonces: NonceStore) -> None:
     def spend(_: int) -> str:
         try:
-            NonceStore(ledger.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
+            NonceStore(nonces.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
         except NonceError as error:
             return error.code
         return "spent"
@@ -167,23 +167,23 @@ def test_one_of_many_at_once_spends_it(ledger: NonceStore) -> None:
     assert sorted(words) == ["nonce-replayed"] * 23 + ["spent"]
 
 
-def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceStore) -> None:
-    path = ledger.folder / f"{NONCE}.json"
+def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(nonces: NonceStore) -> None:
+    path = nonces.folder / f"{NONCE}.json"
     before = path.read_bytes()
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW)
     path.write_bytes(before)
-    assert refused(ledger) == "nonce-replayed"
+    assert refused(nonces) == "nonce-replayed"
     with fails("nonce-exists"):
-        ledger.issue(NONCE, RUN, NOW)
+        nonces.issue(NONCE, RUN, NOW)
 
 
-def test_a_nonce_expires(ledger: NonceStore) -> None:
-    assert refused(ledger, now=NOW + LIFETIME) == "nonce-expired"
+def test_a_nonce_expires(nonces: NonceStore) -> None:
+    assert refused(nonces, now=NOW + LIFETIME) == "nonce-expired"
 
 
 @pytest.mark.parametrize("nonce", ["0" * 32, "", "../../etc/passwd", NONCE.upper(), NONCE + "\n"])
-def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceStore, nonce: str) -> None:
-    assert refused(ledger, nonce=nonce) == "nonce-unknown"
+def test_a_nonce_of_somebody_else_is_unknown(nonces: NonceStore, nonce: str) -> None:
+    assert refused(nonces, nonce=nonce) == "nonce-unknown"
 
 
 @pytest.mark.parametrize(
@@ -199,37 +199,37 @@ def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceStore, nonce: str) -> 
     ],
 )
 def test_a_nonce_is_for_one_image_suite_and_kit(
-    ledger: NonceStore, change: Callable[[NonceSubject], NonceSubject], code: str
+    nonces: NonceStore, change: Callable[[NonceSubject], NonceSubject], code: str
 ) -> None:
-    assert refused(ledger, change(RUN)) == code
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW)  # and a refusal spends nothing
+    assert refused(nonces, change(RUN)) == code
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW)  # and a refusal spends nothing
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"nonce": "0" * 32}, {"spent": "now"}, {"level": "all"}])
-def test_a_damaged_entry_is_refused(ledger: NonceStore, change: dict[str, object]) -> None:
-    path = ledger.folder / f"{NONCE}.json"
+def test_a_damaged_entry_is_refused(nonces: NonceStore, change: dict[str, object]) -> None:
+    path = nonces.folder / f"{NONCE}.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
-    with fails("ledger-corrupt") as caught:
-        ledger.look(NONCE)
+    with fails("nonce-store-corrupt") as caught:
+        nonces.look(NONCE)
     assert NONCE in caught.value.message
     path.write_bytes(b"{")
-    with fails("ledger-corrupt") as caught:
-        ledger.look(NONCE)
+    with fails("nonce-store-corrupt") as caught:
+        nonces.look(NONCE)
     assert NONCE in caught.value.message
 
 
-def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceStore) -> None:
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"never arrived")
+def test_old_entries_are_forgotten_and_stay_refused(nonces: NonceStore) -> None:
+    nonces.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"never arrived")
     for name in (".nonce-killed", "mine.txt"):
-        (ledger.folder / name).write_text("")
+        (nonces.folder / name).write_text("")
     much_later = datetime.now(UTC) + LIFETIME + RETENTION + timedelta(days=1)
-    ledger.issue("1" * 32, RUN, much_later)
-    assert refused(ledger, now=much_later) == "nonce-unknown"
-    left = {path.name for path in ledger.folder.rglob("*") if path.is_file()}
+    nonces.issue("1" * 32, RUN, much_later)
+    assert refused(nonces, now=much_later) == "nonce-unknown"
+    left = {path.name for path in nonces.folder.rglob("*") if path.is_file()}
     assert left == {f"{'1' * 32}.json", "mine.txt"}
 
 
-def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_nonce_store_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with fails("cannot-write-file"):
         NonceStore(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
@@ -246,7 +246,7 @@ def keyed(tmp_path: Path) -> NonceStore:
     return made
 
 
-def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceStore) -> None:
+def test_a_nonce_store_with_a_key_is_spent_by_who_has_it(keyed: NonceStore) -> None:
     again = NonceStore(keyed.folder, KEY, ci_run=CI_RUN)
     again.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     assert (again.look(NONCE).result, again.unsettled(NONCE)) == (RESULT, b"a verdict")
@@ -257,7 +257,7 @@ def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceStore) -> None:
 @pytest.mark.parametrize(
     "change", ["subject", "level", "kit", "pool", "expires", "ci_run", "mac", "no mac", "other key"]
 )
-def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceStore, change: str) -> None:
+def test_what_somebody_else_wrote_into_a_nonce_store_is_refused(keyed: NonceStore, change: str) -> None:
     path = keyed.folder / f"{NONCE}.json"
     value = json.loads(path.read_text())
     if change == "subject":
@@ -273,22 +273,22 @@ def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceStore, ch
             change, "0" * 64
         )
     path.write_text(json.dumps(value, indent=1) + "\n")
-    with fails("ledger-key-mismatch") as caught:
+    with fails("nonce-key-mismatch") as caught:
         keyed.look(NONCE)
     assert NONCE in caught.value.message
 
 
 def test_a_key_that_is_forgotten_is_told(keyed: NonceStore) -> None:
-    with fails("ledger-key-missing") as raised:
+    with fails("nonce-key-missing") as raised:
         NonceStore(keyed.folder).look(NONCE)
-    assert "IMAGEFACTORY_LEDGER_KEY" in (raised.value.hint or "")
+    assert "IMAGEFACTORY_NONCE_KEY" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize(
     "ci_run", ["", "lab/images/7/2", "lab/images/8/1", "lab/images/7", "lab/images/71", "fork/images/7/1"]
 )
 @pytest.mark.parametrize("key", [KEY, ""])
-def test_a_ledger_counts_in_the_attempt_of_the_run_that_issued_it(
+def test_a_nonce_store_counts_in_the_attempt_of_the_run_that_issued_it(
     tmp_path: Path, ci_run: str, key: str
 ) -> None:
     mine = NonceStore(tmp_path / "mine", key, ci_run=CI_RUN)
@@ -310,7 +310,7 @@ def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceStore, tmp_pat
     (again.folder / "spent").mkdir(parents=True)
     for path, data in ((f"{NONCE}.json", spent), (f"spent/{NONCE}.json", issued)):
         (again.folder / path).write_bytes(data)
-        with fails("ledger-corrupt") as caught:
+        with fails("nonce-store-corrupt") as caught:
             again.look(NONCE)
         assert NONCE in caught.value.message
 
