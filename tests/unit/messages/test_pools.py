@@ -62,7 +62,7 @@ GENERIC = find_site("generic")
         ),
         (
             lambda: parse_inventory("3", "pool.json", NOW),
-            "pool.json: \"3\" is not a valid value",
+            'pool.json: "3" is not a valid value',
             "write an object with format, pool, taken, machines, notes",
         ),
         (lambda: open_pool("pbs", {}), "unknown pool 'pbs'", "pools: htcondor, slurm"),
