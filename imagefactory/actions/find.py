@@ -57,9 +57,9 @@ from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import disk_of, memory_of
 from imagefactory.settings.load import Settings
-from imagefactory.trust.catalog import Catalog, ImageOffer
+from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
 from imagefactory.trust.claims import VerdictAges
-from imagefactory.trust.offers import verdict_ages_of, verify_offer
+from imagefactory.trust.offers import empty_catalog_error, verdict_ages_of, verify_offer
 from imagefactory.trust.verdict import RevokedCell
 from imagefactory.versions import natural
 
@@ -185,11 +185,15 @@ def find_images(
     opened = None if own and project is None else read_centers(settings, environ, request.now)
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
+    unavailable: list[tuple[FindCandidate, NothingSelectedError]] = []
     for row in opened.open if opened else ():
         for image in row.catalog.images:
             offers.append(verify_offer(row.catalog, image, row.center.trust, request.now))
-            if offered := _offered_candidate(offers[-1], row.center, request):
-                candidates.append(offered)
+            named = _named_candidate(image, row.center, request.resources)
+            try:
+                candidates.append(_offered_candidate(named, offers[-1], row.center, request))
+            except NothingSelectedError as error:
+                unavailable.append((named, error))
     if own:
         targets = {row.target for row in candidates}
         covers = (
@@ -200,14 +204,31 @@ def find_images(
         candidates += [
             _candidate(row, request.resources) for row in covers if not row.name or row.name not in targets
         ]
+        unavailable = []  # the project builds them
+    place = _place(settings, opened, own=own)
+    for named, reason in unavailable:
+        only = _matches_any(request.words, [named]) and not _matches_any(request.words, candidates)
+        if only or not candidates:
+            raise NothingSelectedError(reason.code, f"{named.name}: {reason.message}", hint=reason.hint)
+    if not candidates:
+        raise (
+            NothingSelectedError(
+                "recipes-missing", f"{place} has no recipes", hint="imagefactory recipe new FAMILY"
+            )
+            if own
+            else empty_catalog_error()
+        )
     return FindResult(
         matches=_find_matches(request.words, candidates, request.inventory),
         request=request,
         open=tuple(row for row in opened.open if row.catalog.images) if opened else (),
         own_project=own,
-        place=_place(settings, opened, own=own),
+        place=place,
         ages=verdict_ages_of(offers, request.now) if offers else None,
-        notes=opened.notes if opened else (),
+        notes=(
+            *(opened.notes if opened else ()),
+            *(f"skipped {named.name}: {error.message}" for named, error in unavailable),
+        ),
     )
 
 
@@ -273,18 +294,8 @@ def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list
 # --- Candidates
 
 
-def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindRequest) -> FindCandidate | None:
-    """Return an image of a catalog in the format for jobs of the site, None if there is no such format."""
-    image, site = offer.image, find_site(request.site or center.settings.site.value)
-    try:
-        form = choose_form(forms_of(offer, center.settings.sif_folder.value), site, None)
-    except NothingSelectedError:
-        return None
-    grounds = expected_grounds(form.grounds, image)
-    known = {str(row.capability) for row in grounds.classes}
-    known |= {str(capability) for capability, _ in grounds.refused}
-    file = form.image
-    sizes = (0, 0) if file.address.startswith("/") else (file.size, file.unpacked)
+def _named_candidate(image: CatalogImage, center: JoinedCenter, resources: ResourceRequest) -> FindCandidate:
+    """Return an image of a catalog before its formats and GPUs are known."""
     return FindCandidate(
         name=f"{center.prefix}{image.target}",
         target=image.target,
@@ -292,6 +303,31 @@ def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindReq
         framework=image.framework,
         version=image.version,
         cuda=image.cuda,
+        ready=False,
+        classes=(),
+        known=lambda _: None,
+        resources=resources,
+        unknown=lambda _: True,
+        center=center.name if center.several else "",
+    )
+
+
+def _offered_candidate(
+    named: FindCandidate, offer: ImageOffer, center: JoinedCenter, request: FindRequest
+) -> FindCandidate:
+    """Return an image of a catalog in the format for jobs of the site.
+
+    Raises NothingSelectedError if there is no such format.
+    """
+    image, site = offer.image, find_site(request.site or center.settings.site.value)
+    form = choose_form(forms_of(offer, center.settings.sif_folder.value), site, None)
+    grounds = expected_grounds(form.grounds, image)
+    known = {str(row.capability) for row in grounds.classes}
+    known |= {str(capability) for capability, _ in grounds.refused}
+    file = form.image
+    sizes = (0, 0) if file.address.startswith("/") else (file.size, file.unpacked)
+    return replace(
+        named,
         ready=True,
         classes=grounds.classes,
         known=classifier_for(grounds.classes),
@@ -307,7 +343,6 @@ def _offered_candidate(offer: ImageOffer, center: JoinedCenter, request: FindReq
         ),
         unknown=lambda gpu: not known if gpu is None else gpu.capability not in known,
         revoked=form.grounds.revoked,
-        center=center.name if center.several else "",
     )
 
 
@@ -367,6 +402,10 @@ def _select(words: Sequence[str], candidates: Iterable[FindCandidate]) -> tuple[
             )
         matching = fitting
     return matching
+
+
+def _matches_any(words: Sequence[str], candidates: Sequence[FindCandidate]) -> bool:
+    return any(all(_fits(word.lower(), row) for word in words) for row in candidates)
 
 
 def _fits(word: str, row: FindCandidate) -> bool:

@@ -41,7 +41,7 @@ from imagefactory.settings.load import read_nonce_store_key
 from imagefactory.trust.attached import read_subject
 from imagefactory.trust.judgement import VerdictSet, VerificationPolicy, find_verdicts
 from imagefactory.trust.tags import TagCandidate, newest_first
-from imagefactory.trust.verdict import ImageProgress, VerificationResult
+from imagefactory.trust.verdict import ImageProgress, Revocation, VerificationResult
 from imagefactory.versions import natural
 
 # --- In the store: the image of a target, its .sif, and the runner of either
@@ -178,7 +178,8 @@ def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict
 class PromotionRequest:
     """A request to move the tags of `target` in `place` to verified images. With `dry_run` no tag moves.
 
-    Without `approve` the local key adds no approval, if the policy requires approvals.
+    Without `approve` the local key adds no approval, if the policy requires approvals. `revocations` count
+    besides those that are attached.
     """
 
     target: Target
@@ -186,6 +187,7 @@ class PromotionRequest:
     now: datetime
     dry_run: bool = False
     approve: bool = True
+    revocations: tuple[Revocation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,15 +69,16 @@ from imagefactory.trust.judgement import (
     RevocationRequest,
     VerdictSet,
     find_verdicts,
+    format_revocation,
+    parse_revocation,
     period_problem,
     sign_revocation,
     verify_envelope,
-    verify_revocations,
 )
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import RECORDS, TrustedKey, TrustRules, format_record
 from imagefactory.trust.tags import PromotionRule, TagDecision, approve_tag, decide_tags
-from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+from imagefactory.trust.verdict import Revocation, VerdictStatus, VerificationResult
 from imagefactory.verify.report import VerifiedImage
 
 TRIES = 3
@@ -107,6 +108,7 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
     of `signing_key` and of the key, if it has to approve.
     """
     repo, policy = promoting.place, read_verification_policy(access, promoting.now)
+    policy = replace(policy, revocations=promoting.revocations)
     rule = PromotionRule(
         plain=plain_tag(promoting.target),
         capabilities=promoting.target.capabilities,
@@ -258,7 +260,8 @@ def _move_all(
 class RevokeRequest:
     """The verdicts to revoke, on the image with the tag or digest `wanted` in `place`.
 
-    `verdicts` are digests or their first digits. `target` is the name of the image.
+    `verdicts` are digests or their first digits. `target` is the name of the image. With `dry_run` nothing is
+    signed and no tag moves.
     """
 
     place: StoreRepository
@@ -268,20 +271,25 @@ class RevokeRequest:
     capability: str = ""
     verdicts: tuple[str, ...] = ()
     target: str = ""
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeResult:
-    """An attached revocation, and the digests of the verdicts that it revokes."""
+    """A revocation, and the digests of the verdicts that it revokes.
+
+    `digest` is the artifact of the revocation; empty if it was not attached.
+    """
 
     place: str
     subject: VerifiedImage
+    revocation: Revocation
     digest: str
     taken: tuple[str, ...]
 
 
 def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: Progress) -> RevokeResult:
-    """Sign a revocation of verdicts, attach it to the image, and store it locally.
+    """Sign a revocation of verdicts, attach it to the image, and store it locally, unless it is a dry run.
 
     Raises CheckFailedError if this project does not trust the key, or if there is nothing to revoke.
     """
@@ -292,15 +300,16 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
     valid = [row for row in judged if row.standing is VerdictStatus.GOOD]
     # Includes verdicts with a later date, from a machine whose clock is ahead.
     until = max((row.verdict.issued for row in valid if row.verdict), default=revoking.now)
-    revocation = RevocationRequest(
+    request = RevocationRequest(
         subject=replace(subject, target=revoking.target),
         why=revoking.why,
         verdicts=tuple(_full_digest(digits, judged) for digits in revoking.verdicts),
         capability=revoking.capability,
     )
-    envelope = sign_revocation(revocation, key, max(revoking.now, until))
-    known = verify_revocations({"": envelope}, subject, policy).heeded
-    after = find_verdicts(repo, subject, replace(policy, revocations=known)).judged
+    issued = max(revoking.now, until)
+    check_key_trusted(key, policy.trust, issued)
+    revocation = parse_revocation(format_revocation(request, issued), "the revocation to sign", key.keyid)
+    after = find_verdicts(repo, subject, replace(policy, revocations=(revocation,))).judged
     before = {row.name for row in valid}
     revoked = tuple(row.name for row in after if row.standing is VerdictStatus.REVOKED and row.name in before)
     if not revoked:
@@ -309,14 +318,17 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
             f"no valid verdict of {repo}@{subject.manifest} to revoke",
             hint="to see its verdicts, run imagefactory verdict list",
         )
+    result = RevokeResult(place=str(repo), subject=subject, revocation=revocation, digest="", taken=revoked)
+    if revoking.dry_run:
+        return result
+    envelope = sign_revocation(request, key, issued)
     if not isinstance(repo.store, LayoutStore):
         own = local_place(access, ANY)
         manifest = read_manifest(repo, subject.manifest).descriptor
         with writing(access, own, progress):
             put_statement(own, SignedStatement(kind=REVOCATION_TYPE, subject=manifest, envelope=envelope))
-    request = StatementRequest(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
-    digest = attach_to(access, repo, request, progress)
-    return RevokeResult(place=str(repo), subject=subject, digest=digest, taken=revoked)
+    statement = StatementRequest(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    return replace(result, digest=attach_to(access, repo, statement, progress))
 
 
 def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
@@ -333,7 +345,7 @@ def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
 
 
 def follow(
-    access: Access, revoked: RevokeRequest, target: Target, progress: Progress
+    access: Access, revoked: RevokeRequest, revocation: Revocation, target: Target, progress: Progress
 ) -> tuple[PromotionResult, ...]:
     """Move the tags of the target after a revocation, in its place and in the local store."""
     places, local = [revoked.place], local_place(access, target.family)
@@ -342,7 +354,18 @@ def follow(
     ):
         places.append(local)
     return tuple(
-        promote(access, PromotionRequest(target=target, place=repo, now=revoked.now, approve=False), progress)
+        promote(
+            access,
+            PromotionRequest(
+                target=target,
+                place=repo,
+                now=revoked.now,
+                dry_run=revoked.dry_run,
+                approve=False,
+                revocations=(revocation,),
+            ),
+            progress,
+        )
         for repo in places
     )
 

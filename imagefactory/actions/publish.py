@@ -256,10 +256,13 @@ def publish_again(
     registry: str,
     progress: Progress,
     before: PublishedCatalog | None = None,
+    *,
+    dry_run: bool = False,
 ) -> tuple[str, ...]:
     """Sign the catalog again in its place. Return the places, none if there never was a catalog.
 
-    `before` is the current catalog, if the caller has read it. Raises as `publish`.
+    `before` is the current catalog, if the caller has read it. With `dry_run` nothing is signed. Raises as
+    `publish`.
     """
     trust = read_trust(project.settings.files)
     output: Path | None = None
@@ -271,6 +274,8 @@ def publish_again(
     if current is None:
         return ()
     check_signer(current, key, trust, now)
+    if dry_run:
+        return (current.where,)
     request = CatalogRequest(targets=project.targets, now=now, registry=registry)
     result = prepare_catalog(project, request, before or current, progress)
     return publish(project, result.catalog, key, registry, output=output)[1]

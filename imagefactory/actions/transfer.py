@@ -532,10 +532,14 @@ def local_name(access: Access, reference: ImageReference) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
-    """The result of a copy. `destination` has the digest that its registry confirmed."""
+    """The result of a copy. `destination` has the digest that its registry confirmed.
+
+    `before` is the digest that its tag pointed to, empty for none.
+    """
 
     source: ImageReference
     destination: ImageReference
+    before: str
     sent: TransferResult
 
 
@@ -547,10 +551,12 @@ def copy_image(
     progress: Progress,
     *,
     referrers: bool = False,
+    dry_run: bool = False,
 ) -> CopyResult:
     """Copy an image, with `referrers` also its verdicts and other artifacts.
 
-    Blobs are streamed through this machine. Within one registry they are mounted.
+    Blobs are streamed through this machine. Within one registry they are mounted. With `dry_run` nothing is
+    written.
     """
     if not destination.tag or destination.digest:
         raise UsageError(
@@ -576,10 +582,17 @@ def copy_image(
             attach=(record,) if immutable else (),
             origins=(lambda _: (mirror.repository,)) if same else no_origins,
             brake=brake,
+            dry_run=dry_run,
         )
         store = registry if same else open_registry(access, destination.registry, brake)
+        tagged = store.manifest(destination.repository, destination.tag)
         sent = send(repo, store, sending, progress)
-    return CopyResult(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
+    return CopyResult(
+        source=source,
+        destination=replace(destination, digest=sent.digest),
+        before=tagged[0].digest if tagged else "",
+        sent=sent,
+    )
 
 
 def export_sif(

@@ -255,7 +255,7 @@ def write(
     job = resolve_job(find_offer(catalog, image.target, trust, now), parameters, trust, now)
     texts = write_job(job)
     check_files(job, call.progress)
-    files = save_files(job, texts, output.parent if output else Path(), force=force)
+    files = save_files(job, texts, force=force)
     has_pool = job.gpus and job.site.batch == HTCONDOR
     nodes = _available_pool(inventory, now) if has_pool else None
     places: tuple[AvailableGpu, ...] = ()
@@ -319,6 +319,7 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
         own=not uses_catalog(settings),
         prefix=center.prefix,
         name=file_name,
+        directory=_directory(options.output),
         executable=options.executable,
         in_image=options.in_image,
         arguments=_arguments(options.arguments, columns),
@@ -390,13 +391,12 @@ def _file_name(options: JobOptions, suffix: str) -> str:
             f"-o {str(options.output)[:80]} does not end in .{suffix}",
             hint=f"write, for example, -o train.{suffix}",
         )
-    sweep = options.runs is not None or options.params
-    reject_conflict(
-        sweep and suffix == SUFFIX[HTCONDOR] and options.output.name != str(options.output),
-        "-o with a directory does not apply to sweeps: DAGMan looks for their files in this directory",
-        f"-o {options.output.name}",
-    )
     return options.output.stem
+
+
+def _directory(output: Path | None) -> str:
+    """Return the directory of -o, empty for this one."""
+    return str(output.parent) if output and output.parent.parts else ""
 
 
 def _available_cluster(path: Path | None) -> Inventory | None:
@@ -435,7 +435,8 @@ def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
     if job.mig:
         lines.append("  WARNING: MIG slices of GPUs match too; they have no verdict")
     has_dag = files[-1].endswith(".dag")
-    if has_dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
+    logs = (Path.cwd(), Path(files[-1]).resolve())
+    if has_dag and any(path.is_relative_to("/tmp") for path in logs):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan rejects logs in /tmp: run this command in your home directory")
     if job.gather and job.site.batch == SLURM:
         lines.append(

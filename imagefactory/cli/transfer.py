@@ -116,9 +116,13 @@ class ImageCopyDocument(TransferFields):
     """The image that was copied to another registry."""
 
     format: Literal["imagefactory.image-copy/1"]
+    dry_run: bool
+    """Whether nothing was copied, and the numbers are predictions."""
     source: str
     destination: str
     digest: str
+    before: str
+    """The digest that the tag of the destination pointed to; empty for none."""
 
 
 class ImageExportDocument(TypedDict):
@@ -396,12 +400,16 @@ def _pulled_json(pulled: PullResult) -> PullDocument:
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
 @click.option("--referrers", is_flag=True, help="Also copy verdicts and other artifacts of the image.")
+@click.option("--dry-run", is_flag=True, help="Print what would be copied; copy nothing.")
 @json_option
 @click.pass_obj
-def copy(call: CommandContext, source: str, destination: str, referrers: bool, as_json: bool) -> None:
+def copy(
+    call: CommandContext, source: str, destination: str, referrers: bool, dry_run: bool, as_json: bool
+) -> None:
     """Copy an image to another registry. Its digest stays.
 
     \b
+    imagefactory image copy a.example.org/pytorch:2.3 b.example.org/pytorch:2.3 --dry-run
     imagefactory image copy a.example.org/pytorch:2.3 b.example.org/pytorch:2.3
 
     Nothing is stored on this machine. An existing tag is moved to the image.
@@ -417,6 +425,7 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
         datetime.now(UTC),
         call.progress,
         referrers=referrers,
+        dry_run=dry_run,
     )
     if as_json:
         where = copied.destination
@@ -424,15 +433,17 @@ def copy(call: CommandContext, source: str, destination: str, referrers: bool, a
             ImageCopyDocument(
                 {
                     "format": "imagefactory.image-copy/1",
+                    "dry_run": dry_run,
                     "source": str(copied.source),
                     "destination": str(where),
                     "digest": where.digest,
+                    "before": copied.before,
                     **_transfer_json(copied.sent),
                 }
             )
         )
-    print_result(format_copied(copied))
-    return print_next_command("verdict", "list", str(copied.destination))
+    print_result(format_copied(copied, dry_run=dry_run))
+    return None if dry_run else print_next_command("verdict", "list", str(copied.destination))
 
 
 # --- imagefactory image export

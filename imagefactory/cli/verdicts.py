@@ -115,10 +115,11 @@ class VerdictRevokeDocument(TypedDict):
     """The revoked verdicts, and the tags that were moved."""
 
     format: Literal["imagefactory.verdict-revoke/1"]
+    dry_run: bool
     place: str
     manifest: str
     revocation: str
-    """The digest of the signed revocation."""
+    """The digest of the signed revocation; empty for a dry run."""
     revoked: list[str]
     catalog: list[str]
     """The places of the catalog that was signed again."""
@@ -464,6 +465,7 @@ def promotion_json(promotion: PromotionResult) -> PromotionRow:
     metavar="DIGEST",
     help="Revoke only this verdict, by its first digits (repeatable).",
 )
+@click.option("--dry-run", is_flag=True, help="Print what would be revoked and moved; change nothing.")
 @json_option
 @click.pass_obj
 def revoke(
@@ -475,11 +477,13 @@ def revoke(
     reason: str,
     capability: str,
     digests: tuple[str, ...],
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Revoke the verdicts of an image and move its tags back.
 
     \b
+    imagefactory verdict revoke pytorch-2.3-cu121 --reason "wrong sums" --dry-run
     imagefactory verdict revoke pytorch-2.3-cu121 --reason "wrong sums"
     imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason TEXT
 
@@ -507,24 +511,26 @@ def revoke(
         capability=capability,
         verdicts=digests,
         target=target.name,
+        dry_run=dry_run,
     )
     result = revoke(factory, request, key, call.progress)
     print_result(format_revoke(result), unless=as_json)
     with exit_with_first_failure() as failures:
-        moved = follow(factory, request, target, call.progress)
+        moved = follow(factory, request, result.revocation, target, call.progress)
         for promotion in moved:
-            print_result(format_promotion(promotion, terminal_width()), unless=as_json)
+            print_result(format_promotion(promotion, terminal_width(), dry_run=dry_run), unless=as_json)
             for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
         written: tuple[str, ...] = ()
         with failures.of("catalog"):
-            written = _publish(call, factory, key, now, _registry_of(name, place))
+            written = _publish(call, factory, key, now, _registry_of(name, place), dry_run=dry_run)
             for address in written:
-                print_result(f"written: {address}", unless=as_json)
+                print_result(f"{'would be written' if dry_run else 'written'}: {address}", unless=as_json)
         if as_json:
             print_json(
                 VerdictRevokeDocument(
                     format="imagefactory.verdict-revoke/1",
+                    dry_run=dry_run,
                     place=result.place,
                     manifest=result.subject.manifest,
                     revocation=result.digest,
@@ -534,7 +540,8 @@ def revoke(
                     errors=failures.as_json(),
                 )
             )
-    print_next_command("verify", target.name)
+    if not dry_run:
+        print_next_command("verify", target.name)
 
 
 def _registry_of(name: str, registry: str) -> str:
@@ -549,15 +556,20 @@ def _registry_of(name: str, registry: str) -> str:
 
 
 def _publish(
-    call: CommandContext, factory: Project, key: SigningKey, now: datetime, registry: str
+    call: CommandContext, factory: Project, key: SigningKey, now: datetime, registry: str, *, dry_run: bool
 ) -> tuple[str, ...]:
-    """Sign the catalog again. Raises CheckFailedError with the command to run later."""
+    """Sign the catalog again, unless it is a dry run. Return its places.
+
+    Raises CheckFailedError with the command to run later.
+    """
     from imagefactory.actions.publish import publish_again
     from imagefactory.errors import ImagefactoryError
 
     try:
-        return publish_again(factory, key, now, registry, call.progress)
+        return publish_again(factory, key, now, registry, call.progress, dry_run=dry_run)
     except ImagefactoryError as error:
+        if dry_run:
+            raise
         option = f" --registry {registry}" if registry else ""
         raise CheckFailedError(
             "publish-incomplete",

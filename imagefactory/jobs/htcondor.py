@@ -31,16 +31,18 @@ SUFFIX = ".sub"
 def write_htcondor(spec: JobSpec) -> dict[str, str]:
     """Return the texts by file name: the submit file, and for a sweep the finalizing job and the DAG."""
     submit, last = f"{spec.name}{SUFFIX}", f"{spec.name}-{GATHER}{SUFFIX}"
+    # DAGMan looks for them from the directory of condor_submit_dag's call, not from that of the DAG.
+    parent = f"{spec.directory}/" if spec.directory else ""
     files = {submit: _format_submit(spec)}
     if spec.gather:
         files[last] = _format_submit(gather_job(spec))
     if spec.columns:
-        lines = [f"JOB {GATHER} {last}"] if spec.gather else []
+        lines = [f"JOB {GATHER} {parent}{last}"] if spec.gather else []
         for number, row in enumerate(spec.rows, start=1):
             node = run_directory(number)
             values = [(RUN, str(number)), *zip(map(_macro_of, spec.columns[1:]), row, strict=True)]
             macros = " ".join(f'{name}="{value}"' for name, value in values)
-            lines += [f"JOB {node} {submit}", f"VARS {node} {macros}"]
+            lines += [f"JOB {node} {parent}{submit}", f"VARS {node} {macros}"]
             lines += [f"PARENT {node} CHILD {GATHER}"] if spec.gather else []
         files[f"{spec.name}.dag"] = "\n".join(lines) + "\n"
     return files

@@ -255,15 +255,15 @@ def read_files(request: JobParameters) -> Mapping[str, bytes]:
     return files
 
 
-def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: bool) -> tuple[str, ...]:
-    """Write the files of a job into `folder`, and create the directories of its runs.
+def save_files(spec: JobSpec, files: Mapping[str, str], *, force: bool) -> tuple[str, ...]:
+    """Write the files of a job into its directory, and create the directories of its runs in this one.
 
     Return the paths of the files.
 
-    Raises UsageError if the files exist, unless `force` is set.
+    Raises UsageError if the files exist, unless `force` is set, or if they cannot be written.
     """
-    dag = f"{spec.name}.dag"
-    if dag in files and (rescues := sorted(Path().glob(f"{dag}.rescue*"))):
+    dag, folder = f"{spec.name}.dag", Path(spec.directory)
+    if dag in files and (rescues := sorted(folder.glob(f"{dag}.rescue*"))):
         raise UsageError(
             "sweep-rescue-exists",
             f"{rescues[0]} exists, so DAGMan would continue that sweep and skip its finished runs",
@@ -282,6 +282,10 @@ def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: 
                 hint="use --force to overwrite it, or "
                 + ("change to another directory" if existing[0] in runs else f"another name: {another}"),
             )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(*os_problem("create", folder, error), hint="choose another directory") from error
     for run in runs:
         Path(run).mkdir(exist_ok=True)
     replace_all({Path(path): text.encode("ascii") for path, text in texts.items()})

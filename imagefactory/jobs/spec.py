@@ -60,12 +60,12 @@ class JobParameters:
     accepts predictions, `faulty` also predictions with a known fault. `own` means that the image is in the
     user's project. `prefix` is the center in the names of targets, if the user joined several.
 
-    `name` is the base name of the files. `executable` is transferred unless it is `in_image`. In `arguments`,
-    `$(Process)`, `$(Cluster)` and columns of a sweep such as `$(lr)` are replaced. `outputs` are returned,
-    all new files if it is empty. Each GPU has at least `gpu_memory` bytes; `mig` accepts MIG slices. A job
-    without `gpus` runs on CPUs. A sweep has `columns`, the first of which is `run`, and `rows` without the
-    run number. With `checkpoint`, a job that exits with CHECKPOINTED is started again. `gather` is a program
-    that runs once after all runs of a sweep.
+    `name` is the base name of the files, and `directory` their directory, empty for this one. `executable`
+    is transferred unless it is `in_image`. In `arguments`, `$(Process)`, `$(Cluster)` and columns of a sweep
+    such as `$(lr)` are replaced. `outputs` are returned, all new files if it is empty. Each GPU has at least
+    `gpu_memory` bytes; `mig` accepts MIG slices. A job without `gpus` runs on CPUs. A sweep has `columns`,
+    the first of which is `run`, and `rows` without the run number. With `checkpoint`, a job that exits with
+    CHECKPOINTED is started again. `gather` is a program that runs once after all runs of a sweep.
 
     `inventory` has the nodes of a Slurm cluster, None if unknown. `files` are the files in a Kubernetes Job.
     """
@@ -79,6 +79,7 @@ class JobParameters:
     own: bool = False
     prefix: str = ""
     name: str = ""
+    directory: str = ""
     executable: str = ""
     in_image: bool = False
     arguments: tuple[str, ...] = ()
@@ -239,6 +240,8 @@ def _check_htcondor(spec: JobSpec) -> None:
             f"a sweep has 1 to {ROWS_MOST:,} runs, not {len(spec.rows):,}",
             hint="create several sweeps",
         )
+    if spec.columns and spec.directory:
+        _check(_PATH, spec.directory, "a directory for the files of a sweep")
     for path in spec.inputs:
         _check(_INPUT, path, "the path of a file or an address")
     for path in (*spec.outputs, *filter(None, [spec.checkpoint])):

@@ -137,7 +137,7 @@ class TransferRequest:
     `candidate` is a tag that never moves: it is written first, and must not exist with another digest.
     `tags` may move. `attach` is put before any tag points to the root. `known` is true if all parts were
     sent before: while its manifests exist, its blobs are not queried. `lacks` are digests of blobs that the
-    source does not have, so the repository or an origin must have them.
+    source does not have, so the repository or an origin must have them. With `dry_run` nothing is written.
     """
 
     graph: ManifestGraph
@@ -150,6 +150,7 @@ class TransferRequest:
     lacks: Collection[str] = ()
     brake: CancelToken = field(default_factory=CancelToken)
     workers: int = WORKERS
+    dry_run: bool = False
 
 
 class BlobArrival(StrEnum):
@@ -174,7 +175,8 @@ class TransferResult:
     """The outcome of a transfer. `digest` and `tags` are what the destination reported at the end.
 
     `tags` pairs each further tag with its digest, as another writer may have moved the tag. `bytes_sent`
-    counts the sent bytes of blobs, including parts that had to be sent again.
+    counts the sent bytes of blobs, including parts that had to be sent again. For a dry run these are
+    predictions.
     """
 
     repository: str
@@ -212,15 +214,21 @@ def send(
                 hint=REBUILD,
                 digests=missing,
             )
-        for artifact in sending.attach:
-            bytes_sent += sum(put_bytes(repo, blob, data) for blob, data in artifact.blobs)
-        _put_manifests(repo, sending)
+        attached = [blob for artifact in sending.attach for blob in artifact.blobs]
+        if sending.dry_run:
+            bytes_sent += sum(blob.size for blob, _ in attached if not destination.has(repo.repository, blob))
+        else:
+            bytes_sent += sum(put_bytes(repo, blob, data) for blob, data in attached)
+            _put_manifests(repo, sending)
+    moved = (
+        root.descriptor.digest if sending.dry_run else _move_tag(repo, tag, root) for tag in sending.tags
+    )
     counts = list(arrivals.values())
     return TransferResult(
         repository=sending.repository,
         candidate=sending.candidate,
         digest=root.descriptor.digest,
-        tags=tuple((tag, _move_tag(repo, tag, root)) for tag in sending.tags),
+        tags=tuple(zip(sending.tags, moved, strict=True)),
         bytes_sent=bytes_sent,
         sent=counts.count(BlobArrival.SENT),
         mounted=counts.count(BlobArrival.MOUNTED),
@@ -343,10 +351,11 @@ class _BlobTransfer:
 
     def _bring(self, store: Store) -> tuple[BlobArrival, int]:
         repository, blob, brake = self.sending.repository, self.blob, self.sending.brake
+        dry_run = self.sending.dry_run
         brake.check()
         origins = [origin for origin in self.sending.origins(blob) if origin != repository]
         lacks = blob.digest in self.sending.lacks
-        if (origins or lacks) and self._is_present(store):
+        if (origins or lacks or dry_run) and self._is_present(store):
             return BlobArrival.PRESENT, 0
         for origin in origins:
             brake.check()
@@ -354,6 +363,9 @@ class _BlobTransfer:
                 return BlobArrival.MOUNTED, 0
         if lacks:
             return BlobArrival.NOWHERE, 0
+        if dry_run:
+            known = self.source.store.has(self.source.repository, blob)
+            return (BlobArrival.SENT, blob.size) if known else (BlobArrival.NOWHERE, 0)
         cost = store.write(repository, blob, self._read)
         return (BlobArrival.SENT if cost else BlobArrival.PRESENT), cost
 
@@ -361,12 +373,15 @@ class _BlobTransfer:
         try:
             return store.has(self.sending.repository, self.blob)
         except RegistryError:
+            if self.sending.dry_run:
+                raise
             return False  # `write` queries again, and handles an invalid response
 
     def _mount(self, store: Store, origin: str) -> bool:
         # The query comes first: a rejected mount leaves an upload session at the registry.
         try:
-            return store.has(origin, self.blob) and store.mount(self.sending.repository, self.blob, origin)
+            known = store.has(origin, self.blob)
+            return known and (self.sending.dry_run or store.mount(self.sending.repository, self.blob, origin))
         except RegistryError:
             return False  # an origin is only a guess, and may not be readable: the blob is written
 

@@ -71,12 +71,16 @@ def select_images(catalog: Catalog, names: Sequence[str]) -> tuple[CatalogImage,
 
 def _find_catalog_image(catalog: Catalog) -> KnownNames:
     if not catalog.images:
-        raise NothingSelectedError(
-            "catalog-empty",
-            "the catalog is empty",
-            hint="its maintainers must push images, verify them, and run imagefactory site publish again",
-        )
+        raise empty_catalog_error()
     return {image.target: image.family for image in catalog.images}
+
+
+def empty_catalog_error() -> NothingSelectedError:
+    return NothingSelectedError(
+        "catalog-empty",
+        "the catalog is empty",
+        hint="its maintainers must push images, verify them, and run imagefactory site publish again",
+    )
 
 
 def find_revoked(

@@ -160,9 +160,13 @@ def format_pulled(pulled: PullResult, store: str) -> str:
     return f"{pulled.reference}\n{format_fields(fields)}"
 
 
-def format_copied(copied: CopyResult) -> str:
-    fields = [("digest", f"{copied.destination.digest} (confirmed by the registry)")]
-    fields += [("sent", _transfer_line(copied.sent))]
+def format_copied(copied: CopyResult, *, dry_run: bool = False) -> str:
+    after, before = copied.destination.digest, copied.before
+    fields = [("digest", after if dry_run else f"{after} (confirmed by the registry)")]
+    fields += [("would send" if dry_run else "sent", _transfer_line(copied.sent))]
+    if dry_run:
+        tag = "stays" if before == after else f"would move from {before}" if before else "would be set"
+        fields += [("tag", f"{copied.destination.tag} {tag}")]
     moved = [(name, text) for name, text in _tag_lines(copied.sent) if "moved by another" in text]
     return f"{copied.source} -> {copied.destination}\n{format_fields(fields + moved)}"
 

@@ -265,7 +265,10 @@ def format_promotion(promotion: PromotionResult, width: int | None = None, *, dr
 def format_revoke(revoked: RevokeResult) -> str:
     """Return the revoked verdicts, and the digest of the revocation."""
     digests = ", ".join(short(digest) for digest in revoked.taken)
-    return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {digests}\n  by {revoked.digest}"
+    image = f"{revoked.place}@{revoked.subject.manifest}"
+    if not revoked.digest:
+        return f"{image}\n  would revoke {digests}"
+    return f"{image}\n  revoked {digests}\n  by {revoked.digest}"
 
 
 def format_reconciled(results: Sequence[RepairResult]) -> str:

@@ -205,10 +205,10 @@ def test_a_sweep_of_runs(desk: Desk) -> None:
     (folder / "values.csv").write_text("rank,input\n1,a\n2,b\n3,c\n")
     desk.pool.own(folder)
     sweep = ("--executable", "train.sh", "--params", "values.csv", "--arguments", "$(rank)$(input)")
-    desk.submit(folder, "tiny-1.2-cu121", *sweep)
+    desk.submit(folder, "tiny-1.2-cu121", *sweep, "-o", "jobs/tiny.sub")
     pool = desk.pool
-    pool.run(["condor_submit_dag", "tiny-1.2-cu121.dag"], folder=folder)
-    pool.run(["condor_wait", "-wait", "600", "tiny-1.2-cu121.dag.dagman.log"], folder=folder)
+    pool.run(["condor_submit_dag", "jobs/tiny.dag"], folder=folder)
+    pool.run(["condor_wait", "-wait", "600", "jobs/tiny.dag.dagman.log"], folder=folder)
     said = sorted(path.read_text() for path in folder.rglob("*.out") if "run-" in str(path))
     assert len(said) == 3, [str(path) for path in folder.rglob("*")]
     assert all(re.search(r"with (?:1a|2b|3c) on GPU-(a7223334|f0f1f2f3)$", text.strip()) for text in said), (

@@ -72,16 +72,13 @@ def join_site(tmp_path: Path, *more: CatalogImage) -> None:
         old, target="pytorch-2.1-cu121", version="2.1.2", predicted=(),
         envelopes=(envelope("8.0", "4", outcome=Outcome.NO_KERNEL, reason="no code"),),
     )  # fmt: skip
-    catalog = make_catalog(
-        old,
-        new,
-        jax,
-        failed,
-        *more,
-        made=NOW - timedelta(hours=1),
-        expires=NOW - timedelta(hours=1) + LIFE,
-        suites=(SUITE,),
-    )
+    join_catalog(tmp_path, (old, new, jax, failed, *more))
+
+
+def join_catalog(tmp_path: Path, images: tuple[CatalogImage, ...]) -> None:
+    """Joins a site with these images."""
+    made = NOW - timedelta(hours=1)
+    catalog = make_catalog(images=images, made=made, expires=made + LIFE, suites=(SUITE,))
     path = tmp_path / "catalog"
     path.write_bytes(sign_catalog(catalog, LAB))
     settings = tmp_path / "config/imagefactory"

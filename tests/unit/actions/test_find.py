@@ -11,7 +11,7 @@ import pytest
 
 from tests.made.catalog import make_image
 from tests.made.command import Call, json_of
-from tests.made.joined import NOW, join_site, person_at
+from tests.made.joined import NOW, join_catalog, join_site, person_at
 
 HAS = {"Arch": "X86_64", "HasDockerURL": True, "Memory": 515000, "Cpus": 64}
 GB = 1 << 30
@@ -197,3 +197,28 @@ def test_what_needs_no_gpu_is_found_by_that_word(person: Call, pool: str, tmp_pa
         )
         assert said.err.splitlines()[-1] == "next: imagefactory job write jax-0.10.2-cpu"
     assert "run on none" not in said.out
+
+
+@pytest.mark.parametrize("words", [(), ("pytorch",), ("pytorch", "2.3")])
+def test_an_image_that_jobs_cannot_fetch_is_an_error_and_not_a_traceback(
+    person: Call, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    image = make_image()
+    nowhere = replace(image, reference="", sifs=())
+    join_catalog(tmp_path, (nowhere,))
+    assert person("search", *words, code=3).error_codes == ("image-not-published",)
+
+
+def test_an_image_that_jobs_cannot_fetch_is_not_hidden_by_others(person: Call, tmp_path: Path) -> None:
+    nowhere = replace(
+        make_image(target="jax-0.10.2-cu12", family="jax", framework="jax"), reference="", sifs=()
+    )
+    join_catalog(tmp_path, (make_image(), nowhere))
+    assert "jax-0.10.2-cu12" in person("search").err
+    assert person("search", "jax", code=3).error_codes == ("image-not-published",)
+    assert person("search", "zebra", code=3).error_codes == ("target-unknown",)
+
+
+def test_a_catalog_without_images_has_no_match(person: Call, tmp_path: Path) -> None:
+    join_catalog(tmp_path, ())
+    assert person("search", code=3).error_codes == ("catalog-empty",)

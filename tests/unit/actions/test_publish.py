@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -151,6 +152,21 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     assert (image.subject.index, image.envelopes, len(image.revocations)) == (first, (), 1)
     assert [(row.capability, row.why) for row in image.revoked] == [("8.0", "wrong sums")]
     assert [name for name, _ in back.made.left_out] == [TARGET]
+
+
+def test_a_dry_run_of_revoke_predicts_a_real_one(bench: Bench, two: tuple[str, str]) -> None:
+    first, second = two
+    before = (deepcopy(bench.registry.shelves.repositories), list(read_audit(bench.folder / "store")))
+    words = ("verdict", "revoke", f"{bench.registry.host}/one@{second}", "--reason", "wrong sums", "--json")
+    plan = json_of(bench.call(*words, "--dry-run"), "verdict-revoke")
+    assert (bench.registry.shelves.repositories, list(read_audit(bench.folder / "store"))) == before
+    real = json_of(bench.call(*words), "verdict-revoke")
+    assert (plan["dry_run"], real["dry_run"], plan["revocation"]) == (True, False, "")
+    assert real["catalog"][-1].partition("@")[0] == plan["catalog"][0]
+    for key in ("place", "manifest", "revoked", "promotions", "errors"):
+        assert plan[key] == real[key]
+    assert {row["after"] for row in plan["promotions"][0]["tags"]} == {first}
+    assert bench.call(*words, "--dry-run", code=9).error_codes == ("nothing-to-revoke",)
 
 
 def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, two: tuple[str, str]) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -422,6 +423,33 @@ def test_copy_to_another_registry_brings_all_and_referrers_on_demand(
         assert RegistryClient(other.host).referrers("one", digest, PUSHED_TYPE) == (record,)
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_a_dry_run_of_copy_predicts_a_real_one(
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: ManifestGraph, within: bool
+) -> None:
+    stored_image(tmp_path / "store", "two", [b"other"])
+    first, second = push(call, registry, "one-12.1-cu121", "two-12.1-cu121", path="")
+    with registry_made_here() as other:
+        place = registry if within else other
+        words = ("image", "copy", "--json", "--referrers")
+        for source in (first, second):
+            copying = (*words, source["reference"], f"{place.host}/elsewhere/one:kept")
+            before = deepcopy(place.shelves)
+            plan = json_of(call(*copying, "--dry-run"), "image-copy")
+            assert place.shelves == before
+            real = json_of(call(*copying), "image-copy")
+            assert (plan.pop("dry_run"), real.pop("dry_run")) == (True, False)
+            assert plan | {"seconds": 0} == real | {"seconds": 0}
+        assert (real["before"], real["digest"]) == (first["digest"], second["digest"])
+        candidate = (*words, second["reference"], f"{place.host}/elsewhere/one:{second['tag']}")
+        plan, real = (json_of(call(*candidate, *more), "image-copy") for more in (("--dry-run",), ()))
+        assert (plan["bytes_sent"], plan["blobs"]) == (real["bytes_sent"], real["blobs"])
+        conflict = (*words, first["reference"], f"{registry.host}/two:{second['tag']}")
+        for more in ((), ("--dry-run",)):
+            said = call(*conflict, *more, code=errors.EXIT_REGISTRY)
+            assert said.error_codes == ("candidate-conflict",)
+
+
 @pytest.mark.parametrize(
     ("destination", "code"), [("{host}/x@sha256:" + "0" * 64, errors.EXIT_USAGE), ("x:1", errors.EXIT_USAGE)]
 )
@@ -506,7 +534,7 @@ def test_prune_keeps_what_is_needed_and_says_why(
     before = dict(there.tags)
     removed, why = prune(call, registry)[candidate_of(graph)]
     assert not removed
-    assert {"tag": "12.1-cu121 points to it", "no record": "nobody knows"}[kept_by] in why
+    assert {"tag": "12.1-cu121 points to it", "no record": "is unknown"}[kept_by] in why
     assert there.tags == before
 
 

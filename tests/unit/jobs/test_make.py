@@ -282,7 +282,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def save(force: bool = False, **changes: Any) -> list[str]:
     """Write the files of a job and return their names."""
     job = resolve(**changes)
-    return list(save_files(job, write_job(job), Path(), force=force))
+    return list(save_files(job, write_job(job), force=force))
 
 
 def test_files_are_written_once(here: Path) -> None:
@@ -523,10 +523,46 @@ def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
     assert 'VARS run-2 run="2" value_lr="0.2" value_seed="2"' in (here / "train.dag").read_text()
     assert "arguments = \"--lr '$(value_lr)' --seed '$(value_seed)'\"" in (here / "train.sub").read_text()
     call(NAME, "--executable", "train.sh", "--runs", "2", "-o", "many.sub")
-    (here / "jobs").mkdir()
-    said = call(NAME, "--executable", "train.sh", "-o", "jobs/one.sub")
-    assert said.err.splitlines()[-1] == "next: condor_submit jobs/one.sub"
     assert "arguments = \"'$(run)'\"" in (here / "many.sub").read_text()
+
+
+@pytest.mark.parametrize("directory", ["jobs", "jobs/new", "../elsewhere", "{here}/absolute"])
+def test_files_in_another_directory_are_submitted_from_this_one(
+    call: Call, here: Path, directory: str
+) -> None:
+    """Paths in the files are relative to the directory in which condor_submit and condor_submit_dag run."""
+    directory = directory.format(here=here)
+    call(NAME, "--executable", "train.sh", "-o", "one.sub")
+    said = call(NAME, "--executable", "train.sh", "-o", f"{directory}/one.sub")
+    assert said.err.splitlines()[-1] == f"next: condor_submit {directory}/one.sub"
+    assert Path(directory, "one.sub").read_text() == (here / "one.sub").read_text()
+    sweep = ("--executable", "train.sh", "--runs", "2", "--finalize", "train.sh")
+    said = call(NAME, *sweep, "-o", f"{directory}/many.sub")
+    assert said.err.splitlines()[-1] == f"next: condor_submit_dag {directory}/many.dag"
+    jobs = [line.split() for line in Path(directory, "many.dag").read_text().splitlines()]
+    files = {row[1]: row[2] for row in jobs if row[0] == "JOB"}
+    assert files == {
+        "gather": f"{directory}/many-gather.sub",
+        **dict.fromkeys(("run-1", "run-2"), f"{directory}/many.sub"),
+    }
+    assert all(Path(file).is_file() for file in files.values())
+    assert (here / "run-2").is_dir()
+    Path(directory, "many.dag.rescue001").touch()
+    assert call(NAME, *sweep, "-o", f"{directory}/many.sub", "--force", code=2).error_codes == (
+        "sweep-rescue-exists",
+    )
+
+
+@pytest.mark.parametrize(("site", "suffix"), [("slurm", "sbatch"), ("kubernetes", "yaml")])
+def test_files_of_other_schedulers_in_another_directory(
+    call: Call, here: Path, site: str, suffix: str
+) -> None:
+    (here / "train.sh").chmod(0o755)
+    words = (NAME, "--executable", "train.sh", "--runs", "2", "--site", site)
+    names = [f"one.{suffix}", f"jobs/one.{suffix}"]
+    first, second = (call(*words, "-o", name, "--json").json()["files"] for name in names)
+    assert second == [f"jobs/{name}" for name in first]
+    assert [(here / name).read_text() for name in first] == [(here / name).read_text() for name in second]
 
 
 def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None:
@@ -543,7 +579,8 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
     ("arguments", "problem"),
     [
         ((), "TARGET"),
-        ((NAME, "--executable", "train.sh", "--runs", "2", "-o", "a/x.sub"), "-o x.sub"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "-o", "a b/x.sub"), "submit-value-invalid"),
+        ((NAME, "-o", "train.sh/x.sub"), "cannot-create-file"),
         ((NAME, "--executable", "train.sh", "--runs", "2", "--params", "a.csv"), "--params"),
         ((NAME, "-o", "x"), "-o train.sub"),
         ((NAME, "--arguments", "'"), "--arguments"),

@@ -163,7 +163,9 @@ def test_a_tag_that_another_moved_meanwhile_is_said() -> None:
 
 
 def test_of_a_copy_only_the_tags_that_are_elsewhere_are_told() -> None:
-    copied = CopyResult(source=replace(PLACE, registry="old.example"), destination=PLACE, sent=SENT)
+    copied = CopyResult(
+        source=replace(PLACE, registry="old.example"), destination=PLACE, before="", sent=SENT
+    )
     text = format_copied(copied)
     assert text.count("moved by another") == 2
     assert f"latest now points to {THEIRS}" in text
