@@ -159,9 +159,9 @@ def walk_tree(
     """
     for count, (parents, name, state) in enumerate(_walk(directory, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
-            message = f"more than {limits.entries} entries" if count >= limits.entries else ""
-            message = message or f"more than {limits.depth} folders inside each other"
-            raise OSError(errno.EFBIG, message, printable(str(directory)))
+            what = f"more than {limits.entries} entries" if count >= limits.entries else ""
+            what = what or f"more than {limits.depth} levels of directories"
+            raise OSError(errno.EFBIG, what, printable(str(directory)))
         yield "/".join((*parents, name)), state
 
 

@@ -116,18 +116,18 @@ def format_modulefile(module: EnvironmentModule) -> str:
     title = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"
     lines = [
         "#%Module1.0",
-        f"# {target.name}, written by `imagefactory image export --format module`: change nothing here, "
-        "write it again.",
-        f"set folder {directory}",
+        f"# {target.name}, written by `imagefactory image export --format module`: to change it, export it "
+        "again.",
+        f"set root {directory}",
         f"module-whatis {{{title}: the image {module.image}}}",
         "proc ModulesHelp { } {",
         f"    puts stderr {{{title}.}}",
-        f"    puts stderr {{python, and what else was installed with it, run in the image {module.image}.}}",
+        f"    puts stderr {{python and the other programs of the image run in {module.image}.}}",
         "    puts stderr {Other directories than the current one: export APPTAINER_BIND=/data,/scratch}",
         "}",
         f"conflict {target.family}",
-        f"prepend-path PATH $folder/{module.wrappers}/bin",
-        f"setenv IMAGEFACTORY_IMAGE $folder/images/{module.image}",
+        f"prepend-path PATH $root/{module.wrappers}/bin",
+        f"setenv IMAGEFACTORY_IMAGE $root/images/{module.image}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -166,7 +166,9 @@ def write_module(factory: Project, target: Target, directory: Path, progress: Pr
     image = stored_image(factory, target)
     if image is None:
         raise BuildError(
-            "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
+            "image-not-built",
+            f"{target.name} is not built",
+            hint=f"run imagefactory build {target.name}",
         )
     try:
         (directory / "images").mkdir(parents=True, exist_ok=True)
