@@ -160,7 +160,7 @@ def walk_tree(
     for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
             what = f"more than {limits.entries} entries" if count >= limits.entries else ""
-            what = what or f"more than {limits.depth} folders inside each other"
+            what = what or f"more than {limits.depth} levels of directories"
             raise OSError(errno.EFBIG, what, printable(str(folder)))
         yield "/".join((*parents, name)), state
 

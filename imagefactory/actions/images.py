@@ -109,7 +109,9 @@ def image_removed_error(name: str) -> BuildError:
 
 def not_built_error(target: Target, more: str = "") -> BuildError:
     return BuildError(
-        "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}{more}"
+        "image-not-built",
+        f"{target.name} is not built",
+        hint=f"run imagefactory build {target.name}{more}",
     )
 
 

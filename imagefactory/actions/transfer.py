@@ -326,8 +326,10 @@ def _annotate_inputs(
 
 def explain_no_candidate(project: Project, repo: StoreRepository) -> str:
     """Return why `find_candidate` found none. Without the key, pushes of other stores are ignored."""
+    if isinstance(repo.store, LayoutStore):
+        return "the image is not built"
     reason = f"no image of the current lock is in {repo}"
-    if read_nonce_store_key(project.environ):
+    if read_nonce_store_key(project.environ) or not repo.store.tags(repo.repository):
         return reason
     return (
         f"{reason} that this store pushed ({NONCE_STORE_KEY} is not set, so pushes of other stores "

@@ -64,14 +64,14 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     "gpus",
     multiple=True,
     metavar="NAME",
-    help='Ask about this GPU: V100, "RTX 5090", gfx90a (with a scan repeatable).',
+    help='The GPU: V100, "RTX 5090" or gfx90a. Scans accept several.',
 )
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="X.Y",
-    help="Ask about this compute capability instead of a GPU.",
+    help="The compute capability, instead of a GPU.",
 )
 @click.option(
     "--driver", default="", metavar="VERSION", help="The Linux driver of that GPU: 535 or 535.54.03."
@@ -366,7 +366,7 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
         return select(targets, (name,))
     except NothingSelectedError as error:
         what = "target, family or framework"
-        more = error.hint if targets else "for targets name a factory: -C DIR"
+        more = error.hint if targets else "to see the targets of a project, pass its directory: -C DIR"
         if Path(name).exists():
             more = f"to scan the file or directory: imagefactory compat --scan {shlex.quote(name)}"
         raise _unknown_name_error(name, what, more, {target.family for target in targets}) from error

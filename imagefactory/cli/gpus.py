@@ -66,7 +66,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 @click.option(
     "--scheduler",
     type=click.Choice(tuple(POOLS)),
-    help="Ask this scheduler.  [default: the one of this machine, htcondor if it has both]",
+    help="The scheduler to query.  [default: the one of this machine, htcondor if it has both]",
 )
 @click.option("--machines", is_flag=True, help="Show a row for each machine instead of each type of GPU.")
 @click.option(
@@ -95,7 +95,7 @@ def gpus(
 
     \b
     imagefactory gpus
-    imagefactory gpus --probe 5m                     ask the GPUs themselves
+    imagefactory gpus --probe 5m                     query GPUs with small jobs
     imagefactory gpus -o inventory.json              save them for other commands
     imagefactory plan --inventory inventory.json
 

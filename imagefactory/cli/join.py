@@ -178,9 +178,11 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     "--name",
     default="",
     metavar="CENTER",
-    help="What to call the center.  [default: what the invitation says, or its site]",
+    help="Your name for the center.  [default: the name in the invitation]",
 )
-@click.option("--yes", is_flag=True, help="Do not ask (for scripts). A key that changed is then rejected.")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation (for scripts). Changed keys are rejected."
+)
 @json_option
 @click.pass_obj
 def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) -> None:
@@ -190,7 +192,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
     imagefactory site join registry.example.org/gpu
     imagefactory site join invitation.toml
 
-    It shows the fingerprint of the center's key, asks you to confirm it, and writes your settings
+    It shows the fingerprint of the center's key, asks for your confirmation, and writes your settings
     (~/.config/imagefactory/imagefactory.toml). You can join several centers. Write CENTER/TARGET if two of
     them have the same target.
     """
@@ -273,8 +275,8 @@ def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
     if not is_terminal():
         raise UsageError(
             "terminal-required",
-            "this is not a terminal, so imagefactory cannot ask you; nothing was written",
-            hint=f"compare the key above, then: imagefactory site join {where} --yes",
+            "this is not a terminal, so imagefactory cannot ask for confirmation; nothing was written",
+            hint=f"compare the key above, then run imagefactory site join {where} --yes",
         )
     question = "Do you trust the NEW key?" if joining.changed else "Do you trust this key?"
     if not joining.fresh:
@@ -293,11 +295,11 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
 
     settings = call.settings
     if is_project(settings):
-        return "note: in this folder the factory's own images count, not the catalog"
+        return "note: inside this project, its own images are used, not the catalog"
     if user.path != user_file(os.environ):
         if user.path not in settings.centers:
             origin = (settings.catalog if settings.catalog.value else settings.registry).origin
-            return f"note: it does not count here, where {origin} names the one catalog"
+            return f"note: it is not used here, because {origin} sets the catalog"
         settings = center_settings(settings, user.path)
     try:
         catalog = read_catalog(settings, os.environ, datetime.now(UTC))
@@ -351,7 +353,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("name", metavar="CENTER")
-@click.option("--yes", is_flag=True, help="Do not ask (for scripts).")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation (for scripts).")
 @json_option
 @click.pass_obj
 def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> None:
@@ -372,8 +374,8 @@ def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> No
         if not is_terminal():
             raise UsageError(
                 "terminal-required",
-                "this is not a terminal, so imagefactory cannot ask you; nothing was changed",
-                hint=f"imagefactory site remove {name} --yes",
+                "this is not a terminal, so imagefactory cannot ask for confirmation; nothing was changed",
+                hint=f"run imagefactory site remove {name} --yes",
             )
         if not confirm(f"Leave {name}?"):
             write_terminal(2, "nothing was changed")

@@ -475,8 +475,8 @@ def _published(
     except ImagefactoryError as error:
         return written, CheckFailedError(
             "publish-incomplete",
-            f"the new key signs, but not everything is published: {error.message}",
-            hint="then: imagefactory site publish && imagefactory site invite --push",
+            f"the new key is in use, but the catalog or the invitation is not published: {error.message}",
+            hint="publish again: imagefactory site publish && imagefactory site invite --push",
         )
     return written, None
 

@@ -273,7 +273,7 @@ class SweepRequest:
     "--held-limit",
     type=DurationType(),
     metavar="TIME",
-    help="Stop a job that is on hold longer than this; not on Slurm.  [default: 10m]",
+    help="Stop a job that HTCondor holds longer than this.  [default: 10m]",
 )
 @click.option(
     "--run-limit",
@@ -852,7 +852,7 @@ def collect(
                     raise CheckFailedError(
                         "verification-failed",
                         f"{folder}: {kit.report.outcome}: {kit.report.reason}",
-                        hint="see the checks above",
+                        hint=f"see its failed check: imagefactory sweep collect {folder} --json",
                     )
                 for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)

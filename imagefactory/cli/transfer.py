@@ -516,7 +516,9 @@ def export(
         image = stored_image(factory, target)
         if image is None:
             raise BuildError(
-                "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
+                "image-not-built",
+                f"{target.name} is not built",
+                hint=f"run imagefactory build {target.name}",
             )
         with progress.stage(f"{target.name}: export {kind}"):
             export_image(factory.layout, image, path, kind=kind, progress=progress)

@@ -208,9 +208,9 @@ def list_(
             print_next_command("verify", name)
     states = [capability_status(image.judged, capability)[0] for image in images]
     if capability and CapabilityStatus.PROVEN not in states:
-        hint = f"imagefactory verify {name} --capability {capability}"
+        hint = f"verify it: imagefactory verify {name} --capability {capability}"
         if not is_project(call.settings):
-            hint = "ask whoever made the image to verify it there; what is verified: imagefactory search"
+            hint = "choose a verified image: imagefactory search"
         raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 
@@ -405,11 +405,9 @@ def _insist(result: PromotionResult, target: Target, digest: str) -> None:
         raise CheckFailedError(
             "image-not-pushed",
             f"no image of {result.target} is in {result.place}",
-            hint=f"imagefactory build --push {result.target}",
+            hint=f"push it: imagefactory build --push {result.target}",
         )
-    hint = (
-        f"imagefactory verify {result.target}; imagefactory verdict list {result.target} shows what there is"
-    )
+    hint = f"verify it: imagefactory verify {result.target}"
     if not result.proven:
         raise CheckFailedError(
             "not-verified", f"no image of {result.target} in {result.place} is verified", hint=hint

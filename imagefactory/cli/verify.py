@@ -198,7 +198,7 @@ def verify(
                     raise CheckFailedError(
                         "verification-failed",
                         f"{name}: {run.report.outcome}: {run.report.reason}",
-                        hint=f"see the checks above; all details are in {run.path}",
+                        hint=f"see the details in {run.path}",
                     )
                 if options.promote and run.promotion is None:
                     raise CheckFailedError(

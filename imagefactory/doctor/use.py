@@ -1,4 +1,4 @@
-"""Checks for the use of images (`job write`) and their verification (`verify`), and the remedies. Pure.
+"""Checks for the use of images (`job write`) and their verification (`verify`), and their fixes. Pure.
 
 The results of queries (catalog, keys, pool) are passed in as values.
 """
@@ -13,7 +13,7 @@ from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
 
 SOON = timedelta(days=14)
 NEW_KEY = "imagefactory key create NAME && imagefactory key trust NAME"
-JOIN = "ask your center for its invitation, then: imagefactory site join ADDRESS|FILE"
+JOIN = "ask your center for its invitation, then run imagefactory site join ADDRESS|FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class UsageFacts:
     """Facts for users of images. `catalog` is None if none is set; `verified` of its `images` are verified.
 
     `catalog_notes` report an old or expiring catalog. `pool` is the answer of the scheduler, None without
-    its commands. `site` is the setting. `reader`: HTCondor's own reader is installed, else `mend` installs
+    its commands. `site` is the setting. `reader`: the HTCondor package is installed, else `mend` installs
     it. `signers` are this user's trusted keys. With several centers, `centers` has the facts of each, and
     `center` its name. `own`: the images are of a project of this person.
     """
@@ -84,19 +84,17 @@ def is_working(findings: tuple[Diagnosis, ...]) -> bool:
 
 def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
     if facts.catalog is None:
-        yield _line("catalog", Health.MISSING, "none is named in your settings", JOIN)
+        yield _line("catalog", Health.MISSING, "no catalog is set", JOIN)
         return
     yield facts.catalog.judge(Health.DENIED, use="use")
     if not facts.catalog.refusal:
         for note in facts.catalog_notes:
             yield _line("catalog", Health.WARNING, note)
-        summary = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
+        summary = f"{facts.verified} of {facts.images} are verified by keys that you trust"
         if facts.verified:
             yield _line("images", Health.OK, summary)
         else:
-            yield _line(
-                "images", Health.WARNING, summary, "imagefactory search shows what is predicted of them"
-            )
+            yield _line("images", Health.WARNING, summary, "see the predictions: imagefactory search")
 
 
 def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
@@ -108,15 +106,19 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
         if key.until <= facts.now and any(other.since <= facts.now < other.until for other in facts.keys):
-            yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
+            yield _line(name, Health.OK, f"retired on {until}: its older verdicts still count")
         elif key.until <= facts.now:
-            remedy = NEW_KEY if own else "join the center again, or delete its row"
-            yield _line(name, Health.WARNING, f"its time ended on {until}", remedy)
+            remedy = NEW_KEY if own else "join the center again, or delete this key"
+            yield _line(name, Health.WARNING, f"expired on {until}", remedy)
         elif key.since > facts.now:
-            yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
+            yield _line(name, Health.WARNING, f"not valid before {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
-            remedy = "imagefactory key rotate, if it is yours" if own else "imagefactory site join again"
-            yield _line(name, Health.WARNING, f"trusted until {until}, which is soon", remedy)
+            remedy = (
+                "replace it: imagefactory key rotate"
+                if own
+                else "join the center again: imagefactory site join"
+            )
+            yield _line(name, Health.WARNING, f"expires soon, on {until}", remedy)
         else:
             yield _line(name, Health.OK, f"trusted until {until}")
 
@@ -124,27 +126,29 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
 def _site(facts: UsageFacts) -> Diagnosis:
     if facts.site_origin != "default":
         return _line("site", Health.OK, f"{facts.site} ({facts.site_origin})")
-    remedy = 'write site = "..." in your settings, where yours is one of `imagefactory job write --help`'
-    return _line("site", Health.WARNING, "not set: files follow no site's own rules", remedy)
+    remedy = 'write site = "chtc", or another site of `imagefactory job write --help`, in your settings'
+    return _line(
+        "site", Health.WARNING, "no site is set, so job files omit the rules of your cluster", remedy
+    )
 
 
 def _pool(facts: UsageFacts) -> Diagnosis:
     if facts.pool is None:
-        what = "no condor_submit here: files can be written, and submitted on an access point"
-        return _line("pool", Health.WARNING, what, "log in to the access point of your pool")
+        what = "condor_submit is not installed, so you cannot submit jobs here"
+        return _line("pool", Health.WARNING, what, "submit the files on the access point of your pool")
     return facts.pool.judge(Health.WARNING, use="use")
 
 
 def _reader(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.reader:
-        problem = "HTCondor's own reader is not installed: only job check needs it"
+        problem = "job check requires the HTCondor package, which is not installed"
         yield _line("job check", Health.WARNING, problem, facts.mend)
 
 
 def _signer(facts: UsageFacts) -> Diagnosis:
     if facts.signers:
         return _line("signing", Health.OK, f"with {', '.join(facts.signers)}")
-    problem = "you have no key that is trusted here: what is verified stays unsigned"
+    problem = "you have no trusted key, so verdicts stay unsigned"
     return _line("signing", Health.WARNING, problem, NEW_KEY)
 
 

@@ -461,13 +461,13 @@ def _is_large_enough(machine: MachineIndex, request: ResourceRequest) -> bool | 
 
 
 def format_available(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
-    """Return `reaches 12 of 40 GPUs, 3 free now`, with the time of the inventory if it is not current."""
+    """Return `GPUs that match: 12 of 40, 3 free now`, with the time of the inventory if it is not current."""
     total = len(inventory.gpus)
-    text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"
+    text = f"GPUs that match: {len(places)} of {total}"
     unsure = sum(place.unsure for place in places)
     if when := free_when(inventory, now):
         text += f", {sum(place.free for place in places)} free {when}"
-    return text + (f" (machines may reject jobs on {unsure} of them)" if unsure else "")
+    return text + (f" ({unsure} of them on machines that may reject the job)" if unsure else "")
 
 
 def free_when(inventory: Inventory, now: datetime) -> str:

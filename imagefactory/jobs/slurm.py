@@ -127,15 +127,12 @@ def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
 
 
 def format_reach(spec: JobSpec) -> str:
-    """Return `reaches 12 of 40 GPUs, 3 free now`, empty without an inventory."""
+    """Return `GPUs that match: 12 of 40, 3 free now`, empty without an inventory."""
     if spec.inventory is None or not spec.gpus:
         return ""
     _, gpus = request_gpus(spec)
     free, total = sum(gpu.free for gpu in gpus), len(spec.inventory.gpus)
-    return (
-        f"reaches {len(gpus)} of {total} GPU{'s' * (total != 1)}, {free} free now; "
-        "Slurm does not report their drivers"
-    )
+    return f"GPUs that match: {len(gpus)} of {total}, {free} free now; Slurm does not report their drivers"
 
 
 def write_slurm(spec: JobSpec) -> dict[str, str]:

@@ -116,18 +116,18 @@ def format_modulefile(module: EnvironmentModule) -> str:
     what = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"
     lines = [
         "#%Module1.0",
-        f"# {target.name}, written by `imagefactory image export --format module`: change nothing here, "
-        "write it again.",
-        f"set folder {folder}",
+        f"# {target.name}, written by `imagefactory image export --format module`: to change it, export it "
+        "again.",
+        f"set root {folder}",
         f"module-whatis {{{what}: the image {module.image}}}",
         "proc ModulesHelp { } {",
         f"    puts stderr {{{what}.}}",
-        f"    puts stderr {{python, and what else was installed with it, run in the image {module.image}.}}",
+        f"    puts stderr {{python and the other programs of the image run in {module.image}.}}",
         "    puts stderr {Other directories than the current one: export APPTAINER_BIND=/data,/scratch}",
         "}",
         f"conflict {target.family}",
-        f"prepend-path PATH $folder/{module.wrappers}/bin",
-        f"setenv IMAGEFACTORY_IMAGE $folder/images/{module.image}",
+        f"prepend-path PATH $root/{module.wrappers}/bin",
+        f"setenv IMAGEFACTORY_IMAGE $root/images/{module.image}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -166,7 +166,9 @@ def write_module(factory: Project, target: Target, folder: Path, progress: Progr
     image = stored_image(factory, target)
     if image is None:
         raise BuildError(
-            "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
+            "image-not-built",
+            f"{target.name} is not built",
+            hint=f"run imagefactory build {target.name}",
         )
     try:
         (folder / "images").mkdir(parents=True, exist_ok=True)

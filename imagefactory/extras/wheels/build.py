@@ -148,7 +148,9 @@ def compile_wheel(factory: Project, request: CompileRequest, progress: Progress)
     lock, image = require_lock(factory, target), stored_image(factory, target)
     if image is None:
         raise BuildError(
-            "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
+            "image-not-built",
+            f"{target.name} is not built",
+            hint=f"run imagefactory build {target.name}",
         )
     return compile_in(factory, request, BuildImage(lock=lock, image=image), progress)
 
