@@ -196,9 +196,7 @@ class CommandGroup(click.Group):
         hint = f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands"
         if args[0] == "login":
             hint = "`docker login HOST` or `podman login HOST`: imagefactory uses their logins"
-        raise UsageError(
-            "command-unknown", f"'{args[0]}' is not a command of {ctx.command_path}", hint=hint
-        )
+        raise UsageError("command-unknown", f"'{args[0]}' is not a command of {ctx.command_path}", hint=hint)
 
     def paths(self) -> list[str]:
         """Return all commands with their groups, as users type them."""
