@@ -105,6 +105,7 @@ class Command(click.Command):
 
 
 HABITS = {
+    "find": "search",
     "gc": "image prune",
     "images": "image list",
     "info": "show",
@@ -194,11 +195,10 @@ class CommandGroup(click.Group):
         near = near or _similar(args[0], paths)
         program = ctx.find_root().info_name
         hint = " or ".join(f"`{program} {path}`" for path in near)
-        raise UsageError(
-            "command-unknown",
-            f"'{args[0]}' is not a command of {ctx.command_path}",
-            hint=f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands",
-        )
+        hint = f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands"
+        if args[0] == "login":
+            hint = "`docker login HOST` or `podman login HOST`: imagefactory uses their logins"
+        raise UsageError("command-unknown", f"'{args[0]}' is not a command of {ctx.command_path}", hint=hint)
 
     def paths(self) -> list[str]:
         """Return all commands with their groups, as users type them."""
