@@ -26,7 +26,7 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
     With `durable` it is replaced only after its bytes are on the disk. Raises OSError, and leaves no
     temporary file.
     """
-    handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
+    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
         with os.fdopen(handle, "w+b") as file:
             yield file
@@ -34,9 +34,9 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
             os.fchmod(handle, mode)
             if durable:
                 os.fsync(handle)
-        Path(beside).replace(path)
+        Path(temporary).replace(path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
@@ -71,18 +71,18 @@ def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
 
     It has its `mode` from the start. Raises OSError, and leaves no temporary file.
     """
-    handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
+    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fchmod(handle, mode)
             os.fsync(handle)
-        os.link(beside, path)
+        os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
     return True
 
 
@@ -238,13 +238,13 @@ def create_in(directory: Path, prefix: str) -> tuple[int, Path]:
     return handle, Path(name)
 
 
-def move_to(beside: Path, path: Path) -> None:
+def move_to(temporary: Path, path: Path) -> None:
     """Rename a file, and create its directory if missing."""
     try:
-        beside.replace(path)
+        temporary.replace(path)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.replace(path)
+        temporary.replace(path)
 
 
 def _wait_for_lock(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:

@@ -184,12 +184,12 @@ def read_centers(
     return CenterCatalogs(open=tuple(catalogs), lacking=tuple(faults))
 
 
-def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog, CatalogImage]:
+def find_center_image(center_catalogs: CenterCatalogs, name: str) -> tuple[CenterCatalog, CatalogImage]:
     """Return the image with this name, with or without its center.
 
     Raises NothingSelectedError if no center has the image, UsageError if the name matches several images.
     """
-    target, catalogs = opened.candidates(name)
+    target, catalogs = center_catalogs.candidates(name)
     exact = [row for row in catalogs if any(image.target == target for image in row.catalog.images)]
     matches, faults = [], []
     for row in exact or catalogs:
@@ -210,14 +210,14 @@ def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog,
 
 
 def _select_images(
-    opened: CenterCatalogs, names: Sequence[str]
+    center_catalogs: CenterCatalogs, names: Sequence[str]
 ) -> tuple[tuple[CenterCatalog, tuple[CatalogImage, ...]], ...]:
     """Return the images of `names` by center, all without names. A name may match several centers.
 
     Raises NothingSelectedError for a name that no center has.
     """
-    selected: dict[str, set[str]] = {row.center.name: set() for row in opened.open}
-    for target, catalogs in map(opened.candidates, names):
+    selected: dict[str, set[str]] = {row.center.name: set() for row in center_catalogs.open}
+    for target, catalogs in map(center_catalogs.candidates, names):
         faults = []
         for row in catalogs:
             try:
@@ -237,7 +237,7 @@ def _select_images(
                 if not names or image.target in selected[row.center.name]
             ),
         )
-        for row in opened.open
+        for row in center_catalogs.open
     )
 
 
@@ -287,9 +287,9 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
     return rows
 
 
-def merge_centers(opened: CenterCatalogs) -> Catalog:
+def merge_centers(center_catalogs: CenterCatalogs) -> Catalog:
     """Return all images in one catalog, to look up images by digest. This catalog has no signature."""
-    catalogs = [row.catalog for row in opened.open]
+    catalogs = [row.catalog for row in center_catalogs.open]
     if len(catalogs) == 1:
         return catalogs[0]
     return Catalog(
@@ -352,16 +352,19 @@ def read_center_images(
 
     Raises as `read_centers`, and NothingSelectedError for a name that no center has.
     """
-    opened = read_centers(settings, environ, now, names)
-    rows = [_verify_images(row, images, now, opened.notes) for row, images in _select_images(opened, names)]
+    center_catalogs = read_centers(settings, environ, now, names)
+    rows = [
+        _verify_images(row, images, now, center_catalogs.notes)
+        for row, images in _select_images(center_catalogs, names)
+    ]
     return tuple(row for row in rows if row.offers) or (rows[0],)
 
 
 def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> CenterImages:
     """Return the only image with this name. Raises UsageError if there are several."""
-    opened = read_centers(settings, environ, now, (name,))
-    row, image = find_center_image(opened, name)
-    return _verify_images(row, (image,), now, opened.notes)
+    center_catalogs = read_centers(settings, environ, now, (name,))
+    row, image = find_center_image(center_catalogs, name)
+    return _verify_images(row, (image,), now, center_catalogs.notes)
 
 
 def _verify_images(

@@ -76,8 +76,8 @@ def _own_file(spec: FilesSpec, path: str, file: Path) -> OwnFile:
         if not stat.S_ISREG(state.st_mode):
             problem = f"matches {file}, which is not a regular file"
             raise _file_problem(spec, "files-not-regular", problem, "change the pattern to exclude it")
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        with file.open("rb") as file_handle:
+            digest = hashlib.file_digest(file_handle, "sha256").hexdigest()
     except OSError as error:
         problem = f"matches {file}, which cannot be read: {os_reason(error)}"
         raise _file_problem(spec, "files-unreadable", problem, "check its permissions") from error

@@ -197,7 +197,7 @@ class _ImageVerdicts:
 
 
 def read_candidates(
-    access: Access, promoting: PromotionRequest, court: VerificationPolicy, progress: Progress
+    access: Access, promoting: PromotionRequest, policy: VerificationPolicy, progress: Progress
 ) -> tuple[tuple[_ImageVerdicts, ...], dict[str, str]]:
     """Return all images that the tags of the target may point to, and the digest of each tag now."""
     repo, plain = promoting.place, plain_tag(promoting.target)
@@ -210,13 +210,13 @@ def read_candidates(
             if manifest and manifest[0].digest != WITHDRAWN.descriptor.digest
         }
         tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
-        roots = _untagged(access, promoting.target, court) if isinstance(repo.store, LayoutStore) else {}
+        roots = _untagged(access, promoting.target, policy) if isinstance(repo.store, LayoutStore) else {}
         for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
             roots[digests[name]] = name
         rows = list(
             pool.map(
                 lambda root: _read_candidate(
-                    access, promoting, court, *root, built=tags.get(plain) == root[0]
+                    access, promoting, policy, *root, built=tags.get(plain) == root[0]
                 ),
                 roots.items(),
             )
@@ -242,7 +242,7 @@ def belongs(tag: str, plain: str) -> bool:
 def _read_candidate(
     access: Access,
     promoting: PromotionRequest,
-    court: VerificationPolicy,
+    policy: VerificationPolicy,
     digest: str,
     name: str,
     *,
@@ -273,7 +273,7 @@ def _read_candidate(
         parts = parse_parts(Manifest(descriptor=tagged[0], data=tagged[1]))[0] if tagged else ()
         if manifest not in {part.digest for part in parts}:
             return f"{name} in {repo} is skipped: its image for {platform} is not the one of {tag}"
-    verdicts = find_in(access, repo, subject, court)
+    verdicts = find_in(access, repo, subject, policy)
     # A verdict for another target moves no tag of this one, whoever tags the image as a candidate of it.
     judged = tuple(row for row in verdicts.judged if _target_of(row) in ("", target.name))
     if isinstance(repo.store, LayoutStore):
@@ -307,14 +307,14 @@ def _target_of(judged: VerificationResult) -> str:
     return judged.verdict.report.subject.target if judged.verdict else ""
 
 
-def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict[str, str]:
+def _untagged(access: Access, target: Target, policy: VerificationPolicy) -> dict[str, str]:
     """Return names, by digest, for untagged images of the target that the store keeps because of verdicts."""
     layout, repo, names = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
             continue
         try:
-            judged = find_verdicts(repo, read_subject(repo, digest), court).judged
+            judged = find_verdicts(repo, read_subject(repo, digest), policy).judged
         except NoImageError:
             continue
         for row in judged:

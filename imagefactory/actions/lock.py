@@ -242,23 +242,23 @@ def solve_target(
     base: BaseSpec,
     progress: Progress,
     *,
-    under: Lock | None = None,
+    parent_lock: Lock | None = None,
     declared: bool = False,
     locker: UvLocker | None = None,
 ) -> Mapping[str, str]:
     """Return the versions that a lock of `target` would have, by name. Writes nothing.
 
-    `under` is the lock of the parent. With `declared` PyPI packages are solved only by their declared
+    `parent_lock` is the lock of the parent. With `declared` PyPI packages are solved only by their declared
     metadata, which is fast. Pass the same `locker` again to reuse its answers. Raises UnsolvableError,
     UnreachableError, UnbuiltError (NoWheelError with `declared`), or the solver's errors.
     """
-    request = LockRequest(target=target, base=base, under=under)
-    if target.source == "pypi" and not (under and under.conda):
+    request = LockRequest(target=target, base=base, under=parent_lock)
+    if target.source == "pypi" and not (parent_lock and parent_lock.conda):
         locker = locker or uv_locker(package_index(project))
         pins = locker.versions(request, progress, declared=declared)
         for name, extra in () if declared else pins.lacking:
             progress.note(f"note: {name} has no extra '{extra}', so it is ignored")
-        inherited = {wheel.name: wheel.version for wheel in under.wheels} if under else {}
+        inherited = {wheel.name: wheel.version for wheel in parent_lock.wheels} if parent_lock else {}
         return inherited | pins.versions
     lock = target_locker(project, target).lock(request, progress)
     return {package.name: package.version for package in lock.packages}
@@ -458,7 +458,7 @@ def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: b
     if locked.state == "ok" and not update:
         return False
     parent = locked.parent.lock if locked.parent else None
-    after = archive.lock_base(base, locked.lock, debian_mirror(project), progress, below=parent)
+    after = archive.lock_base(base, locked.lock, debian_mirror(project), progress, parent_base=parent)
     if after != locked.lock:
         write_base_lock(project.base_lock_path(base), after)
     return after != locked.lock

@@ -120,11 +120,13 @@ def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -
     while waiting:
         family = waiting.pop()
         if family not in known:
-            near = nearest(family, known)
+            suggestion = nearest(family, known)
             raise NothingSelectedError(
                 "family-unknown",
                 f"imagefactory has no family '{family}'",
-                hint=f"did you mean '{near}'?" if near else f"available families: {', '.join(known)}",
+                hint=f"did you mean '{suggestion}'?"
+                if suggestion
+                else f"available families: {', '.join(known)}",
             )
         if family not in selected:
             selected.add(family)
@@ -295,11 +297,11 @@ def plan_addition(project: Project, family: str, version: str, cuda: str) -> Row
     recipes, faults = read_each(directory)
     known = [recipe.family for recipe in recipes]
     if family not in known and family not in faults:
-        near = nearest(family, known)
+        suggestion = nearest(family, known)
         raise NothingSelectedError(
             "family-unknown",
             f"this project has no family '{family}'",
-            hint=f"did you mean '{near}'?" if near else f"imagefactory recipe new {family}",
+            hint=f"did you mean '{suggestion}'?" if suggestion else f"imagefactory recipe new {family}",
         )
     path = directory / f"{family}.yaml"
     text, file = read_file(path)

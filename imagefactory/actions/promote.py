@@ -98,7 +98,7 @@ class PromotionResult:
     @property
     def proven(self) -> bool:
         """Whether at least one tag points to a candidate that fulfills its rule."""
-        return any(fate.proven for fate in self.fates)
+        return any(decision.proven for decision in self.fates)
 
 
 def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> PromotionResult:
@@ -134,7 +134,7 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
             if faults is not None:
                 if not promoting.dry_run:
                     failed = {tag for tag, _ in faults}
-                    _log_moves(access, repo, (fate for fate in fates if fate.tag not in failed))
+                    _log_moves(access, repo, (decision for decision in fates if decision.tag not in failed))
                 return PromotionResult(
                     target=promoting.target.name, place=str(repo), fates=fates, faults=faults
                 )
@@ -156,29 +156,33 @@ class _Approver:
     images: Mapping[str, VerdictSet]
     envelopes: dict[str, list[bytes]] = field(default_factory=dict)
 
-    def approve(self, fate: TagDecision) -> TagDecision:
+    def approve(self, decision: TagDecision) -> TagDecision:
         """Return the decision for a tag by its approvals, with the user's own if this machine has a key."""
-        if fate.after not in self.images:  # the tag is removed, or keeps an image that was not promoted
-            return fate
+        if decision.after not in self.images:  # the tag is removed, or keeps an image that was not promoted
+            return decision
         now, needed = self.promoting.now, self.trust.policy.signatures
-        approvals = self._approvals(fate.tag, fate.after)
+        approvals = self._approvals(decision.tag, decision.after)
         approved = approvals.best()
-        if fate.moved and not self._may_go_back(fate, needed):
+        if decision.moved and not self._may_go_back(decision, needed):
             approved = approvals.by(now)
-        if not fate.proven:  # the tag stays: an image without a valid verdict gets no approval
+        if not decision.proven:  # the tag stays: an image without a valid verdict gets no approval
             lacks = f"; {len(approved)} of {needed} keys approved it" if len(approved) < needed else ""
-            return replace(fate, why=f"{fate.why}{lacks}")
+            return replace(decision, why=f"{decision.why}{lacks}")
         may_sign = self.promoting.approve and not self.promoting.dry_run
-        if len(approved) < needed and may_sign and self._sign(fate, approvals.by(now)):
-            approved = self._approvals(fate.tag, fate.after).by(now)
-        return approve_tag(fate, needed, approved, other_trusted_keys(self.trust, approved, now))
+        if len(approved) < needed and may_sign and self._sign(decision, approvals.by(now)):
+            approved = self._approvals(decision.tag, decision.after).by(now)
+        return approve_tag(decision, needed, approved, other_trusted_keys(self.trust, approved, now))
 
-    def _may_go_back(self, fate: TagDecision, needed: int) -> bool:
+    def _may_go_back(self, decision: TagDecision, needed: int) -> bool:
         """Return whether expired approvals can move a tag, because its current image must lose the tag."""
-        if not fate.before:
+        if not decision.before:
             return False
-        known = fate.before in self.images
-        return fate.withdrawn or not known or len(self._approvals(fate.tag, fate.before).best()) < needed
+        known = decision.before in self.images
+        return (
+            decision.withdrawn
+            or not known
+            or len(self._approvals(decision.tag, decision.before).best()) < needed
+        )
 
     def _subject(self, tag: str, digest: str) -> ApprovalSubject:
         subject = replace(self.images[digest].subject, target=self.promoting.target.name)
@@ -192,9 +196,13 @@ class _Approver:
         revoked = self.images[digest].revoked
         return verify_approvals(self.envelopes[manifest], approval, self.trust, self.promoting.now, revoked)
 
-    def _sign(self, fate: TagDecision, approved: Sequence[str]) -> bool:
+    def _sign(self, decision: TagDecision, approved: Sequence[str]) -> bool:
         """Attach the user's approval. Return whether a trusted key added one that it had not given before."""
-        repo, now, approval = self.promoting.place, self.promoting.now, self._subject(fate.tag, fate.after)
+        repo, now, approval = (
+            self.promoting.place,
+            self.promoting.now,
+            self._subject(decision.tag, decision.after),
+        )
         key = signing_key(self.access, now)
         trusted = self.trust.key(key.keyid) if key else None
         if key is None or trusted is None or period_problem(trusted, now):
@@ -218,10 +226,13 @@ def _log_moves(access: Access, repo: StoreRepository, fates: Iterable[TagDecisio
         access,
         [
             AuditEntry(
-                action=PROMOTE, what=f"{fate.tag} -> {fate.after or 'removed'}", where=name, why=fate.why
+                action=PROMOTE,
+                what=f"{decision.tag} -> {decision.after or 'removed'}",
+                where=name,
+                why=decision.why,
             )
-            for fate in fates
-            if fate.moved
+            for decision in fates
+            if decision.moved
         ],
     )
 
@@ -231,25 +242,27 @@ def _move_all(
 ) -> tuple[tuple[str, ImagefactoryError], ...] | None:
     """Move the tags. Return the faults, or None if another process moved one of them meanwhile."""
     faults: list[tuple[str, ImagefactoryError]] = []
-    for fate in (fate for fate in fates if fate.moved):
-        manifest = repo.store.manifest(repo.repository, fate.tag)
+    for decision in (decision for decision in fates if decision.moved):
+        manifest = repo.store.manifest(repo.repository, decision.tag)
         digest = manifest[0].digest if manifest else ""
-        if ("" if digest == WITHDRAWN.descriptor.digest else digest) != fate.before:
+        if ("" if digest == WITHDRAWN.descriptor.digest else digest) != decision.before:
             return None
-        if fate.after:
-            root = read_manifest(repo, fate.after)
-            put = repo.store.put_manifest(repo.repository, root.data, root.descriptor.media_type, fate.tag)
-            if put.digest != fate.after:
+        if decision.after:
+            root = read_manifest(repo, decision.after)
+            put = repo.store.put_manifest(
+                repo.repository, root.data, root.descriptor.media_type, decision.tag
+            )
+            if put.digest != decision.after:
                 return None
             continue
         try:
-            if not withdraw_tag(repo, fate.tag):
+            if not withdraw_tag(repo, decision.tag):
                 access.tell(
-                    f"note: {repo.store.name} removes no tags: {fate.tag} names an empty image, "
+                    f"note: {repo.store.name} removes no tags: {decision.tag} names an empty image, "
                     "which nothing runs"
                 )
         except RegistryError as error:
-            faults.append((fate.tag, error))
+            faults.append((decision.tag, error))
     return tuple(faults)
 
 

@@ -46,7 +46,7 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
 
     Raises UsageError for unreadable trust, so that nothing is deleted.
     """
-    court, layout, digests = read_verification_policy(access, now), access.layout, []
+    policy, layout, digests = read_verification_policy(access, now), access.layout, []
     repo = local_place(access, ANY)
     for digest in layout.subjects():
         digests += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
@@ -54,7 +54,7 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
             subject = read_subject(repo, digest)
         except RegistryError:  # the image is gone, and its verdicts count if it comes back
             subject = VerifiedImage(target="", index=digest, manifest=digest, config=digest)
-        for judged in find_in(access, repo, subject, court).judged:
+        for judged in find_in(access, repo, subject, policy).judged:
             if judged.standing is VerdictStatus.GOOD:
                 digests.append(judged.digest)
             if judged.proves and judged.verdict:
@@ -186,7 +186,7 @@ def prune_registry(
         repo = StoreRepository(store=store, repository=repository)
         tagged = read_tagged(repo, plain, count_valid(project, repo, now), records=True)
         fates = list(plan_prune(tagged, before))
-        for number, fate in enumerate(fates):
-            if fate.remove and not dry_run and (tag := remove_candidate(store, repository, fate)):
-                fates[number] = replace(fate, remove=False, why=f"{tag} points to it now")
+        for number, decision in enumerate(fates):
+            if decision.remove and not dry_run and (tag := remove_candidate(store, repository, decision)):
+                fates[number] = replace(decision, remove=False, why=f"{tag} points to it now")
     return PruneResult(registry=host, repository=repository, fates=tuple(fates))

@@ -129,10 +129,10 @@ def read_verification_policy(access: Access, now: datetime) -> VerificationPolic
 
 
 def find_in(
-    access: Access, repo: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
+    access: Access, repo: StoreRepository, subject: VerifiedImage, policy: VerificationPolicy
 ) -> VerdictSet:
     """Return `find_verdicts` with the revocations of the local store, which a registry may not list."""
-    return find_verdicts(repo, subject, court, (local_place(access, ANY),))
+    return find_verdicts(repo, subject, policy, (local_place(access, ANY),))
 
 
 def verdicts_of(access: Access, repo: StoreRepository, name: str, now: datetime) -> VerdictSet:
@@ -142,7 +142,7 @@ def verdicts_of(access: Access, repo: StoreRepository, name: str, now: datetime)
 
 def count_valid(access: Access, repo: StoreRepository, now: datetime) -> Callable[[str], int]:
     """Return a function that counts the valid `verified` verdicts on a manifest of `repo`."""
-    court = read_verification_policy(access, now)
+    policy = read_verification_policy(access, now)
 
     def count(digest: str) -> int:
         if repo.store.manifest(repo.repository, digest) is None:
@@ -150,7 +150,7 @@ def count_valid(access: Access, repo: StoreRepository, now: datetime) -> Callabl
         if not repo.store.referrers(repo.repository, digest, VERDICT_TYPE):
             return 0
         return sum(
-            result.proves for result in find_in(access, repo, read_subject(repo, digest), court).judged
+            result.proves for result in find_in(access, repo, read_subject(repo, digest), policy).judged
         )
 
     return count

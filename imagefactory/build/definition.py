@@ -45,16 +45,16 @@ def define(
     target: Target,
     base: BaseSpec,
     lock: Lock,
-    under: tuple[Lock, ...] = (),
+    parent_locks: tuple[Lock, ...] = (),
     files: tuple[OwnFile, ...] = (),
 ) -> BuildSpec:
-    """Return the definition of `target`'s image. `under` are the locks of its parents, the lowest first.
+    """Return the definition of `target`'s image. `parent_locks` are the locks of its parents, the lowest first.
 
-    Raises LockError if `lock` is another target's, or lacks the framework or a package of `under`. Raises
+    Raises LockError if `lock` is another target's, or lacks the framework or a package of `parent_locks`. Raises
     RecipeError if the target does not fit the base or sets a variable that imagefactory sets.
     """
     _check_fit(target, base, lock)
-    _check_parent(target, lock, under)
+    _check_parent(target, lock, parent_locks)
     cuda = target.gpu and not rocm_of(target.cuda)
     environment = {
         "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if cuda else ""),
@@ -93,7 +93,7 @@ def define(
     }
     if lock.conda:
         labels["imagefactory.channels"] = " ".join(lock.channels)
-    if under:
+    if parent_locks:
         labels["imagefactory.on"] = target.on
     if files:
         labels["imagefactory.fs"] = files_digest(files)
@@ -106,7 +106,7 @@ def define(
         prefix=PREFIX,
         environment=tuple(environment.items()),
         labels=tuple(labels.items()),
-        under=under,
+        under=parent_locks,
         files=files,
         start=replace(start, command=command, workdir=start.workdir or PLAIN_START.workdir),
     )
@@ -221,16 +221,16 @@ def interpreter(definition: BuildSpec) -> str:
     return definition.base.python_path
 
 
-def _check_parent(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
-    if target.on != (under[-1].target if under else ""):
-        owner = f"of {under[-1].target}" if under else "missing"
+def _check_parent(target: Target, lock: Lock, parent_locks: tuple[Lock, ...]) -> None:
+    if target.on != (parent_locks[-1].target if parent_locks else ""):
+        owner = f"of {parent_locks[-1].target}" if parent_locks else "missing"
         raise LockError(
             "lock-mismatch",
             f"{target.name} is built on {target.on or 'no target'}, but its parent lock is {owner}",
             hint=f"run imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.packages}
-    for below in under:
+    for below in parent_locks:
         gone = [package.name for package in below.packages if packages.get(package.name) != package]
         if gone:
             raise LockError(

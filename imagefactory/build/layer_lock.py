@@ -133,8 +133,8 @@ def _shared(definition: BuildSpec) -> Iterator[str]:
 
 def _read(file: OwnFile) -> Iterator[bytes]:
     digest = hashlib.sha256()
-    with file.source.open("rb") as opened:
-        while data := opened.read(CHUNK):
+    with file.source.open("rb") as file_handle:
+        while data := file_handle.read(CHUNK):
             digest.update(data)
             yield data
     if digest.hexdigest() != file.sha256:

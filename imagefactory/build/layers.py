@@ -421,12 +421,12 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
                 laid = format_segment_record(part.name, installed)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
-            beside = Path(name + ".files")
+            files_path = Path(name + ".files")
             directories, files = tuple(sorted(segment.folders)), tuple(segment.files)
-            beside.write_bytes(
+            files_path.write_bytes(
                 add_checksum(listing, b"\n".join((digest, canonical_json([directories, files]), laid)))
             )
-            beside.replace(listing)
+            files_path.replace(listing)
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)

@@ -189,13 +189,13 @@ class CommandGroup(click.Group):
         root = ctx.find_root().command
         paths = root.paths() if isinstance(root, CommandGroup) else []
         command_name = ctx.command_path.partition(" ")[2]
-        near = _similar(
+        suggestion = _similar(
             args[0], [path for path in paths if command_name and path.startswith(f"{command_name} ")]
         )
-        near = near or _similar(args[0], paths)
+        suggestion = suggestion or _similar(args[0], paths)
         program = ctx.find_root().info_name
-        hint = " or ".join(f"`{program} {path}`" for path in near)
-        hint = f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands"
+        hint = " or ".join(f"`{program} {path}`" for path in suggestion)
+        hint = f"did you mean {hint}?" if suggestion else f"`{ctx.command_path} --help` lists the commands"
         if args[0] == "login":
             hint = "`docker login HOST` or `podman login HOST`: imagefactory uses their logins"
         raise UsageError("command-unknown", f"'{args[0]}' is not a command of {ctx.command_path}", hint=hint)
@@ -230,8 +230,8 @@ def _similar(word: str, paths: Sequence[str]) -> list[str]:
     last = [path for path in paths if path.split()[-1] == word]
     if last:
         return last
-    near = get_close_matches(word, {part for path in paths for part in path.split()}, cutoff=CUTOFF)
-    return [path for part in near for path in paths if path.split()[-1] == part]
+    suggestion = get_close_matches(word, {part for path in paths for part in path.split()}, cutoff=CUTOFF)
+    return [path for part in suggestion for path in paths if path.split()[-1] == part]
 
 
 def leaf_commands(command: click.Command) -> Iterator[click.Command]:

@@ -186,7 +186,7 @@ def build(
         smoke=not no_smoke,
         before=partial(check_push, factory, push) if push else lambda: None,
     )
-    chosen = choose_targets(factory, names)
+    selection = choose_targets(factory, names)
     results: list[BuildRow] = []
     with exit_with_first_failure(factory, names) as failures:
 
@@ -199,7 +199,7 @@ def build(
                 text = f"{built.target.name}: {message}"
                 failures.add(CheckFailedError("smoke-test-failed", text, hint=built.report.hint or hint))
 
-        for target in chosen:
+        for target in selection:
             with failures.of(target.name):
                 pushed = make_image(factory, target, options, push, tell, progress)
                 if pushed is not None:
@@ -210,13 +210,13 @@ def build(
                 BuildDocument(format="imagefactory.build/1", results=results, errors=failures.as_json())
             )
     if push is None and factory.settings.registry.value and not no_smoke:
-        print_next_command("push", *(target.name for target in chosen))
-    elif on_gpus := [target.name for target in chosen if target.gpu]:
+        print_next_command("push", *(target.name for target in selection))
+    elif on_gpus := [target.name for target in selection if target.gpu]:
         print_next_command("verify", *on_gpus)
     elif push is None:
-        print_next_command("run", chosen[0].name, "--", "python")
+        print_next_command("run", selection[0].name, "--", "python")
     else:
-        print_next_command("image", "promote", *(target.name for target in chosen))
+        print_next_command("image", "promote", *(target.name for target in selection))
 
 
 def _built_json(built: BuildResult, factory: Project) -> BuildRow:
@@ -349,17 +349,17 @@ def lock(
     if render:
         return _render(call, names, render)
     factory, progress = call.factory, call.progress
-    chosen = choose_targets(factory, of_targets) if of_targets or not names else ()
-    bases = _select_bases(factory, names, () if update else chosen)
+    selection = choose_targets(factory, of_targets) if of_targets or not names else ()
+    bases = _select_bases(factory, names, () if update else selection)
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
-        states |= {t.name: lock_state(factory, t) for t in chosen}
-        layers = {t.name: state for t in chosen if (state := layers_state(factory, t))}
-        of_layers = chosen if deep else ()
+        states |= {t.name: lock_state(factory, t) for t in selection}
+        layers = {t.name: state for t in selection if (state := layers_state(factory, t))}
+        of_layers = selection if deep else ()
         return _check(call, factory, names, states, layers, deep=of_layers, as_json=as_json)
     options = LockOptions(update=update, update_all=update_all, note=note)
     if update and not names:
-        bases, chosen = [], holding(factory, chosen, update)
+        bases, selection = [], holding(factory, selection, update)
     reject_conflict(
         update and bases,
         f"--upgrade-package does not apply to base:{bases[0].name if bases else ''}: a base is updated as a "
@@ -379,7 +379,7 @@ def lock(
                     state = f"pinned by its digest; to move it, write another one at {base.where}"
                 print_result(f"base:{base.name}: {state}", unless=as_json)
         changed_names = set()
-        for target in parents_first(factory, chosen):
+        for target in parents_first(factory, selection):
             with (
                 failures.of(target.name),
                 _with_lock_hints(factory, target, explain=explain, as_json=as_json),
@@ -404,7 +404,7 @@ def lock(
                     print_result(
                         f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json
                     )
-        above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
+        above = [t for t in factory.targets if t.on in changed_names and t not in selection]
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
             print_result(
@@ -415,8 +415,8 @@ def lock(
             print_json(LockDocument(format="imagefactory.lock/1", results=results, errors=failures.as_json()))
     if changed_names:
         print_next_command("build", *sorted(changed_names)) if names else print_next_command("render")
-    elif len(chosen) == 1:
-        print_next_command("build", chosen[0].name)
+    elif len(selection) == 1:
+        print_next_command("build", selection[0].name)
     return None
 
 
@@ -462,15 +462,15 @@ def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
     from imagefactory.actions.lock import render_lock
 
     factory = call.factory
-    chosen = choose_targets(factory, _check_no_bases(names)) if _check_no_bases(names) else ()
-    if len(chosen) != 1 or len(names) != 1:
+    selection = choose_targets(factory, _check_no_bases(names)) if _check_no_bases(names) else ()
+    if len(selection) != 1 or len(names) != 1:
         file = "explicit.txt" if kind == "explicit" else "env.yml"
         raise UsageError(
             "option-conflict",
             "--render requires exactly one target",
             hint=f"imagefactory lock TARGET --render {kind} > {file}",
         )
-    text, left_out = render_lock(factory, chosen[0], kind)
+    text, left_out = render_lock(factory, selection[0], kind)
     print_result(text.removesuffix("\n"))
     if left_out:
         call.progress.note(left_out)
@@ -570,7 +570,7 @@ def _check_no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith("base:"))
 
 
-def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Target]) -> list[BaseSpec]:
+def _select_bases(factory: Project, names: tuple[str, ...], selection: Sequence[Target]) -> list[BaseSpec]:
     """Return the named bases, and those to which recipes of the chosen targets add packages or a platform."""
     base_names = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
@@ -579,7 +579,7 @@ def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Tar
         raise UsageError(
             "base-unknown", f"there is no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}"
         )
-    own = [t.base for t in chosen if (base := known[t.base]).on or base.platform != AMD64]
+    own = [t.base for t in selection if (base := known[t.base]).on or base.platform != AMD64]
     return [known[name] for name in dict.fromkeys((*base_names, *own))] if names else list(factory.bases)
 
 
@@ -607,16 +607,16 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
 
     require_own_project(call.settings, "render")
     factory = call.factory
-    chosen = choose_targets(factory, names)
+    selection = choose_targets(factory, names)
     if not names:
-        passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
-        chosen = tuple(target for target in chosen if target.name not in passed)
+        passed = [target.name for target in selection if lock_state(factory, target) == Outcome.UNSOLVABLE]
+        selection = tuple(target for target in selection if target.name not in passed)
         if passed:
             call.progress.note(f"skipped, because they have no solution: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
     with exit_with_first_failure(factory, names) as failures:
-        for target in chosen:
+        for target in selection:
             with failures.of(target.name):
                 changes = write_definition(factory, target, check=check)
                 if changes and check:
@@ -638,7 +638,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:
-            count = len(chosen) - len(failures.errors)
+            count = len(selection) - len(failures.errors)
             print_result(f"{count} definition{' is' if count == 1 else 's are'} current")
         elif not check:
             print_result(
@@ -651,5 +651,5 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
             failures.add(
                 StaleError("definition-outdated", f"outdated definitions: {', '.join(stale)}", hint=hint)
             )
-    if not check and len(chosen) == 1:
-        print_next_command("build", chosen[0].name)
+    if not check and len(selection) == 1:
+        print_next_command("build", selection[0].name)

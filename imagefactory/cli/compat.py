@@ -383,8 +383,12 @@ def _unknown_name_error(
     from imagefactory.versions import nearest
 
     frameworks = sorted({*families(), *families().values()})
-    near = nearest(name, [*frameworks, *sorted(known)])
-    hint = f"did you mean '{near}'?" if near else more or f"the frameworks are {', '.join(frameworks)}"
+    suggestion = nearest(name, [*frameworks, *sorted(known)])
+    hint = (
+        f"did you mean '{suggestion}'?"
+        if suggestion
+        else more or f"the frameworks are {', '.join(frameworks)}"
+    )
     return NothingSelectedError("target-unknown", f"no {selectable} is named {show(name)}", hint=hint)
 
 

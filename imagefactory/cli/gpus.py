@@ -138,14 +138,14 @@ def _choose(system: str | None, *, probe: bool) -> str:
         )
     if system or probe:
         return system or SLURM
-    chosen, *others = local_pools(os.environ) or (HTCONDOR,)
+    selection, *others = local_pools(os.environ) or (HTCONDOR,)
     for other in others:
-        title = POOLS[chosen].title
+        title = POOLS[selection].title
         write_terminal(
             2,
             f"note: these are the GPUs of {title}; for {POOLS[other].title} add --scheduler {other}",
         )
-    return chosen
+    return selection
 
 
 def _probe(wait: timedelta) -> None:

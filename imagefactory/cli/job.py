@@ -247,9 +247,9 @@ def write(
     now, centers = datetime.now(UTC), centers_of(call.settings)
     # Invalid options are reported before a registry is queried, unless that decides whose rules apply.
     parameters = _job_parameters(centers[0], name, options) if len(centers) == 1 else None
-    opened = read_centers(call.settings, os.environ, now, (name,), name)
-    print_catalog_notes(opened.notes)
-    entry, image = find_center_image(opened, name)
+    center_catalogs = read_centers(call.settings, os.environ, now, (name,), name)
+    print_catalog_notes(center_catalogs.notes)
+    entry, image = find_center_image(center_catalogs, name)
     catalog, trust = entry.catalog, entry.center.trust
     parameters = parameters or _job_parameters(entry.center, name, options)
     job = resolve_job(find_offer(catalog, image.target, trust, now), parameters, trust, now)

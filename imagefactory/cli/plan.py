@@ -196,7 +196,7 @@ def plan(
             whole, MAX_JOBS, request.now.date(), kits=bool(registry)
         )
     if keep:
-        chosen = {row.target.name for row in jobs.targets}
+        selection = {row.target.name for row in jobs.targets}
         load_extra("nightly.nights:write_plan")(
             keep,
             whole,
@@ -204,7 +204,7 @@ def plan(
             registry=registry,
             names=names,
             devices=listed.devices,
-            waiting=tuple(row.target.name for row in whole.targets if row.target.name not in chosen),
+            waiting=tuple(row.target.name for row in whole.targets if row.target.name not in selection),
         )
     if github:
         print_result(format_matrix(jobs, kits=bool(registry)))

@@ -118,15 +118,15 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     if uses_catalog(call.settings):
         return _list_cataloged(call, names, as_json=as_json)
     factory = call.factory
-    chosen = choose_targets(factory, names)
-    for line in filter(None, map(omitted_companions, chosen)):
+    selection = choose_targets(factory, names)
+    for line in filter(None, map(omitted_companions, selection)):
         call.progress.note(line)
-    states = {target.name: lock_state(factory, target) for target in chosen}
-    marks = dict.fromkeys((target.name for target in chosen), ImageProgress())
+    states = {target.name: lock_state(factory, target) for target in selection}
+    marks = dict.fromkeys((target.name for target in selection), ImageProgress())
     if factory.layout.tags():  # an empty project needs no slow imports
         from imagefactory.actions.images import find_marks
 
-        marks = find_marks(factory, chosen, datetime.now(UTC))
+        marks = find_marks(factory, selection, datetime.now(UTC))
     with exit_with_first_failure(factory, names) as failures:
         if as_json:
             listed = [
@@ -138,15 +138,17 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
                     pushed=marks[t.name].pushed,
                     verified=marks[t.name].verified,
                 )
-                for t in chosen
+                for t in selection
             ]
             return print_json(
                 ListDocument(format="imagefactory.list/1", targets=listed, errors=failures.as_json())
             )
-        print_result(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
+        print_result(
+            format_targets([(t, states[t.name], marks[t.name]) for t in selection], terminal_width())
+        )
     return (
-        print_next_command("show", chosen[0].name)
-        if chosen
+        print_next_command("show", selection[0].name)
+        if selection
         else print_next_command("recipe", "new", "pytorch", "--framework", "torch")
     )
 

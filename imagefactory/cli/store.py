@@ -277,8 +277,8 @@ def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     references = {} if all(name in tags for name in names) else _sifs_of_images(layout)
     for name in names:
         if name not in tags and name not in references:
-            near = difflib.get_close_matches(name, (*tags, *references), n=1)
-            hint = f"did you mean {near[0]}?" if near else "imagefactory image list"
+            suggestion = difflib.get_close_matches(name, (*tags, *references), n=1)
+            hint = f"did you mean {suggestion[0]}?" if suggestion else "imagefactory image list"
             raise NothingSelectedError("image-not-found", f"{layout.path} has no image '{name}'", hint=hint)
     for name in names:
         if name in tags:
@@ -513,11 +513,11 @@ def _pruned_json(pruned: PruneResult) -> PrunedRepositoryRow:
         repository=pruned.repository,
         candidates=[
             {
-                **_tag_json(fate.candidate),
-                "pushed": fate.candidate.pushed.isoformat() if fate.candidate.pushed else None,
-                "removed": fate.remove,
-                "reason": fate.why,
+                **_tag_json(decision.candidate),
+                "pushed": decision.candidate.pushed.isoformat() if decision.candidate.pushed else None,
+                "removed": decision.remove,
+                "reason": decision.why,
             }
-            for fate in pruned.fates
+            for decision in pruned.fates
         ],
     )

@@ -192,8 +192,8 @@ def push(
     from imagefactory.views.images import format_pushed
 
     factory = call.factory
-    chosen = factory.select(names)
-    named = {(target.family, plain_name(target)) for target in chosen}
+    selection = factory.select(names)
+    named = {(target.family, plain_name(target)) for target in selection}
     reject_conflict(
         tags and len(named) > len({family for family, _ in named}),
         "--tag does not apply to two targets of one family: a tag points to one image",
@@ -209,12 +209,12 @@ def push(
     )
     sif = (compression or "fast") if kind == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
-    if len(chosen) > 1 or sif:
+    if len(selection) > 1 or sif:
         check_push(factory, push_options)
     attest = load_extra("sbom.attest:attester")(factory, push_options.now) if sbom else None
     results: list[PushRow] = []
     with exit_with_first_failure() as failures:
-        for target in chosen:
+        for target in selection:
             with failures.of(target.name):
                 pushed = push_target(factory, target, push_options, call.progress)
                 results.append(pushed_json(pushed))
@@ -226,7 +226,7 @@ def push(
         if as_json:
             print_json(PushDocument(format="imagefactory.push/1", results=results, errors=failures.as_json()))
     if kind != "sif":
-        on_gpus = {target.name for target in chosen if target.gpu}
+        on_gpus = {target.name for target in selection if target.gpu}
         pushed_ones = [row["reference"] for row in results if row["target"] in on_gpus]
         if pushed_ones:  # the addresses of several are longer than a terminal
             print_next_command("verify", *(pushed_ones if len(pushed_ones) == 1 else names))

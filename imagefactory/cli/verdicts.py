@@ -382,9 +382,9 @@ def _targets(
         digest = read_manifest(repository, image_reference.tag_or_digest).descriptor.digest
         targets.append((target_at(factory, repository, digest), repository, digest))
     plain = [name for name in names if "/" not in name]
-    chosen = choose_targets(factory, tuple(plain)) if plain else ()
+    selection = choose_targets(factory, tuple(plain)) if plain else ()
     # A tag for several platforms waits for those of the others.
-    for target in sorted(chosen, key=lambda target: target.name == plain_name(target)):
+    for target in sorted(selection, key=lambda target: target.name == plain_name(target)):
         targets.append((target, place_of_target(factory, target, registry), ""))
     return tuple(targets)
 
@@ -399,7 +399,7 @@ def place_of_target(factory: Project, target: Target, registry: str) -> StoreRep
 
 
 def _insist(result: PromotionResult, target: Target, digest: str) -> None:
-    if waiting := [fate.tag for fate in result.fates if fate.missing]:
+    if waiting := [decision.tag for decision in result.fates if decision.missing]:
         raise CheckFailedError(
             "approval-missing",
             f"{', '.join(waiting)}: approvals are missing, see the table",
@@ -416,7 +416,7 @@ def _insist(result: PromotionResult, target: Target, digest: str) -> None:
         raise CheckFailedError(
             "not-verified", f"no image of {result.target} in {result.place} is verified", hint=hint
         )
-    if digest and not any(fate.proven and fate.after == digest for fate in result.fates):
+    if digest and not any(decision.proven and decision.after == digest for decision in result.fates):
         raise CheckFailedError(
             "tag-missing", f"no tag of {result.target} points to {digest}: see the table", hint=hint
         )
@@ -430,18 +430,18 @@ def promotion_json(promotion: PromotionResult) -> PromotionRow:
         place=promotion.place,
         tags=[
             PromotedTagRow(
-                tag=fate.tag,
-                before=fate.before,
-                after=fate.before if fate.tag in faults else fate.after,
-                moved=fate.moved and fate.tag not in faults,
-                verified=fate.proven,
-                reason=fate.why,
-                requested=fate.wanted or fate.after,
-                approved=list(fate.approved),
-                missing=fate.missing,
-                fault=faults.get(fate.tag, ""),
+                tag=decision.tag,
+                before=decision.before,
+                after=decision.before if decision.tag in faults else decision.after,
+                moved=decision.moved and decision.tag not in faults,
+                verified=decision.proven,
+                reason=decision.why,
+                requested=decision.wanted or decision.after,
+                approved=list(decision.approved),
+                missing=decision.missing,
+                fault=faults.get(decision.tag, ""),
             )
-            for fate in promotion.fates
+            for decision in promotion.fates
         ],
     )
 

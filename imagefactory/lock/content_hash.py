@@ -11,10 +11,10 @@ FORMAT = 1
 """The format of lock files, of wheels and of conda packages."""
 
 
-def content_hash(target: Target, base: BaseSpec, under: Lock | None) -> str:
+def content_hash(target: Target, base: BaseSpec, parent_lock: Lock | None) -> str:
     """Return `sha256:...` of all inputs of a target's solution. A lock with another hash is outdated.
 
-    `under` is the lock of the parent target. Excluded are name, description, checks and environment (they
+    `parent_lock` is the lock of the parent target. Excluded are name, description, checks and environment (they
     change no package), the written order of requirements, and the versions of the solvers (a newer solver
     must not make every lock outdated).
     """
@@ -29,13 +29,13 @@ def content_hash(target: Target, base: BaseSpec, under: Lock | None) -> str:
         # For conda packages it is in `system`, whatever their base.
         "glibc": "" if conda else base.glibc,
     }
-    if conda or under:
+    if conda or parent_lock:
         decides |= {
             "pip": sorted(set(target.pip)),
             "channels": list(target.channels),
             "priority": target.priority,
             "system": sorted(target.virtual),
-            "under": sorted([p.filename, p.sha256] for p in under.packages) if under else [],
+            "under": sorted([p.filename, p.sha256] for p in parent_lock.packages) if parent_lock else [],
         }
     if target.origins:
         decides["origins"] = [list(pair) for pair in target.origins]

@@ -84,12 +84,12 @@ def read_remains(directory: Path, target: Target) -> Lock | None:
 
     A killed write leaves such files. None if one of them is malformed.
     """
-    path, beside = lock_path(directory, target), directory / f"{target.name}.{WHEELS}"
+    path, wheels_path = lock_path(directory, target), directory / f"{target.name}.{WHEELS}"
     if not target.conda:
         return None
     try:
         lock = conda_file.parse_conda_lock(requirements.read_text(path), str(path))
-        wheels = requirements.read_lock(beside).wheels if beside.exists() else ()
+        wheels = requirements.read_lock(wheels_path).wheels if wheels_path.exists() else ()
     except LockError:
         return None
     return replace(lock, wheels=wheels, content_hash=NOBODYS)
@@ -159,16 +159,16 @@ def check_facts(lock: Lock, target: Target) -> None:
         wheel_facts.check_facts(lock, target)
 
 
-def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
+def check_unchanged_packages(lock: Lock, parent_lock: Lock | None) -> None:
     """Raise LockError unless `lock` has every package of the parent lock, file by file."""
-    if under is None:
+    if parent_lock is None:
         return
     packages = set(lock.packages)
-    for package in under.packages:
+    for package in parent_lock.packages:
         if package not in packages:
             raise LockError(
                 "lock-parent-mismatch",
-                f"{lock.target}: the lock lacks {package.filename}, which its parent {under.target} has",
+                f"{lock.target}: no {package.filename} in the lock, but in its parent {parent_lock.target}",
                 hint=f"imagefactory lock {lock.target}",
             )
 

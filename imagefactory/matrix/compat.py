@@ -193,8 +193,12 @@ def check_known(table: Sequence[CompatRow]) -> None:
     ]
     known = sorted({row.version for row in knowledge.releases(questions[0].framework)}, key=natural)
     index = bisect(known, natural(questions[0].version), key=natural)
-    near = ", ".join(known[max(index - 2, 0) : index + 2])
-    hint = f"the nearest known versions are {near}" if near else "`imagefactory compat` lists what is known"
+    nearest_versions = ", ".join(known[max(index - 2, 0) : index + 2])
+    hint = (
+        f"the nearest known versions are {nearest_versions}"
+        if nearest_versions
+        else "`imagefactory compat` lists what is known"
+    )
     verb = "is not a known release" if len(named) == 1 else "are not known releases"
     raise UnknownAnswerError(
         "release-unknown",

@@ -353,8 +353,8 @@ def check_rules(rules: Sequence[str]) -> frozenset[str]:
     """Return the rules to allow. Raises UsageError for an unknown rule."""
     for rule in rules:
         if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD_RULE}:"):
-            near = nearest(rule, PRUNING)
-            meant = f"did you mean '{near}'?" if near else f"use one of {', '.join(PRUNING)}"
+            suggestion = nearest(rule, PRUNING)
+            meant = f"did you mean '{suggestion}'?" if suggestion else f"use one of {', '.join(PRUNING)}"
             raise UsageError("rule-unknown", f"--ignore-rule {rule[:60]}: unknown rule", hint=meant)
     return frozenset(rules)
 

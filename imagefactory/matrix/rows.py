@@ -124,8 +124,8 @@ def _check_header(location: str, columns: Sequence[str]) -> None:
     unknown = [name for name in columns if name not in known]
     hint = f"write the header {','.join(COLUMNS)}; {' and '.join(OPTIONAL)} are optional"
     if unknown:
-        near = nearest(unknown[0], known)
-        meant = f"did you mean '{near}'?" if near else ""
+        suggestion = nearest(unknown[0], known)
+        meant = f"did you mean '{suggestion}'?" if suggestion else ""
         raise RecipeError(
             [Diagnostic("column-unknown", location, f"unknown column {show(unknown[0])}", meant)], hint=hint
         )
@@ -147,8 +147,8 @@ def _row_errors(
     name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
-        near = nearest(name, names)
-        meant = f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}"
+        suggestion = nearest(name, names)
+        meant = f"did you mean '{suggestion}'?" if suggestion else f"use one of {', '.join(names)}"
         yield Diagnostic("framework-unknown", location, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):

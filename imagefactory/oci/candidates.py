@@ -352,20 +352,20 @@ class DeletableStore(Store, Protocol):
         """Delete a manifest and the tags that name it; no error if there is none."""
 
 
-def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision) -> str:
+def remove_candidate(store: DeletableStore, repository: str, decision: PruneDecision) -> str:
     """Delete a candidate, its own platforms, and artifacts about them. Revocations stay.
 
     The same lock gives the same digest again, and another machine may still have the revoked verdict.
     docker-registry 2.8 cannot delete only a tag, so manifests are deleted by digest. If another tag points
     to the candidate meanwhile, nothing is deleted and that tag is returned, else "".
     """
-    digest = fate.candidate.digest
+    digest = decision.candidate.digest
     for tag in store.tags(repository):
-        if tag != fate.candidate.tag and not CANDIDATE.fullmatch(tag) and not FALLBACK.fullmatch(tag):
+        if tag != decision.candidate.tag and not CANDIDATE.fullmatch(tag) and not FALLBACK.fullmatch(tag):
             manifest = store.manifest(repository, tag)
             if manifest and manifest[0].digest == digest:
                 return tag
-    gone = [digest, *fate.parts]
+    gone = [digest, *decision.parts]
     referrers = [
         referrer.digest
         for subject in gone

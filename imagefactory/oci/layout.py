@@ -332,7 +332,7 @@ class Layout:
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Write a file next to its place and rename it, so that a reader sees the old or the new bytes."""
-        handle, beside = create_in(self.tmp, "file-")
+        handle, temporary = create_in(self.tmp, "file-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -340,9 +340,9 @@ class Layout:
                 if path.name == "index.json":  # the names are small, and stored nowhere else
                     file.flush()
                     os.fsync(handle)
-            move_to(beside, path)
+            move_to(temporary, path)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     # --- images
@@ -497,9 +497,9 @@ class Layout:
             for name, value in (("index.json", empty), ("oci-layout", {"imageLayoutVersion": "1.0.0"})):
                 if not (self.path / name).exists():
                     # Atomic, with no unfinished file of others next to it.
-                    beside = self.path / "locks" / name
-                    beside.write_bytes(canonical_json(value))
-                    beside.replace(self.path / name)
+                    lock_path = self.path / "locks" / name
+                    lock_path.write_bytes(canonical_json(value))
+                    lock_path.replace(self.path / name)
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:

@@ -215,13 +215,13 @@ def record_tree(directory: Path, digests: Mapping[int, str]) -> bytes:
     """Return the record of a new unpacked layer; `digests` are the sha256 of its files by inode."""
     known: dict[str, Rows] = {}
 
-    def look(path: str, opened: int) -> Iterable[str]:
+    def look(path: str, directory_fd: int) -> Iterable[str]:
         rows = known[path] = {}
         inner = []
-        for name in (*os.listdir(opened), *(() if path else (".",))):
-            status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        for name in (*os.listdir(directory_fd), *(() if path else (".",))):
+            status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
             digest = digests[status.st_ino] if stat.S_ISREG(status.st_mode) else None
-            content = digest or _content(opened, name, status)
+            content = digest or _content(directory_fd, name, status)
             rows[name] = [*_recorded_fields(status), *_observed_fields(status), content]
             if stat.S_ISDIR(status.st_mode) and name != "." and _readable(status):
                 inner.append(name)
@@ -239,12 +239,12 @@ def find_tree_changes(directory: Path, recorded: bytes, *, every_byte: bool) -> 
     known: dict[str, Rows] = json.loads(recorded)
     times: list[str] = []
 
-    def look(path: str, opened: int) -> Iterable[str]:
+    def look(path: str, directory_fd: int) -> Iterable[str]:
         rows = known[path]
-        for name in sorted(set(os.listdir(opened)) - rows.keys()):
+        for name in sorted(set(os.listdir(directory_fd)) - rows.keys()):
             raise _TreeChangedError(f"{path + name!r} is not in the layer")
         for name, row in rows.items():
-            fault = _compare(opened, name, row, every_byte=every_byte)
+            fault = _compare(directory_fd, name, row, every_byte=every_byte)
             if fault == _TIME and stat.S_ISDIR(row[0]):
                 times.append(f"{path + name!r} {fault}")  # changes inside are more precise
             elif fault:
@@ -260,9 +260,9 @@ def find_tree_changes(directory: Path, recorded: bytes, *, every_byte: bool) -> 
     return next(iter(times), "")
 
 
-def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str:
+def _compare(directory_fd: int, name: str, row: list[Any], *, every_byte: bool) -> str:
     try:
-        status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
         return "is missing"
     for word, was, now in zip(_RECORDED_FIELDS, row, _recorded_fields(status), strict=False):
@@ -272,22 +272,22 @@ def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str
     # A file whose mode denies reading is skipped; a change of mode would be detected inside.
     if untouched and not (every_byte and _readable(status)):
         return ""
-    return "" if _content(opened, name, status) == row[8] else _ANOTHER.format("content")
+    return "" if _content(directory_fd, name, status) == row[8] else _ANOTHER.format("content")
 
 
 def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
     """Call `look` with each open directory and its path ending in `/`. It returns the entries to visit."""
-    opened: list[int] = []
+    open_fds: list[int] = []
     waiting = [(0, "", str(root))]
     try:
         while waiting:
             depth, path, name = waiting.pop()
-            while len(opened) > depth:
-                os.close(opened.pop())
-            opened.append(os.open(name, _OPEN_DIRECTORY, dir_fd=opened[-1] if opened else None))
-            waiting += [(depth + 1, f"{path}{inner}/", inner) for inner in look(path, opened[-1])]
+            while len(open_fds) > depth:
+                os.close(open_fds.pop())
+            open_fds.append(os.open(name, _OPEN_DIRECTORY, dir_fd=open_fds[-1] if open_fds else None))
+            waiting += [(depth + 1, f"{path}{inner}/", inner) for inner in look(path, open_fds[-1])]
     finally:
-        for fd in opened:
+        for fd in open_fds:
             os.close(fd)
 
 
@@ -306,20 +306,20 @@ def _readable(status: os.stat_result) -> bool:
     return os.geteuid() == 0 or bool(status.st_mode & stat.S_IRUSR)
 
 
-def _content(opened: int, name: str, status: os.stat_result) -> str:
+def _content(directory_fd: int, name: str, status: os.stat_result) -> str:
     if stat.S_ISLNK(status.st_mode):
-        return os.readlink(name, dir_fd=opened)
+        return os.readlink(name, dir_fd=directory_fd)
     if stat.S_ISDIR(status.st_mode):
-        return _marks(opened, name) if _readable(status) else ""
+        return _marks(directory_fd, name) if _readable(status) else ""
     if not stat.S_ISREG(status.st_mode):
         return ""
-    with os.fdopen(os.open(name, _FILE, dir_fd=opened), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() + _marks(opened, name)
+    with os.fdopen(os.open(name, _FILE, dir_fd=directory_fd), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() + _marks(directory_fd, name)
 
 
-def _marks(opened: int, name: str) -> str:
+def _marks(directory_fd: int, name: str) -> str:
     """Return overlay's attributes; nothing if the file system has no attributes."""
-    path = f"/proc/self/fd/{opened}/{name}"
+    path = f"/proc/self/fd/{directory_fd}/{name}"
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError as error:

@@ -133,18 +133,18 @@ class BaseName:
 def read_base(reader: NodeReader, fields: Mapping[str, YamlNode]) -> BaseName:
     """Return `base` with the keys next to it: a name, or a reference to an image with its glibc."""
     node = fields.get("base")
-    beside = {key: fields[key] for key in BASE_ONLY_KEYS if key in fields}
+    base_fields = {key: fields[key] for key in BASE_ONLY_KEYS if key in fields}
     if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
-        for key, value in beside.items():
+        for key, value in base_fields.items():
             message = f"'{key}' requires a 'base' with an image digest"
             reader.fault(value.where, "key-without-base", message, f"remove it, or set '{key}' in bases.yaml")
         return BaseName(name=reader.text(node, "base", "base"))
-    if "glibc" not in beside:
+    if "glibc" not in base_fields:
         message = "'glibc' is missing: a base by digest needs the version of its C library"
         write = 'write glibc: "2.36", the version that `ldd --version` prints in the image'
         reader.fault(node.where, "missing-key", message, write)
     image = reader.image(node, "base")
-    glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BASE_ONLY_KEYS)
+    glibc, interpreter = (reader.text(base_fields.get(key), key, key) for key in BASE_ONLY_KEYS)
     reference, _, digest = image.partition("@sha256:")
     last = re.sub("[^a-z0-9]+", "-", reference.rpartition("/")[2].partition(":")[0])
     name = f"{last}-{digest[:12]}" if image else ""

@@ -70,7 +70,7 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
     nodes = matrix.items if matrix else []
     every = zip(recipe.matrix, nodes, strict=True)
     pairs = _usual(recipe, [pair for pair in every if _for_cuda(pair[0])], version, cuda)
-    near, node = _nearest(pairs, version, cuda)
+    nearest_row, node = _nearest(pairs, version, cuda)
     _, before = max(_until(pairs, version) or pairs[:1], key=_order)
     lines = text.split("\n")
     begun = re.match(r"( *)- ", lines[node.where.line - 1])
@@ -80,12 +80,12 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
             f"{node.where}: expected each row on its own line, after '- '",
             hint="write the new row manually",
         )
-    fields = _fields(root, recipe, near, node, version, cuda)
+    fields = _fields(root, recipe, nearest_row, node, version, cuda)
     row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
     end = _end(lines, before, nodes, len(begun[1]))
     new = "\n".join([*lines[:end], "", *row, *lines[end:]])
-    notes = [f"copied from the row of {near.version} ({near.where}): check its bounds"]
-    notes += _without(recipe, node, version, near.python)
+    notes = [f"copied from the row of {nearest_row.version} ({nearest_row.where}): check its bounds"]
+    notes += _without(recipe, node, version, nearest_row.python)
     if skipped := [key for key in node.keys if key not in _COPIED_KEYS]:
         notes.append(f"not copied from that row: {', '.join(skipped)}")
     return RecipeAddition(text=new, row="\n".join(row), notes=tuple(notes))
@@ -145,22 +145,24 @@ def _cuda(recipe: Recipe, version: str) -> str:
 
 
 def _fields(
-    root: YamlNode, recipe: Recipe, near: RecipeRow, node: YamlNode, version: str, cuda: str
+    root: YamlNode, recipe: Recipe, nearest_row: RecipeRow, node: YamlNode, version: str, cuda: str
 ) -> list[str]:
     """Return the lines of the new row after its version."""
     wheels = [wheel for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
-    extras = wheels[0].extras if wheels else near.extras
+    extras = wheels[0].extras if wheels else nearest_row.extras
     family = _texts(root, "capabilities")
-    capabilities = _capabilities(recipe, near.capabilities, version, cuda)
+    capabilities = _capabilities(recipe, nearest_row.capabilities, version, cuda)
     lists = {
         "extras": () if tuple(extras) == tuple(_texts(root, "extras")) else extras,
-        "packages": _packages(recipe, node, version, near.python),
-        "constraints": _constraints(recipe, node, near.version),
+        "packages": _packages(recipe, node, version, nearest_row.python),
+        "constraints": _constraints(recipe, node, nearest_row.version),
         "capabilities": () if sorted(family) == sorted(capabilities) else capabilities,
     }
-    differs = (recipe.base, recipe.python) != (near.base, near.python)
+    differs = (recipe.base, recipe.python) != (nearest_row.base, nearest_row.python)
     lines_of_base = (
-        [f"base: {near.base}", f'python: "{near.python}"'] if differs and not near.own_base else []
+        [f"base: {nearest_row.base}", f'python: "{nearest_row.python}"']
+        if differs and not nearest_row.own_base
+        else []
     )
     written = [f"{key}: [{', '.join(map(quoted, values))}]" for key, values in lists.items() if values]
     return [f'cuda: ["{cuda}"]', *lines_of_base, *written]
@@ -171,9 +173,9 @@ def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tupl
     known = {row.package: row for row in knowledge.companions(recipe.framework, version, python)}
     ours = knowledge.companion_names(recipe.framework)
     requested = _requested(recipe, node)
-    beside = [f"{name}=={row.series}.*" for name, row in known.items() if name in requested]
+    companions = [f"{name}=={row.series}.*" for name, row in known.items() if name in requested]
     others = (text for text in _texts(node, "packages") if package_of(text) not in ours)
-    return (*beside, *others)
+    return (*companions, *others)
 
 
 def _requested(recipe: Recipe, node: YamlNode) -> frozenset[str]:
@@ -333,8 +335,10 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
 
 def _unknown_framework(framework: str, known: Sequence[str]) -> UnknownAnswerError:
     of_pypi = FRAMEWORKS.get(framework, "")
-    near = of_pypi if of_pypi in known else nearest(framework, known)
-    choose = f"did you mean --framework {near}?" if near else f"choose --framework {'|'.join(known)}."
+    suggestion = of_pypi if of_pypi in known else nearest(framework, known)
+    choose = (
+        f"did you mean --framework {suggestion}?" if suggestion else f"choose --framework {'|'.join(known)}."
+    )
     return UnknownAnswerError(
         "framework-not-known",
         f"'{framework}' is not a known framework, so its version and CUDA are not known",

@@ -61,36 +61,36 @@ def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, S
     return places
 
 
-def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
+def addition_problems(row: RecipeRow, parent: Target) -> Iterator[Diagnostic]:
     """Yield the problems of additions that the source of the parent target does not support."""
     source = RequirementContext(
-        kind=under.source, framework=under.framework, channels=under.channels, on=under.name
+        kind=parent.source, framework=parent.framework, channels=parent.channels, on=parent.name
     )
-    for key, rule in zip(("packages", "constraints"), REQUIREMENT_RULES[under.source], strict=True):
+    for key, rule in zip(("packages", "constraints"), REQUIREMENT_RULES[parent.source], strict=True):
         for index, text in enumerate(getattr(row, key)):
             fault = requirement_problem(text, key, source)
             if not RULES[rule].allows(text):
-                message = f"'{key}' cannot be {show(text)}, because {under.name} has source: {under.source}"
+                message = f"'{key}' cannot be {show(text)}, because {parent.name} has source: {parent.source}"
                 fault = "value-invalid", message, f"write {RULES[rule].write}"
             if fault:
                 yield _at(row, f"{key}.{index}", *fault)
     for check in row.checks:
-        fault = check_name_problem(check, under.framework)
-        if check in GPU_CHECKS and not under.gpu:
-            message = f"the check '{check}' is for GPU images, and {under.name} is for CPUs"
+        fault = check_name_problem(check, parent.framework)
+        if check in GPU_CHECKS and not parent.gpu:
+            message = f"the check '{check}' is for GPU images, and {parent.name} is for CPUs"
             fault = "gpu-only-key", message, "remove it"
         if fault:
             yield _at(row, f"checks.{check}", *fault)
     for key in ("capabilities", "waive"):
-        if getattr(row, key) and not under.gpu:
-            message = f"'{key}' is for GPUs, and {under.name} is for CPUs"
+        if getattr(row, key) and not parent.gpu:
+            message = f"'{key}' is for GPUs, and {parent.name} is for CPUs"
             yield _at(row, key, "gpu-only-key", message, "remove it")
-    for text in row.capabilities if under.gpu else ():
-        if text.startswith("gfx") != bool(rocm_of(under.cuda)):
-            message = f"{text} cannot run {under.name}, which is for {platform_of(under.cuda)}"
+    for text in row.capabilities if parent.gpu else ():
+        if text.startswith("gfx") != bool(rocm_of(parent.cuda)):
+            message = f"{text} cannot run {parent.name}, which is for {platform_of(parent.cuda)}"
             yield _at(row, "capabilities", "capability-mismatch", message, "remove it")
-    if row.pip and under.source != "conda":
-        message = f"'pip' requires a conda target, and {under.name} takes all packages from PyPI"
+    if row.pip and parent.source != "conda":
+        message = f"'pip' requires a conda target, and {parent.name} takes all packages from PyPI"
         yield _at(row, "pip.0", "key-not-for-source", message, "write these under 'packages'")
 
 
@@ -109,8 +109,12 @@ def exclude_problems(row: RecipeRow, target: Target) -> Iterator[Diagnostic]:
 
 def base_problems(row: RecipeRow, base: BaseSpec | None, names: Sequence[str]) -> Iterator[Diagnostic]:
     if base is None:
-        near = nearest(row.base, names)
-        hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
+        suggestion = nearest(row.base, names)
+        hint = (
+            f"did you mean '{suggestion}'?"
+            if suggestion
+            else f"the bases are {', '.join(names) or 'none yet'}"
+        )
         yield _at(row, "base", "base-unknown", f"no base '{row.base}'", hint)
 
 
@@ -228,17 +232,17 @@ def with_origins(
     return rows
 
 
-def origin_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
+def origin_problems(row: RecipeRow, parent: Target) -> Iterator[Diagnostic]:
     """Yield origins other than channels, if the parent is a conda target."""
     pip = set(map(package_of, row.pip))
-    for key, text in row.sources if under.source == "conda" else ():
+    for key, text in row.sources if parent.source == "conda" else ():
         if key == "packages":
-            message = f"{show(text)} under 'packages' is not in the channels of {under.name}"
+            message = f"{show(text)} under 'packages' is not in the channels of {parent.name}"
             yield Diagnostic("not-a-channel-package", str(row.where), message, "write it under 'pip'")
-    for name, _ in row.origins if under.source == "conda" else ():
+    for name, _ in row.origins if parent.source == "conda" else ():
         if name not in pip:
             message = (
-                f"'{name}' under 'packages' must come from the channels of {under.name}, not "
+                f"'{name}' under 'packages' must come from the channels of {parent.name}, not "
                 "from an index or a file"
             )
             yield Diagnostic("not-a-channel-package", str(row.where), message, "write it under 'pip'")
@@ -544,41 +548,41 @@ def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, R
             return chain
 
 
-def _target_on(recipe: Recipe, row: RecipeRow, under: Target) -> Target:
+def _target_on(recipe: Recipe, row: RecipeRow, parent: Target) -> Target:
     def with_own(theirs: tuple[str, ...], added: tuple[str, ...], kind: str) -> tuple[str, ...]:
         allowed = [text for text in added if RULES[REQUIREMENT_RULES[kind][0]].allows(text)]
         return tuple(dict.fromkeys((*theirs, *(normal_requirement(text, kind) for text in allowed))))
 
     return replace(
-        under,
-        name=recipe.family + under.name.removeprefix(under.family),
+        parent,
+        name=recipe.family + parent.name.removeprefix(parent.family),
         family=recipe.family,
         description=row.description or recipe.description,
-        capabilities=row.capabilities or under.capabilities,
-        checks=row.checks or under.checks,
-        requirements=with_own(under.requirements, row.packages, under.source),
-        constraints=with_own(under.constraints, row.constraints, under.source),
-        environment=tuple((dict(under.environment) | dict(row.environment)).items()),
-        pip=with_own(under.pip, row.pip, "pypi"),
+        capabilities=row.capabilities or parent.capabilities,
+        checks=row.checks or parent.checks,
+        requirements=with_own(parent.requirements, row.packages, parent.source),
+        constraints=with_own(parent.constraints, row.constraints, parent.source),
+        environment=tuple((dict(parent.environment) | dict(row.environment)).items()),
+        pip=with_own(parent.pip, row.pip, "pypi"),
         where=row.where,
-        on=under.name,
-        waive=row.waive or under.waive,
-        labels=tuple((dict(under.labels) | dict(recipe.labels) | dict(row.labels)).items()),
-        files=(*under.files, *recipe.files),
-        start=_start_on(recipe.start, under.start),
-        origins=tuple(sorted((dict(row.origins) | dict(under.origins)).items())),
+        on=parent.name,
+        waive=row.waive or parent.waive,
+        labels=tuple((dict(parent.labels) | dict(recipe.labels) | dict(row.labels)).items()),
+        files=(*parent.files, *recipe.files),
+        start=_start_on(recipe.start, parent.start),
+        origins=tuple(sorted((dict(row.origins) | dict(parent.origins)).items())),
         sources=tuple(text for _, text in row.sources),
-        exclude=tuple(dict.fromkeys((*under.exclude, *row.exclude))),
+        exclude=tuple(dict.fromkeys((*parent.exclude, *row.exclude))),
     )
 
 
-def _start_on(child: ContainerStart, under: ContainerStart) -> ContainerStart:
+def _start_on(child: ContainerStart, parent: ContainerStart) -> ContainerStart:
     """Return a child's start. Its own values win, and a new entry point drops the parent's command."""
     return ContainerStart(
-        entrypoint=child.entrypoint or under.entrypoint,
-        command=child.command or (() if child.entrypoint else under.command),
-        workdir=child.workdir or under.workdir,
-        user=child.user or under.user,
+        entrypoint=child.entrypoint or parent.entrypoint,
+        command=child.command or (() if child.entrypoint else parent.command),
+        workdir=child.workdir or parent.workdir,
+        user=child.user or parent.user,
     )
 
 

@@ -66,9 +66,9 @@ def families_of(words: Sequence[str], known: KnownNames, invalid: Iterable[str])
 
 def suggest(word: str, known: KnownNames) -> str:
     """Return a suggestion: a likely name or the existing versions, never another version; empty for none."""
-    near = nearest(word, known)
-    if near:
-        return f"did you mean '{near}'?"
+    suggestion = nearest(word, known)
+    if suggestion:
+        return f"did you mean '{suggestion}'?"
     parts = _HEAD.fullmatch(word)
     head, rest = (parts[1], parts[2]) if parts else (word, "")
     families = sorted(set(known.values()))

@@ -153,12 +153,16 @@ def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm:
             message = f"'{item.text}' is not an AMD processor, and the row is for ROCm"
             reader.fault(item.where, "capability-mismatch", message, "write an AMD processor, such as gfx90a")
         elif amd and item.text not in knowledge.all_processors():
-            near = " or ".join(
+            alternatives = " or ".join(
                 str(processor)
                 for processor in knowledge.processors()
                 if str(processor)[:-1] == item.text[:-1]
             )
-            write = f"did you mean {near}?" if near else "write the processor that `rocminfo` prints"
+            write = (
+                f"did you mean {alternatives}?"
+                if alternatives
+                else "write the processor that `rocminfo` prints"
+            )
             reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
 
 

@@ -509,8 +509,10 @@ class NodeReader:
             if name in known:
                 values[name] = value
                 continue
-            near = nearest(name, known)
-            hint = f"did you mean '{near}'?" if near else f"use one of the keys {', '.join(known)}"
+            suggestion = nearest(name, known)
+            hint = (
+                f"did you mean '{suggestion}'?" if suggestion else f"use one of the keys {', '.join(known)}"
+            )
             self.fault(key.where, "unknown-key", f"unknown key {show(name)}", hint)
         for name, example in required.items():
             if name not in values:
@@ -564,8 +566,8 @@ class NodeReader:
             self.fault(node.where, "quotes-missing", message, f"write it in quotes: {quoted}")
         elif not allowed.allows(node.text):
             named = rule in ("check", "waived")
-            near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
-            write = f"did you mean '{near}'?" if near else rule_hint(node.text, rule)
+            suggestion = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
+            write = f"did you mean '{suggestion}'?" if suggestion else rule_hint(node.text, rule)
             size = len(node.text)
             long = f" of {size} characters (limit {allowed.limit})" if size > max(allowed.limit, 20) else ""
             message = f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}"

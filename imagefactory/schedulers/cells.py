@@ -539,11 +539,11 @@ def choose_tuple(targets: Sequence[Target], request: FrameworkTuple) -> Target:
     """
     known = {target.family for target in targets} | {target.framework for target in targets}
     if request.framework not in known:
-        near = nearest(request.framework, known)
+        suggestion = nearest(request.framework, known)
         raise NothingSelectedError(
             "target-unknown",
             f"no recipe has the framework '{request.framework[:40]}'",
-            hint=f"did you mean '{near}'?" if near else f"frameworks: {', '.join(sorted(known))}",
+            hint=f"did you mean '{suggestion}'?" if suggestion else f"frameworks: {', '.join(sorted(known))}",
         )
     distribution = families().get(request.framework, request.framework)
     ranks = [target for target in targets if target.family == request.framework] or [

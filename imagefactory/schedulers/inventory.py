@@ -290,8 +290,8 @@ class _JsonLocation:
         location = f"{self.file}: {self.path}".rstrip(": ")
         for name in value:
             if name not in known:
-                near = nearest(name, known)
-                hint = f"did you mean '{near}'?" if near else f"the keys are {', '.join(known)}"
+                suggestion = nearest(name, known)
+                hint = f"did you mean '{suggestion}'?" if suggestion else f"the keys are {', '.join(known)}"
                 raise UsageError(
                     "inventory-key-unknown", f"{location}: unknown key '{clean(name)[:60]}'", hint=hint
                 )

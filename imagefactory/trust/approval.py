@@ -143,14 +143,18 @@ def read_approvals(
     """Return the valid approvals, each with its subject."""
     approvals, ended = [], max((row.when for row in revoked), default=None)
     for data in envelopes:
-        opened = verify_envelope(data, trust)
-        if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
+        envelope_result = verify_envelope(data, trust)
+        if (
+            envelope_result.envelope is None
+            or envelope_result.key is None
+            or envelope_result.standing is not VerdictStatus.GOOD
+        ):
             continue
         try:
-            subject, issued = parse_approval(opened.envelope.payload, "statement")
+            subject, issued = parse_approval(envelope_result.envelope.payload, "statement")
         except StatementError:  # of another type or version
             continue
-        key, digest = opened.key, digest_of(opened.envelope.payload)
+        key, digest = envelope_result.key, digest_of(envelope_result.envelope.payload)
         if period_problem(key, issued, digest) or unrecorded_reason(key, digest, now) or issued - now > SKEW:
             continue
         if ended and issued <= ended:

@@ -283,15 +283,21 @@ def verify_catalog(data: bytes, trust: TrustRules, now: datetime, location: str 
     Raises StatementError with the status of the problem: unsigned, edited, wrong-key, key-retired, expired,
     not-yet, malformed.
     """
-    opened = verify_envelope(data, trust, FORM)
-    if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
-        raise _rejection(location, opened.standing, opened.why)
+    envelope_result = verify_envelope(data, trust, FORM)
+    if (
+        envelope_result.envelope is None
+        or envelope_result.key is None
+        or envelope_result.standing is not VerdictStatus.GOOD
+    ):
+        raise _rejection(location, envelope_result.standing, envelope_result.why)
     try:
-        catalog = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
+        catalog = parse_catalog(envelope_result.envelope.payload, "the catalog", envelope_result.key.keyid)
     except StatementError as error:
         raise _rejection(location, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
-    late = period_problem(opened.key, catalog.made) or period_problem(opened.key, max(now, catalog.made))
+    late = period_problem(envelope_result.key, catalog.made) or period_problem(
+        envelope_result.key, max(now, catalog.made)
+    )
     if late:
         raise _rejection(location, *late)
     if catalog.made - now > SKEW:

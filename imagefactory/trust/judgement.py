@@ -127,33 +127,35 @@ def unrecorded_reason(key: TrustedKey, digest: str, now: datetime) -> tuple[Verd
 
 
 def verify_verdict(
-    data: bytes, digest: str, subject: VerifiedImage, court: VerificationPolicy
+    data: bytes, digest: str, subject: VerifiedImage, policy: VerificationPolicy
 ) -> VerificationResult:
     """Verify one envelope. `digest` is the digest of its artifact and does not affect the result.
 
     The first problem decides, in this order: envelope, key, signature, statement, period of the key, subject,
     suite, evidence, revocation, time. Only `verify_verdicts` finds `replayed` verdicts.
     """
-    opened = verify_envelope(data, court.trust)
-    if opened.envelope is None:
-        return VerificationResult(digest=digest, standing=opened.standing, why=opened.why, verdict=None)
+    envelope_result = verify_envelope(data, policy.trust)
+    if envelope_result.envelope is None:
+        return VerificationResult(
+            digest=digest, standing=envelope_result.standing, why=envelope_result.why, verdict=None
+        )
     try:
-        verdict = parse_verdict(opened.envelope.payload, "statement", opened.envelope.keyid)
+        verdict = parse_verdict(envelope_result.envelope.payload, "statement", envelope_result.envelope.keyid)
     except StatementError as error:
-        standing, reason = opened.standing, opened.why
-        if opened.key:
+        standing, reason = envelope_result.standing, envelope_result.why
+        if envelope_result.key:
             standing, reason = VerdictStatus.MALFORMED, error.message
         return VerificationResult(digest=digest, standing=standing, why=reason, verdict=None)
-    standing, reason = opened.standing, opened.why
-    if opened.key is not None:
-        standing, reason = _verify(verdict, opened.key, subject, court) or (standing, reason)
-    revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
+    standing, reason = envelope_result.standing, envelope_result.why
+    if envelope_result.key is not None:
+        standing, reason = _verify(verdict, envelope_result.key, subject, policy) or (standing, reason)
+    revoked = next((revocation for revocation in policy.revocations if revocation.covers(verdict)), None)
     by = revoked if standing is VerdictStatus.REVOKED else None
     return VerificationResult(digest=digest, standing=standing, why=reason, verdict=verdict, revocation=by)
 
 
 def verify_verdicts(
-    envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
+    envelopes: Mapping[str, bytes], subject: VerifiedImage, policy: VerificationPolicy
 ) -> tuple[VerificationResult, ...]:
     """Verify all envelopes about a subject, given by the digests of their artifacts.
 
@@ -162,7 +164,7 @@ def verify_verdicts(
     A nonce can be used once: of two statements with the same nonce, the later one is `replayed`. A verdict in
     several artifacts is one row.
     """
-    judged = [verify_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
+    judged = [verify_verdict(data, digest, subject, policy) for digest, data in envelopes.items()]
     judged.sort(key=_order)
     first: dict[str, Verdict] = {}
     result = []
@@ -200,34 +202,34 @@ def expiring_cells(
 
 
 def _verify(
-    verdict: Verdict, key: TrustedKey, subject: VerifiedImage, court: VerificationPolicy
+    verdict: Verdict, key: TrustedKey, subject: VerifiedImage, policy: VerificationPolicy
 ) -> tuple[VerdictStatus, str] | None:
     late = period_problem(key, verdict.issued, verdict.digest)
-    if late is None and not court.vouched:
-        late = unrecorded_reason(key, verdict.digest, court.now)
+    if late is None and not policy.vouched:
+        late = unrecorded_reason(key, verdict.digest, policy.now)
     if late:
         return late
     report = verdict.report
     # Only the manifest: podman and apptainer unpack layers that do not match the config's diff IDs.
     if report.subject.manifest != subject.manifest:
         return VerdictStatus.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
-    if report.suite not in court.suites:
-        reason = f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}..."
+    if report.suite not in policy.suites:
+        reason = f"it is of the suite {report.suite[:19]}..., not of {policy.suite[:19]}..."
         return VerdictStatus.OTHER_SUITE, reason
     gap = missing_evidence(report)
     if gap or report.hardware is None:
         return VerdictStatus.EVIDENCE_REFUSED, gap
     kind = report.hardware.kind
-    if kind not in court.trust.policy.evidence or kind not in key.evidence:
-        whose = f"'{key.name}'" if kind in court.trust.policy.evidence else "the policy"
+    if kind not in policy.trust.policy.evidence or kind not in key.evidence:
+        whose = f"'{key.name}'" if kind in policy.trust.policy.evidence else "the policy"
         return VerdictStatus.EVIDENCE_REFUSED, f"{whose} does not accept evidence of type '{kind}'"
-    revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
+    revoked = next((revocation for revocation in policy.revocations if revocation.covers(verdict)), None)
     if revoked:
         return VerdictStatus.REVOKED, revoked.why
-    if verdict.issued - court.now > SKEW:
+    if verdict.issued - policy.now > SKEW:
         return VerdictStatus.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
-    end = expires(verdict, court.trust)
-    if court.now >= end:
+    end = expires(verdict, policy.trust)
+    if policy.now >= end:
         return VerdictStatus.EXPIRED, f"it expired at {format_time(end)}"
     return None
 
@@ -309,7 +311,7 @@ class SubjectRevocations:
 
 
 def verify_revocations(
-    envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
+    envelopes: Mapping[str, bytes], subject: VerifiedImage, policy: VerificationPolicy
 ) -> SubjectRevocations:
     """Verify the revocations about `subject`, given by the digests of their artifacts.
 
@@ -318,27 +320,33 @@ def verify_revocations(
     """
     heeded, ignored = [], []
     for digest, data in sorted(envelopes.items()):
-        opened = verify_envelope(data, court.trust)
-        if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
-            ignored.append(f"revocation {digest}: {opened.standing}, {opened.why}")
+        envelope_result = verify_envelope(data, policy.trust)
+        if (
+            envelope_result.envelope is None
+            or envelope_result.key is None
+            or envelope_result.standing is not VerdictStatus.GOOD
+        ):
+            ignored.append(f"revocation {digest}: {envelope_result.standing}, {envelope_result.why}")
             continue
         try:
-            revocation = parse_revocation(opened.envelope.payload, "statement", opened.envelope.keyid)
+            revocation = parse_revocation(
+                envelope_result.envelope.payload, "statement", envelope_result.envelope.keyid
+            )
         except StatementError as error:
             ignored.append(f"revocation {digest}: malformed, {error.message}")
             continue
         # Revocations are not recorded. One from the second in which its key was retired only removes trust.
-        last = opened.key.since < revocation.before == opened.key.until
-        late = None if last else period_problem(opened.key, revocation.before)
-        if late is None and revocation.before > court.now + SKEW:
+        last = envelope_result.key.since < revocation.before == envelope_result.key.until
+        late = None if last else period_problem(envelope_result.key, revocation.before)
+        if late is None and revocation.before > policy.now + SKEW:
             late = VerdictStatus.NOT_YET, "it is of a time that is still to come"
         if late is None and revocation.subject != subject.manifest:
             late = VerdictStatus.OTHER_SUBJECT, f"it speaks of {revocation.subject}"
         if late:
             ignored.append(f"revocation {digest}: {late[0]}, {late[1]}")
         else:
-            retired = opened.key.until <= court.now
-            heeded.append(replace(revocation, end=opened.key.until) if retired else revocation)
+            retired = envelope_result.key.until <= policy.now
+            heeded.append(replace(revocation, end=envelope_result.key.until) if retired else revocation)
     return SubjectRevocations(heeded=tuple(heeded), ignored=tuple(ignored))
 
 
@@ -414,7 +422,7 @@ class VerdictSet:
 def find_verdicts(
     repository: StoreRepository,
     subject: VerifiedImage,
-    court: VerificationPolicy,
+    policy: VerificationPolicy,
     also: Sequence[StoreRepository] = (),
 ) -> VerdictSet:
     """Return all verdicts on an image in `repository`, with its revocations and those in `also` applied.
@@ -424,7 +432,7 @@ def find_verdicts(
     """
     verdicts = read_verdicts(repository, subject.manifest)
     envelopes = _envelopes(verdicts)
-    first = verify_verdicts(envelopes, subject, court)
+    first = verify_verdicts(envelopes, subject, policy)
     good = [
         judgement.verdict
         for judgement in first
@@ -438,10 +446,10 @@ def find_verdicts(
         for attached in read_revocations(each, manifest)
     ]
     revocations = _envelopes(against)
-    revoked = verify_revocations(revocations, subject, court)
+    revoked = verify_revocations(revocations, subject, policy)
     faults = {attached.digest: attached.fault for attached in verdicts if attached.fault}
     judged = verify_verdicts(
-        envelopes, subject, replace(court, revocations=court.revocations + revoked.heeded)
+        envelopes, subject, replace(policy, revocations=policy.revocations + revoked.heeded)
     )
     explained = tuple(
         replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged
@@ -453,7 +461,7 @@ def find_verdicts(
         ignored=revoked.ignored,
         envelopes=envelopes,
         revocations=revocations,
-        revoked=revoked_cells(explained, subject, court.trust),
+        revoked=revoked_cells(explained, subject, policy.trust),
     )
 
 

@@ -104,14 +104,17 @@ def find_revoked(
 def verify_offer(catalog: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
     """Return an image of the catalog and its .sif files, each with its verdicts verified."""
     policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalog.suites))))
-    court = VerificationPolicy(
+    verification_policy = VerificationPolicy(
         trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True
     )
     return ImageOffer(
         image=image,
-        judged=_verify_statements(image.subject, image.envelopes, image.revocations, court),
+        judged=_verify_statements(image.subject, image.envelopes, image.revocations, verification_policy),
         sifs=tuple(
-            SifOffer(sif=sif, judged=_verify_statements(sif.subject, sif.envelopes, sif.revocations, court))
+            SifOffer(
+                sif=sif,
+                judged=_verify_statements(sif.subject, sif.envelopes, sif.revocations, verification_policy),
+            )
             for sif in image.sifs
         ),
     )
@@ -125,10 +128,10 @@ def verdict_ages_of(offers: Iterable[ImageOffer], now: datetime) -> VerdictAges:
 
 
 def _verify_statements(
-    subject: VerifiedImage, envelopes: Envelopes, revocations: Envelopes, court: VerificationPolicy
+    subject: VerifiedImage, envelopes: Envelopes, revocations: Envelopes, policy: VerificationPolicy
 ) -> tuple[VerificationResult, ...]:
-    revoked = verify_revocations(dict(revocations), subject, court).heeded
-    return verify_verdicts(dict(envelopes), subject, replace(court, revocations=revoked))
+    revoked = verify_revocations(dict(revocations), subject, policy).heeded
+    return verify_verdicts(dict(envelopes), subject, replace(policy, revocations=revoked))
 
 
 def build_artifact(

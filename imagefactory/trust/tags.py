@@ -168,7 +168,9 @@ def decide_tags(
     return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in tags_and_needs)
 
 
-def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagDecision:
+def approve_tag(
+    decision: TagDecision, needed: int, approved: Sequence[str], other: Sequence[str]
+) -> TagDecision:
     """Return the decision about a tag that `needed` keys must approve and the keys in `approved` did approve.
 
     With too few approvals the tag stays, or it is removed if its image was withdrawn. `other` are the keys
@@ -177,19 +179,19 @@ def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: 
     missing = max(0, needed - len(approved))
     by = f"approved by {', '.join(approved) or 'nobody'}"
     if not missing:
-        return replace(fate, approved=tuple(approved), why=f"{fate.why}; {by}", wanted=fate.after)
+        return replace(decision, approved=tuple(approved), why=f"{decision.why}; {by}", wanted=decision.after)
     missing_keys = f"{missing} more {'key' if missing == 1 else 'keys'} must approve"
     missing_keys += (
         f": {', '.join(other)}" if len(other) >= missing else f", but only {len(other)} others are trusted"
     )
     return replace(
-        fate,
-        after="" if fate.withdrawn else fate.before,
+        decision,
+        after="" if decision.withdrawn else decision.before,
         proven=False,
         approved=tuple(approved),
         missing=missing,
-        wanted=fate.after,
-        why=f"{fate.why}; {by}, {missing_keys}",
+        wanted=decision.after,
+        why=f"{decision.why}; {by}, {missing_keys}",
     )
 
 

@@ -324,16 +324,16 @@ def make_kit(directory: Path, order: KitRequest, nonces: NonceStore, now: dateti
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
     run = NonceSubject(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
     directory.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        write_suite(beside, {**program_files(), **texts})
+        write_suite(temporary, {**program_files(), **texts})
         issued = nonces.issue(order.asked["nonce"], run, now)
-        beside.rename(directory)
+        temporary.rename(directory)
     except OSError as error:
         hint = "pass a new directory: --kit DIR"
         raise UsageError(*os_problem("create", directory, error), hint=hint) from error
     finally:
-        remove_tree(beside)
+        remove_tree(temporary)
     return issued
 
 

@@ -336,7 +336,7 @@ def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
 
     `flush` waits for the disk; without `flush`, the caller must wait.
     """
-    handle, beside = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -344,11 +344,11 @@ def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
             if flush:
                 os.fsync(file.fileno())
         try:
-            os.link(beside, path)
+            os.link(temporary, path)
         except FileExistsError:
             return False
     finally:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
     return True
 
 

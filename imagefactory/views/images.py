@@ -186,8 +186,8 @@ def format_pruned(pruned: PruneResult, *, dry_run: bool) -> str:
     """Return a line for each candidate: removed or kept, and why."""
     verb = "would remove" if dry_run else "removed"
     lines = [
-        f"{verb if fate.remove else 'kept'} {pruned.repository}:{fate.candidate.tag} ({fate.why})"
-        for fate in pruned.fates
+        f"{verb if decision.remove else 'kept'} {pruned.repository}:{decision.candidate.tag} ({decision.why})"
+        for decision in pruned.fates
     ]
     return "\n".join(lines or [f"no candidates in {pruned.registry}/{pruned.repository}"])
 

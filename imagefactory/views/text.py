@@ -49,13 +49,13 @@ def _table_lines(table: Sequence[tuple[str, ...]], width: int | None) -> list[st
     before = sum(others) + 2 * len(others)
     if before - 2 > width:
         return _stacked(table, width)
-    beside = width - before >= MIN_FOLDED
+    is_wide = width - before >= MIN_FOLDED
     lines = []
     for row in table:
-        text = wrap(row[-1], (width - before) if beside else max(width - 4, MIN_FOLDED))
-        first, more = (text[:1] or [""], text[1:]) if beside else ([], text)
+        text = wrap(row[-1], (width - before) if is_wide else max(width - 4, MIN_FOLDED))
+        first, more = (text[:1] or [""], text[1:]) if is_wide else ([], text)
         lines.append(_line([*row[:-1], *first], [*others, 0][: len(others) + len(first)]))
-        lines += [" " * (before if beside else 4) + line for line in more]
+        lines += [" " * (before if is_wide else 4) + line for line in more]
     return lines
 
 

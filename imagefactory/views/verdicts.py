@@ -244,19 +244,23 @@ def format_promotion(promotion: PromotionResult, width: int | None = None, *, dr
     """Return a line for each tag: its image and the reason."""
     failed = {tag for tag, _ in promotion.faults}
     rows = []
-    for fate in promotion.fates:
-        if fate.missing and fate.wanted != fate.before and not (fate.moved and fate.tag in failed):
-            action_text = "waits" if not fate.moved else "removed, waits"
-        elif fate.missing and not fate.moved:
+    for decision in promotion.fates:
+        if (
+            decision.missing
+            and decision.wanted != decision.before
+            and not (decision.moved and decision.tag in failed)
+        ):
+            action_text = "waits" if not decision.moved else "removed, waits"
+        elif decision.missing and not decision.moved:
             action_text = "not approved"
-        elif not fate.moved:
-            action_text = "stays" if fate.before else "not set"
-        elif fate.tag in failed:
-            action_text = "cannot be removed" if not fate.after else "cannot be moved"
+        elif not decision.moved:
+            action_text = "stays" if decision.before else "not set"
+        elif decision.tag in failed:
+            action_text = "cannot be removed" if not decision.after else "cannot be moved"
         else:
-            action_text = ("would be " if dry_run else "") + ("moved" if fate.after else "removed")
-        there = fate.before if fate.tag in failed else fate.after
-        rows.append((fate.tag, action_text, short(there) or "-", fate.why))
+            action_text = ("would be " if dry_run else "") + ("moved" if decision.after else "removed")
+        there = decision.before if decision.tag in failed else decision.after
+        rows.append((decision.tag, action_text, short(there) or "-", decision.why))
     return f"{promotion.target} in {promotion.place}\n" + format_table(
         ("TAG", "", "IMAGE", "WHY"), rows, width
     )

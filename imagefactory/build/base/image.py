@@ -111,15 +111,15 @@ class BaseRequest:
 
     def stored(self, layout: Layout) -> BuiltBase | None:
         """Return the base as `find` stored it, None if `find` has work to do. Unpacks nothing."""
-        below = self.below.stored(layout) if self.below else None
-        known = self._known_layer(layout, below)
+        parent_base = self.below.stored(layout) if self.below else None
+        known = self._known_layer(layout, parent_base)
         image = layout.image(f"base:{self.base.name}") if known else None
         if known is None or image is None:
             return None
         lock, layer = known
-        layers = _stacked(below, layer)
+        layers = _stacked(parent_base, layer)
         same = [row.diff_id for row in image.layers] == [row.diff_id for row in layers]
-        return self._built(lock, below, image, ()) if same else None
+        return self._built(lock, parent_base, image, ()) if same else None
 
     def find(self, layout: Layout, progress: Progress) -> BuiltBase | None:
         """Return the base whose layer is in the store, unpacked and tagged; None if it must be built.
@@ -132,10 +132,10 @@ class BaseRequest:
                 f"the lock is of base {self.lock.base}, not {self.base.name}",
                 hint=f"run imagefactory lock base:{self.base.name}",
             )
-        below = self.below.find(layout, progress) if self.below else None
+        parent_base = self.below.find(layout, progress) if self.below else None
         with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
-            known = self._known_layer(layout, below)
-            return self._finish(layout, *known, below, progress) if known else None
+            known = self._known_layer(layout, parent_base)
+            return self._finish(layout, *known, parent_base, progress) if known else None
 
     def begin(self, layout: Layout, progress: Progress) -> PendingBase:
         """Return the base, with its packages fetched if `find` finds none.
@@ -145,23 +145,23 @@ class BaseRequest:
         """
         if built := self.find(layout, progress):
             return as_pending_base(built)
-        below = self.below.begin(layout, progress) if self.below else None
+        parent_base = self.below.begin(layout, progress) if self.below else None
         with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
             with progress.stage(f"{self.base.name}: fetch {len(self.lock.packages)} packages of Debian"):
                 fetched = fetch_base(self.base, self.lock, self.mirror(), progress, locked=self.locked)
             if not fetched.published:
                 layout.keep(_memory_path(layout, self.lock), format_base_lock(fetched.lock).encode())
         return PendingBase(
-            identity=below.identity if below else base_key(fetched.lock),
-            epoch=below.epoch if below else fetched.lock.source_date_epoch,
+            identity=parent_base.identity if parent_base else base_key(fetched.lock),
+            epoch=parent_base.epoch if parent_base else fetched.lock.source_date_epoch,
             environment=ENVIRONMENT,
-            make=lambda: self._make(layout, fetched, below.get() if below else None, progress),
+            make=lambda: self._make(layout, fetched, parent_base.get() if parent_base else None, progress),
         )
 
     def _make(
-        self, layout: Layout, fetched: BaseArchives, below: BuiltBase | None, progress: Progress
+        self, layout: Layout, fetched: BaseArchives, parent_base: BuiltBase | None, progress: Progress
     ) -> BuiltBase:
-        name, key = self.base.name, _layer_key(fetched.lock, self.codec, below)
+        name, key = self.base.name, _layer_key(fetched.lock, self.codec, parent_base)
         with layout.locked(f"base-{name}"), explain_full_disk(layout.path):
             layer = layout.recall_layer(key)  # another process may have built it
             if layer is None:
@@ -173,42 +173,47 @@ class BaseRequest:
                     tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as directory,
                 ):
                     tar = build_base(fetched, Path(directory) / "base.tar", progress, environ=self.environ)
-                    if below:
-                        facts = read_facts(layout, below.image.layers, progress)
+                    if parent_base:
+                        facts = read_facts(layout, parent_base.image.layers, progress)
                         tar = write_difference(tar.path, facts, Path(directory) / "above.tar")
                     layer = _compress(layout, tar, self)
                 layout.record_layer(key, layer)
-            return self._finish(layout, fetched.lock, layer, below, progress)
+            return self._finish(layout, fetched.lock, layer, parent_base, progress)
 
-    def _known_layer(self, layout: Layout, below: BuiltBase | None) -> tuple[BaseLock, OciLayer] | None:
+    def _known_layer(self, layout: Layout, parent_base: BuiltBase | None) -> tuple[BaseLock, OciLayer] | None:
         """Return a stored layer and its lock: the committed lock, or one of newer packages used before."""
-        if self.below and not below:
+        if self.below and not parent_base:
             return None
         for lock in (self.lock, *([] if self.locked else _read_memory(layout, self.lock))):
-            if layer := layout.recall_layer(_layer_key(lock, self.codec, below)):
+            if layer := layout.recall_layer(_layer_key(lock, self.codec, parent_base)):
                 return lock, layer
         return None
 
     def _finish(
-        self, layout: Layout, lock: BaseLock, layer: OciLayer, below: BuiltBase | None, progress: Progress
+        self,
+        layout: Layout,
+        lock: BaseLock,
+        layer: OciLayer,
+        parent_base: BuiltBase | None,
+        progress: Progress,
     ) -> BuiltBase:
-        layers = _stacked(below, layer)
+        layers = _stacked(parent_base, layer)
         directories = UnpackedLayers(layout.path / "unpacked").unpack(layers, layout.blob_path, progress)
         if lock != self.lock:
             warn_unpublished(self.base.name, progress)
-        image = _tag(layout, self.base, layers, below.epoch if below else lock.source_date_epoch)
-        return self._built(lock, below, image, tuple(directories))
+        image = _tag(layout, self.base, layers, parent_base.epoch if parent_base else lock.source_date_epoch)
+        return self._built(lock, parent_base, image, tuple(directories))
 
     def _built(
-        self, lock: BaseLock, below: BuiltBase | None, image: Image, directories: tuple[Path, ...]
+        self, lock: BaseLock, parent_base: BuiltBase | None, image: Image, directories: tuple[Path, ...]
     ) -> BuiltBase:
         # An image on this base is built like one on its parent, so that they share layers.
         return BuiltBase(
             image=image,
             folders=directories,
-            identity=below.identity if below else base_key(lock),
-            epoch=below.epoch if below else lock.source_date_epoch,
-            published=lock == self.lock and (below is None or below.published),
+            identity=parent_base.identity if parent_base else base_key(lock),
+            epoch=parent_base.epoch if parent_base else lock.source_date_epoch,
+            published=lock == self.lock and (parent_base is None or parent_base.published),
         )
 
 
@@ -220,8 +225,8 @@ def space_for_base(lock: BaseLock, scratch: Path, store: Path) -> Mapping[Path, 
     return space
 
 
-def _stacked(below: BuiltBase | None, layer: OciLayer) -> tuple[OciLayer, ...]:
-    return (*(below.image.layers if below else ()), layer)
+def _stacked(parent_base: BuiltBase | None, layer: OciLayer) -> tuple[OciLayer, ...]:
+    return (*(parent_base.image.layers if parent_base else ()), layer)
 
 
 def warn_unpublished(name: str, progress: Progress) -> None:
@@ -232,9 +237,9 @@ def warn_unpublished(name: str, progress: Progress) -> None:
     )
 
 
-def _layer_key(lock: BaseLock, codec_name: str, below: BuiltBase | None) -> str:
+def _layer_key(lock: BaseLock, codec_name: str, parent_base: BuiltBase | None) -> str:
     parts = ["base", base_key(lock), codec(codec_name).identity]
-    parts += [layer.diff_id for layer in below.image.layers] if below else []
+    parts += [layer.diff_id for layer in parent_base.image.layers] if parent_base else []
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

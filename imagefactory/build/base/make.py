@@ -348,7 +348,7 @@ def build_base(
             raise DownloadError(
                 "package-missing", f"{path} is missing", hint="run the command again to fetch it"
             ) from error
-    beside = out_tar.with_name(f".{out_tar.name}.{os.getpid()}")
+    temporary = out_tar.with_name(f".{out_tar.name}.{os.getpid()}")
     try:
         with _scratch(environ, ids) as scratch:
             _check_clock(scratch, fetched.lock)
@@ -361,8 +361,8 @@ def build_base(
                 ids=ids,
                 emulator=emulator,
             )
-            layer = _install(fetched, process, beside, progress)
-        beside.replace(out_tar)
+            layer = _install(fetched, process, temporary, progress)
+        temporary.replace(out_tar)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreError(
@@ -372,7 +372,7 @@ def build_base(
             ) from error
         raise BuildError(*os_problem("write", out_tar.parent, error), hint="check its permissions") from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return replace(layer, path=out_tar)
 
 

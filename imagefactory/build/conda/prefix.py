@@ -303,11 +303,11 @@ def _readable(names: str) -> Iterator[None]:
 
 def _own_files(directory: Path) -> None:
     """Copy files that are shared with the cache, because scripts would write through the link."""
-    beside = directory.parent / "own"  # outside of it: a package may have any name, and a link there
+    own_directory = directory.parent / "own"  # outside of it: a package may have any name, and a link there
     for inside, state in walk_tree(directory, limits=TreeLimits(entries=ENTRIES, depth=DEPTH)):
         if state.st_nlink > 1 and stat.S_ISREG(state.st_mode):
-            shutil.copy2(directory / inside, beside)
-            beside.replace(directory / inside)
+            shutil.copy2(directory / inside, own_directory)
+            own_directory.replace(directory / inside)
 
 
 _DIRECTORY = ("folder",)

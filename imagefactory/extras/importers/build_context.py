@@ -272,7 +272,7 @@ class BuildContext:
 
     def holds_all(self, directory: Path, groups: Sequence[Sequence[str]]) -> bool:
         """Return whether another directory contains one path of each group."""
-        other = open_context(self.own, chosen=directory, project=self.project)
+        other = open_context(self.own, selection=directory, project=self.project)
         return all(any(_path_exists(other, path) for path in group) for group in groups)
 
 
@@ -284,26 +284,26 @@ def _path_exists(context: BuildContext, path: str) -> bool:
 def open_context(
     project_root: Path,
     *,
-    chosen: Path | None = None,
+    selection: Path | None = None,
     project: Path | None = None,
     reserved: Sequence[str] = (),
     file: str = "",
 ) -> BuildContext:
-    """Return the build context of a file in `project_root`: `chosen`, or else the root of its git work tree.
+    """Return the build context of a file in `project_root`: `selection`, or else the root of its git work tree.
 
     `file` is the name of the container file: Docker prefers `NAME.dockerignore` next to it. Raises
     UsageError.
     """
     project_root = project_root.resolve()
-    if chosen is not None and not chosen.is_dir():
+    if selection is not None and not selection.is_dir():
         raise UsageError(
             "option-invalid",
-            f"{chosen} is not a directory",
+            f"{selection} is not a directory",
             hint="pass the directory that COPY reads with --context DIR",
         )
-    root = chosen.resolve() if chosen is not None else git_root(project_root) or project_root
-    beside = project_root / f"{file}.dockerignore"
-    names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []
+    root = selection.resolve() if selection is not None else git_root(project_root) or project_root
+    ignore_path = project_root / f"{file}.dockerignore"
+    names = [ignore_path.relative_to(root).as_posix()] if file and ignore_path.is_relative_to(root) else []
     rules = IgnoreRules()
     for name in [*names, ".dockerignore"]:
         text = _read(root / name) if _entry_type(root, name) == "file" else None
@@ -313,7 +313,7 @@ def open_context(
     return BuildContext(
         root=root,
         own=project_root,
-        named=chosen is not None,
+        named=selection is not None,
         project=project.resolve() if project is not None else None,
         reserved=tuple(reserved),
         rules=rules,

@@ -334,17 +334,17 @@ def base_for(python: str, bases: Sequence[BaseSpec], source: str = "pypi") -> Ba
 
 def _python(
     spec: EnvironmentSpec,
-    chosen: str,
+    selection: str,
     source: str,
     bases: Sequence[BaseSpec],
     lines: _DraftNotes,
     released: Collection[str],
 ) -> tuple[BaseSpec, str]:
-    """Return a base and the Python version of the environment: `chosen`, or the one in the file if possible.
+    """Return a base and the Python version of the environment: `selection`, or the one in the file if possible.
 
     `released` are the Python versions for which the framework was released, empty if unknown.
     """
-    candidates = [chosen] if chosen else [base.python for base in bases if base.python]
+    candidates = [selection] if selection else [base.python for base in bases if base.python]
     candidates += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
     candidates.sort(key=lambda python: bool(released) and python not in released)
     python = next((python for python in candidates if fits_python(python, spec.python)), "")
@@ -352,7 +352,7 @@ def _python(
     if python:
         if source != "conda":
             _lose_patch(spec, python, lines)
-        if not minor_python(spec.python) and not chosen:
+        if not minor_python(spec.python) and not selection:
             lines.note(f"Python {python} was written: {spec.file} leaves it open")
         if source != "conda" and base.python != python:
             lines.note(f"Python {python} comes from conda-forge: no base carries it")
@@ -380,7 +380,7 @@ def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
 def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
     """Return the row with the framework of a pip file and its companions as conda packages."""
     framework_name = FRAMEWORKS.get(row.framework, "")
-    spec, beside = row.spec, knowledge.companion_names(framework_name)
+    spec, companions = row.spec, knowledge.companion_names(framework_name)
     named = {package.name: package for package in map(parse_spec, spec.conda)}
     if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
         lines.note(f"jaxlib was added to {jax}: it has the code for GPUs")
@@ -388,7 +388,7 @@ def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
     if spec.conda or spec.channels:
         return replace(row, spec=spec)
     pinned = next((text for text in spec.pip if pypi_name(text) == framework_name), "")
-    moved = [text for text in spec.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
+    moved = [text for text in spec.pip if pypi_name(text) in companions and RULES["match spec"].allows(text)]
     if moved:
         lines.note(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
     conda = [str(parse_spec(text)) for text in (f"{row.framework}{bounds_in(pinned)}", *moved)]

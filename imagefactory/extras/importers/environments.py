@@ -117,7 +117,7 @@ class ReadOptions:
         return ReferencedFiles(self.python(bounds), self.beside, project=self._project, place=self.place)
 
     def _project(
-        self, directory: str, extras: tuple[str, ...], beside: ReferencedFiles
+        self, directory: str, extras: tuple[str, ...], referenced_files: ReferencedFiles
     ) -> EnvironmentSpec | None:
         if (key := (directory, extras)) in self.projects:  # projects may need each other
             return EnvironmentSpec(file=directory)
@@ -125,7 +125,7 @@ class ReadOptions:
             return None
         self.projects.add(key)
         return read_project_directory(
-            directory, ProjectReadOptions(beside=beside, extras=extras), self.python
+            directory, ProjectReadOptions(beside=referenced_files, extras=extras), self.python
         )
 
     def project_options(self, bounds: str) -> ProjectReadOptions:
@@ -191,7 +191,7 @@ def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentS
     file = show(path.name)[1:-1]
     context = open_context(
         path.parent,
-        chosen=reading.build_context,
+        selection=reading.build_context,
         project=reading.root,
         reserved=reading.reserved,
         file=path.name,
@@ -232,7 +232,9 @@ def parse_environment_file(text: str, file: str, reading: ReadOptions) -> Enviro
         _check_no_selection(file, reading)
         around = ContainerFileReaders(
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
-            parse=lambda inner, name, chosen: _parse_packages(inner, name, _with_selection(reading, chosen)),
+            parse=lambda inner, name, selection: _parse_packages(
+                inner, name, _with_selection(reading, selection)
+            ),
             context=reading.context,
             build_args=reading.build_args,
         )
@@ -240,14 +242,14 @@ def parse_environment_file(text: str, file: str, reading: ReadOptions) -> Enviro
     return _parse_packages(text, file, reading)
 
 
-def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOptions:
+def _with_selection(reading: ReadOptions, selection: DependencySelection) -> ReadOptions:
     """Return the options for a file from which a command selects parts."""
-    python = minor_python(chosen.python)
+    python = minor_python(selection.python)
     return replace(
         reading,
-        environment=chosen.environment or reading.environment,
-        extras=chosen.extras,
-        groups=chosen.groups,
+        environment=selection.environment or reading.environment,
+        extras=selection.extras,
+        groups=selection.groups,
         pythons=(python, *reading.pythons) if python else reading.pythons,
     )
 
@@ -298,8 +300,8 @@ def _container(text: str, file: str) -> Callable[[str, str, ContainerFileReaders
     return read_dockerfile if DOCKERFILE.match(text) or NAMED.fullmatch(file) else None
 
 
-def _within_file(beside: ReferencedFiles, file: str) -> ReferencedFiles:
-    return replace(beside, above=(file,))
+def _within_file(referenced_files: ReferencedFiles, file: str) -> ReferencedFiles:
+    return replace(referenced_files, above=(file,))
 
 
 def _check_no_selection(file: str, reading: ReadOptions) -> None:

@@ -294,12 +294,12 @@ class _Shell:
     def _pip_install(self, command: RunCommand, words: Sequence[RunWord], *, files: bool = False) -> None:
         requirements, spec = [], self.spec
         values = (*_PIP_FILES, *_PIP_IGNORED_WITH_VALUE, *_PIP_PASSED, *_PIP_LOST_OPTIONS, "-e", "--editable")
-        words, chosen = _selection(words, _PIP_CHOOSING, values)
+        words, selection = _selection(words, _PIP_CHOOSING, values)
         for option, word in _options(words, values):
             if not word.known:
                 self._leave_unknown(word)
             elif option in _PIP_FILES or (files and not option and not word.text.startswith("-")):
-                self._pip_file(option or "-r", word, chosen)
+                self._pip_file(option or "-r", word, selection)
             elif option == "--torch-backend":
                 spec.hints.append(f"/{word.text}")
             elif option in ("--python", "-p") and (match := re.fullmatch(_PYTHON_NAME, word.text)):
@@ -362,26 +362,26 @@ class _Shell:
         if names := [word.text for word in requirements if _is_installer(word)]:
             self.spec.note(location, f"{', '.join(names)}: images do not need them")
 
-    def _pip_file(self, option: str, word: RunWord, chosen: DependencySelection) -> None:
+    def _pip_file(self, option: str, word: RunWord, selection: DependencySelection) -> None:
         name = self._find(word.text, word.where)
         text = self.container.beside.read(name) if name else None
         if not name or text is None:
             self._not_beside(word)
         elif re.search(r"\.(toml|lock|cfg|py)$", name):
-            self._parse(name, text, chosen, word)
+            self._parse(name, text, selection, word)
         else:
             add_pip_line(self.spec, f"{option} {name}", word.where, self.container.beside)
 
-    def _parse(self, name: str, text: str, chosen: DependencySelection, word: RunWord) -> bool:
+    def _parse(self, name: str, text: str, selection: DependencySelection, word: RunWord) -> bool:
         """Read another file of the context, once for each selection of its parts."""
-        if (name, chosen) in self.container.around.parsed:
+        if (name, selection) in self.container.around.parsed:
             return True
-        self.container.around.parsed.add((name, chosen))
+        self.container.around.parsed.add((name, selection))
         self.spec.files += 1
         if self.spec.files > MOST_FILES:
             self._not_beside(word)
             return False
-        self.spec.merge(self.container.around.parse(text, name, replace(chosen, python=self.spec.python)))
+        self.spec.merge(self.container.around.parse(text, name, replace(selection, python=self.spec.python)))
         return True
 
     def _not_beside(self, word: RunWord) -> None:
@@ -545,7 +545,7 @@ class _Shell:
         self, command: RunCommand, words: Sequence[RunWord], files: Sequence[str], *, unread: str = ""
     ) -> None:
         """Read the lock of a project, or else its manifest, with the selected extras."""
-        words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
+        words, selection = _selection(words, _CHOOSING, _TOOL_VALUES)
         for word in words:
             if not word.known:
                 self._leave_unknown(word)
@@ -568,7 +568,7 @@ class _Shell:
             text = self.container.beside.read(name) if name else None
             if text is not None:
                 word = RunWord(join(directory, file), command.where)
-                self._parse(name, text, chosen, word)
+                self._parse(name, text, selection, word)
                 if any(word.text in _ALL for word in words):
                     do = "name them in the command: --extra NAME, --group NAME"
                     self.spec.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)

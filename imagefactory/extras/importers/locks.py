@@ -93,15 +93,15 @@ def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
         for key, row in project_rows.items()
         if text_of(_map(row, "source"), _source_type(row)) == "."
     }
-    chosen = here or project_rows
-    extras, groups = _selected_groups(spec, chosen, options, root.where)
-    active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in chosen for extra in extras}
-    active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in chosen for group in groups}
+    selection = here or project_rows
+    extras, groups = _selected_groups(spec, selection, options, root.where)
+    active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in selection for extra in extras}
+    active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in selection for group in groups}
     lock = _UvLock(rows=rows, python=options.beside.python, active=frozenset(active))
     addresses = [text_of(_map(row, "source"), "registry") for row in rows.values()]
     main = _main_index(spec, addresses, root.where)
-    starts = [*chosen, *(_manifest(root, rows) if not project_rows else [])] or list(rows)
-    for key in _reached(lock, starts, chosen, (extras, groups)):
+    starts = [*selection, *(_manifest(root, rows) if not project_rows else [])] or list(rows)
+    for key in _reached(lock, starts, selection, (extras, groups)):
         if key in project_rows:
             _take_own(spec, rows[key], options.beside)
         else:
@@ -183,12 +183,14 @@ def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
     return [key for key in rows if key[0] in names]
 
 
-def _take_own(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> None:
+def _take_own(spec: EnvironmentSpec, row: YamlNode, referenced_files: ReferencedFiles) -> None:
     """Add a locked project of the workspace. If it is a package, it becomes a source."""
     if _source_type(row) == "virtual":
         spec.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
     else:
-        add_directory(spec, beside.place, text_of(_map(row, "source"), _source_type(row)), row.where)
+        add_directory(
+            spec, referenced_files.place, text_of(_map(row, "source"), _source_type(row)), row.where
+        )
 
 
 # --- poetry.lock ---------------------------------------------------------------------------------
@@ -379,14 +381,16 @@ def _pylock_marker_applies(
     """Return whether the marker of a package matches with these extras and groups; None means any."""
 
     def judged(match: re.Match[str]) -> str:
-        chosen = extras if match[3] == "extras" else groups
-        holds = chosen is None or (canonical(match[1]) in chosen) != bool(match[2])
+        selection = extras if match[3] == "extras" else groups
+        holds = selection is None or (canonical(match[1]) in selection) != bool(match[2])
         return f"python_version {'>=' if holds else '<'} '0'"
 
     return marker_applies(_IN_LIST.sub(judged, text_of(row, "marker")), python)
 
 
-def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str) -> None:
+def _take_of_pylock(
+    spec: EnvironmentSpec, row: YamlNode, referenced_files: ReferencedFiles, main: str
+) -> None:
     name, version, index = text_of(row, "name"), text_of(row, "version"), text_of(row, "index")
     vcs, archive = _map(row, "vcs"), _map(row, "archive")
     if row.get("vcs"):
@@ -398,23 +402,25 @@ def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFile
             do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
             spec.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
     elif directory := row.get("directory"):
-        add_directory(spec, beside.place, text_of(directory, "path"), row.where)
+        add_directory(spec, referenced_files.place, text_of(directory, "path"), row.where)
     elif row.get("archive"):
         address = text_of(archive, "url") or text_of(archive, "path")
-        add_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+        add_pip_line(
+            spec, f"{name} @ {address}" if "://" in address else address, row.where, referenced_files
+        )
     elif not version:
         do = "lock it again: packages from an index have a version"
         spec.leave(row.where, f"{show(name)} has no version and no source", do)
     else:
         if index and index != main and not is_mirror(index):
             add_index(spec, index, row.where)
-        add_pip_line(spec, f"{name}=={version}", row.where, beside)
+        add_pip_line(spec, f"{name}=={version}", row.where, referenced_files)
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str = "") -> None:
+def _take(spec: EnvironmentSpec, row: YamlNode, referenced_files: ReferencedFiles, main: str = "") -> None:
     """Add a locked package. The index `main` is replaced by the index in the settings of this machine."""
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
     kind = text_of(source, "type") or _source_type(row)
@@ -428,13 +434,15 @@ def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: s
         plain = re.split(r"[?#]", address.removeprefix("git+"))[0]
         add_git(spec, f"{plain}@{commit}" if commit else plain, row.where, directory=directory)
     elif kind in ("directory", "editable", "virtual"):
-        add_directory(spec, beside.place, address, row.where)
+        add_directory(spec, referenced_files.place, address, row.where)
     elif kind in ("path", "file", "url"):
-        add_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
+        add_pip_line(
+            spec, f"{name} @ {address}" if "://" in address else address, row.where, referenced_files
+        )
     else:
         if kind == "legacy" or (kind == "registry" and address != main and not is_mirror(address)):
             add_index(spec, address, row.where)
-        add_pip_line(spec, f"{name}=={version}", row.where, beside)
+        add_pip_line(spec, f"{name}=={version}", row.where, referenced_files)
 
 
 def _source_type(row: YamlNode) -> str:
@@ -472,7 +480,9 @@ _PIP_ROW = re.compile(
 _VIRTUAL = "{} is a virtual package: a machine has it, and no channel"
 
 
-def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
+def read_pixi_lock(
+    root: YamlNode, file: str, environment: str, referenced_files: ReferencedFiles
+) -> EnvironmentSpec:
     """Return the packages of one environment in a pixi.lock for linux-64, with exact versions."""
     version = root.get("version")
     hint = f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}"
@@ -480,8 +490,8 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
     environments = root.get("environments")
     names = environments.keys if environments else ()
     name = environment or ("default" if "default" in names or len(names) != 1 else names[0])
-    chosen = environments.get(name) if environments else None
-    if chosen is None:
+    selection = environments.get(name) if environments else None
+    if selection is None:
         raise recipe_problem(
             root.where,
             "environment-unknown",
@@ -489,12 +499,12 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
             f"--environment {show(' or '.join(names), limit=4000)[1:-1] or 'NAME'}",
         )
     spec = EnvironmentSpec(file=file, locked=True)
-    if channels := chosen.get("channels"):
+    if channels := selection.get("channels"):
         add_channels(spec, channels)
-    indexes = chosen.get("indexes")
+    indexes = selection.get("indexes")
     for index in indexes.items[1:] if indexes else ():  # the first is the one that is usual there
         add_pip_line(spec, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
-    packages = chosen.get("packages")
+    packages = selection.get("packages")
     # Since version 7 a platform has a name of its own, and several may be kinds of one.
     named = root.get("platforms")
     kinds = [row for row in (named.items if named else ()) if text_of(row, "subdir") == PLATFORM]
@@ -503,7 +513,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
     if of_platform is None:
         there = _names(packages.keys) if packages else "nothing"
         raise recipe_problem(
-            chosen.where,
+            selection.where,
             "platform-missing",
             f"has no packages for {PLATFORM}, only for {there}",
             f"add {PLATFORM} and lock",
@@ -519,21 +529,21 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
             elif wheel := wheels.get(value.text):
                 _locked_wheel(spec, wheel, value.where)
             else:
-                _other_wheel(spec, value, beside)
+                _other_wheel(spec, value, referenced_files)
     _name_channels(spec)
     return spec
 
 
-def _other_wheel(spec: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles) -> None:
+def _other_wheel(spec: EnvironmentSpec, value: YamlNode, referenced_files: ReferencedFiles) -> None:
     """Add a package that is not on an index: a directory, or `git+https://...#COMMIT`."""
     address, _, commit = value.text.partition("#")
     if address.startswith("git+"):
         plain = re.split(r"[?]", address[4:])[0]
         add_git(spec, f"{plain}@{commit}" if commit else plain, value.where)
     elif "://" in value.text or value.text.endswith(".whl"):
-        add_pip_line(spec, value.text, value.where, beside)
+        add_pip_line(spec, value.text, value.where, referenced_files)
     else:
-        add_directory(spec, beside.place, value.text, value.where)
+        add_directory(spec, referenced_files.place, value.text, value.where)
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
@@ -557,8 +567,10 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
     metadata = root.get("metadata")
     ours = metadata.get("custom_metadata") if metadata else None
     if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
-        beside = f"{text_of(ours, 'imagefactory.target')}.requirements.txt"
-        spec.leave(pip.where, f"packages from PyPI are in {show(beside)}", "add those packages under pip")
+        requirements_path = f"{text_of(ours, 'imagefactory.target')}.requirements.txt"
+        spec.leave(
+            pip.where, f"packages from PyPI are in {show(requirements_path)}", "add those packages under pip"
+        )
     packages = root.get("package")
     rows = packages.items if packages else []
     fitting = [row for row in rows if text_of(row, "platform") == PLATFORM]

@@ -613,8 +613,8 @@ def marker_applies(marker: str, python: str, extras: Collection[str] | None = No
     """
 
     def judged(match: re.Match[str]) -> str:
-        chosen = extras is None or canonical(match[2]) in map(canonical, extras)
-        return f"python_version {'>=' if chosen == (match[1] == '==') else '<'} '0'"
+        selection = extras is None or canonical(match[2]) in map(canonical, extras)
+        return f"python_version {'>=' if selection == (match[1] == '==') else '<'} '0'"
 
     try:
         plain = re.sub(r"""\bextra *(==|!=) *["']([^"']+)["']""", judged, marker)
@@ -764,13 +764,13 @@ def _poetry(
             add_index(spec, address, source.where, "the default index")
     rows = _at(poetry, "dependencies").pairs
 
-    def take(pairs: Iterable[tuple[YamlNode, YamlNode]], *, chosen: frozenset[str] = frozenset()) -> None:
+    def take(pairs: Iterable[tuple[YamlNode, YamlNode]], *, selection: frozenset[str] = frozenset()) -> None:
         for key, value in pairs:
             if key.text == "python":
                 spec.bound_python(poetry_bounds(value.text) or "", value.where)
                 continue
             for row in value.items or [value]:
-                is_chosen = canonical(key.text) in chosen
+                is_chosen = canonical(key.text) in selection
                 if is_chosen or text_of(row, "optional") != "true":
                     if row.kind == "map" and (address := addresses.get(text_of(row, "source"))):
                         add_index(spec, address, row.where)
@@ -778,12 +778,12 @@ def _poetry(
 
     take(rows)
     for key, value in _at(poetry, "extras").pairs:
-        chosen = frozenset(canonical(re.split(r"[ \[<>=!~;]", item.text)[0]) for item in value.items)
-        of_it = [(name, row) for name, row in rows if canonical(name.text) in chosen]
+        selection = frozenset(canonical(re.split(r"[ \[<>=!~;]", item.text)[0]) for item in value.items)
+        of_it = [(name, row) for name, row in rows if canonical(name.text) in selection]
         optional.add_extra(
             key.text,
-            lambda of_it=of_it, chosen=chosen: take(of_it, chosen=chosen),  # type: ignore[misc]
-            sorted(chosen),
+            lambda of_it=of_it, selection=selection: take(of_it, selection=selection),  # type: ignore[misc]
+            sorted(selection),
         )
     for key, value in _at(poetry, "group").pairs:
         rows = _at(value, "dependencies").pairs
@@ -843,7 +843,7 @@ _CHOICES = ("channel-priority", "solve-strategy", "exclude-newer")
 _ROW = {"version", "build", "channel", "extras", "index", "subdir", "path", "git", "url"}
 
 
-def _pixi(spec: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, environment: str) -> None:
+def _pixi(spec: EnvironmentSpec, root: YamlNode, referenced_files: ReferencedFiles, environment: str) -> None:
     workspace = _at(root, "workspace") if _at(root, "workspace").pairs else _at(root, "project")
     platforms = [
         item.text if item.kind == "text" else text_of(item, "platform")
@@ -860,14 +860,16 @@ def _pixi(spec: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, enviro
     for node in _at(workspace, "platforms").items:
         _driver(spec, node.get("cuda") if node.kind == "map" else None)
     for part in (workspace, *parts):
-        _pypi_options(spec, _at(part, "pypi-options"), beside)
+        _pypi_options(spec, _at(part, "pypi-options"), referenced_files)
         for key in (key for key, _ in part.pairs if key.text in _CHOICES):
             spec.note(key.where, f"{show(key.text)} is not taken over: the newest allowed version is locked")
     for part in parts:
-        _pixi_part(spec, part, beside, is_root=part is root)
+        _pixi_part(spec, part, referenced_files, is_root=part is root)
 
 
-def _pixi_part(spec: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *, is_root: bool) -> None:
+def _pixi_part(
+    spec: EnvironmentSpec, part: YamlNode, referenced_files: ReferencedFiles, *, is_root: bool
+) -> None:
     """Add the packages and variables of a feature, or of all environments."""
     cuda = _at(part, "system-requirements").get("cuda")
     _driver(spec, cuda.get("version") or cuda if cuda else None)
@@ -881,7 +883,7 @@ def _pixi_part(spec: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *
         spec.conda_bounds += bounds.conda
         spec.lost += bounds.lost
         for key, value in _at(table, "pypi-dependencies").pairs:
-            _pypi_row(spec, key, value, beside)
+            _pypi_row(spec, key, value, referenced_files)
         for key, value in _at(table, "activation", "env").pairs:
             spec.variable(key.text, value.text, key.where)
         for item in _at(table, "activation", "scripts").items:
@@ -903,7 +905,7 @@ def _driver(spec: EnvironmentSpec, cuda: YamlNode | None) -> None:
         )
 
 
-def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFiles) -> None:
+def _pypi_options(spec: EnvironmentSpec, options: YamlNode, referenced_files: ReferencedFiles) -> None:
     """Add the options that pip has too. Report the others."""
     for key, value in options.pairs:
         known = {
@@ -914,7 +916,7 @@ def _pypi_options(spec: EnvironmentSpec, options: YamlNode, beside: ReferencedFi
         for item in value.items or [value]:
             text = item.text if item.kind == "text" else text_of(item, "url") or text_of(item, "path")
             if option := known.get(key.text):
-                add_pip_line(spec, f"{option} {text}", item.where, beside)
+                add_pip_line(spec, f"{option} {text}", item.where, referenced_files)
         if key.text in ("no-build-isolation", "no-build", "no-binary", "index-strategy"):
             spec.note(key.where, f"{show(key.text)} is not taken over: images are built only from wheels")
         elif key.text not in known:
@@ -925,8 +927,8 @@ def _features(spec: EnvironmentSpec, root: YamlNode, environment: str) -> list[s
     """Return the features of an environment. Raises RecipeError if it does not exist."""
     environments = _at(root, "environments")
     name = environment or "default"
-    chosen = environments.get(name)
-    if chosen is None and name != "default":
+    selection = environments.get(name)
+    if selection is None and name != "default":
         names = " or ".join(environments.keys) or "leave it out"
         raise recipe_problem(
             root.where, "environment-unknown", f"has no environment {show(name)}", f"--environment {names}"
@@ -936,9 +938,9 @@ def _features(spec: EnvironmentSpec, root: YamlNode, environment: str) -> list[s
         spec.note(
             environments.where, f"the default environment was taken (--environment {names} takes another)"
         )
-    if chosen is None:
+    if selection is None:
         return []
-    return [item.text for item in (chosen.items or _at(chosen, "features").items)]
+    return [item.text for item in (selection.items or _at(selection, "features").items)]
 
 
 def _alone(root: YamlNode, environment: str) -> bool:
@@ -961,18 +963,22 @@ def _conda_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     add_match_spec(spec, text.strip(), key.where)
 
 
-def _pypi_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: ReferencedFiles) -> None:
+def _pypi_row(
+    spec: EnvironmentSpec, key: YamlNode, value: YamlNode, referenced_files: ReferencedFiles
+) -> None:
     if value.kind == "text":
-        add_pip_line(spec, key.text + _bounds(value.text), key.where, beside)
+        add_pip_line(spec, key.text + _bounds(value.text), key.where, referenced_files)
         return
     if index := text_of(value, "index"):
         add_index(spec, index, value.where)
     _unread(spec, key, value)
     extras = [item.text for item in _at(value, "extras").items]
-    origins = _Origins(YamlNode(value.where, "map"), ProjectReadOptions(beside=beside))
+    origins = _Origins(YamlNode(value.where, "map"), ProjectReadOptions(beside=referenced_files))
     if not origins.take_row(spec, key.text, value, key.where, extras):
         brackets = f"[{','.join(extras)}]" if extras else ""
-        add_pip_line(spec, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
+        add_pip_line(
+            spec, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, referenced_files
+        )
 
 
 def _unread(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:

@@ -118,7 +118,7 @@ class RecipePlan:
 class RecipeSolver(Protocol):
     """A solver that queries the package index and the channels."""
 
-    def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
+    def solve(self, target: Target, base: BaseSpec, parent_lock: Lock | None) -> Mapping[str, str]:
         """Return the versions of a target's packages by name, as a lock would have them. Raises LockError."""
 
     def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
@@ -161,8 +161,10 @@ class IndexSolver:
     def _locker(self) -> UvLocker:
         return uv_locker(package_index(self.factory))
 
-    def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
-        return solve_target(self.factory, target, base, self.progress, under=under, locker=self._locker)
+    def solve(self, target: Target, base: BaseSpec, parent_lock: Lock | None) -> Mapping[str, str]:
+        return solve_target(
+            self.factory, target, base, self.progress, parent_lock=parent_lock, locker=self._locker
+        )
 
     def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
         return solve_target(self.factory, target, base, self.progress, declared=True, locker=self._locker)
@@ -249,7 +251,7 @@ class _RecipePlanner:
         if lock is None:
             return self._unsolved(drafted, reason)
         try:
-            return self._solved(drafted, under=lock, base=self._factory.base_of(below))
+            return self._solved(drafted, parent_lock=lock, base=self._factory.base_of(below))
         except UnsolvableError as error:
             error.hint = self._other_ways(spec) or error.hint
             raise
@@ -481,14 +483,14 @@ class _RecipePlanner:
         for _ in range(_OLDER):
             if trial.error:
                 raise first or trial.error
-            row, version, chosen = self._version(trial)
+            row, version, selection = self._version(trial)
             cudas = self._cudas(row, version, trial)
             for cuda in cudas:
                 try:
-                    return self._written(row, version, cuda, trial, chosen=chosen or len(cudas) > 1)
+                    return self._written(row, version, cuda, trial, selection=selection or len(cudas) > 1)
                 except UnsolvableError as error:
                     first = first or error
-            if not chosen:
+            if not selection:
                 break
             series = ".".join(version.split(".")[:2])
             trial = self._try(trial.python, row.framework, below=series, sources=trial.sources)
@@ -559,10 +561,10 @@ class _RecipePlanner:
         return UsageError("cuda-not-on-pypi", message, hint=hint)
 
     def _written(
-        self, row: FrameworkRow, version: str, cuda: str, trial: _PythonTrial, *, chosen: bool
+        self, row: FrameworkRow, version: str, cuda: str, trial: _PythonTrial, *, selection: bool
     ) -> RecipePlan:
         choice = ImageChoice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
-        reason = tuple(_reasons(trial.spec, choice, chosen=chosen, age=self._age))
+        reason = tuple(_reasons(trial.spec, choice, selection=selection, age=self._age))
         return self._solved(
             draft(trial.spec, self._draft_request(choice), self._bases, reason), reason=reason
         )
@@ -668,7 +670,7 @@ class _RecipePlanner:
         self,
         drafted: RecipeDraft,
         *,
-        under: Lock | None = None,
+        parent_lock: Lock | None = None,
         base: BaseSpec | None = None,
         reason: Sequence[str] = (),
     ) -> RecipePlan:
@@ -685,7 +687,7 @@ class _RecipePlanner:
             return plan
         for target in targets:
             try:
-                self._solver.solve(target, base or base_for(target.python, self._bases), under)
+                self._solver.solve(target, base or base_for(target.python, self._bases), parent_lock)
             except UnbuiltError as error:
                 names = tuple(str(package["name"] or package["source"]) for package in error.packages)
                 notes = (*drafted.notes, f"built from source by `lock --build`: {', '.join(names)}")
@@ -862,7 +864,7 @@ def _names(spec: EnvironmentSpec) -> set[str]:
 
 
 def _reasons(
-    spec: EnvironmentSpec, choice: ImageChoice, *, chosen: bool, age: _PinAge | None
+    spec: EnvironmentSpec, choice: ImageChoice, *, selection: bool, age: _PinAge | None
 ) -> Iterator[str]:
     """Yield why a framework, its version, CUDA and Python were chosen, if the file does not set them."""
     direct = _names(spec)
@@ -877,9 +879,9 @@ def _reasons(
             f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
         )
     beside, major = FrameworkRow(framework=choice.framework, source="pypi", spec=spec).cuda_in_package_name()
-    if chosen and major == choice.cuda.partition(".")[0]:
+    if selection and major == choice.cuda.partition(".")[0]:
         yield f"{beside} is for CUDA {major}: so is {choice.framework}"
-    if chosen:
+    if selection:
         driver = cuda_floor(choice.cuda).driver
         needs = f"; it needs driver {driver} or newer" if driver else ""
         yield f"{choice.framework} {choice.version} with CUDA {choice.cuda} is the newest that fits{needs}"

@@ -137,10 +137,10 @@ class ReferencedFiles:
         return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
-def add_requirements(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
+def add_requirements(spec: EnvironmentSpec, text: str, file: str, referenced_files: ReferencedFiles) -> None:
     """Add a requirements file. `conda list --export` writes files with that name too."""
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
-        _conda_export(spec, text, file, beside)
+        _conda_export(spec, text, file, referenced_files)
         return
     lines = re.split(r"\r\n|\r|\n", text)
     number = 0
@@ -155,11 +155,16 @@ def add_requirements(spec: EnvironmentSpec, text: str, file: str, beside: Refere
         number += 1
         column = len(line) - len(line.lstrip()) + 1
         add_pip_line(
-            spec, line.rstrip("\\"), SourceLocation(file=file, line=first + 1, column=column), beside
+            spec,
+            line.rstrip("\\"),
+            SourceLocation(file=file, line=first + 1, column=column),
+            referenced_files,
         )
 
 
-def add_pip_line(spec: EnvironmentSpec, line: str, location: SourceLocation, beside: ReferencedFiles) -> None:
+def add_pip_line(
+    spec: EnvironmentSpec, line: str, location: SourceLocation, referenced_files: ReferencedFiles
+) -> None:
     """Add one line with the rules of pip. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
@@ -171,7 +176,7 @@ def add_pip_line(spec: EnvironmentSpec, line: str, location: SourceLocation, bes
         return
     if text.startswith("-"):
         spec.hints += re.findall(r"/cpu\b", text)
-        _options(spec, text, location, beside)
+        _options(spec, text, location, referenced_files)
         return
     if own := re.search(r"\s(--[a-z][a-z-]*).*$", text):  # of the one requirement
         _option(spec, own[1], own[0].strip(), location, of=text[: own.start()].strip())
@@ -179,14 +184,16 @@ def add_pip_line(spec: EnvironmentSpec, line: str, location: SourceLocation, bes
     if re.match(r"\.{1,2}(/|\[|$)|/|file:|[\w.-]+/", text) and not re.search(
         _ARCHIVE, text.partition("[")[0]
     ):
-        add_project(spec, text, location, beside)
-    elif not _is_elsewhere(spec, text, location, beside) and (
-        requirement := _requirement(spec, text, location, beside.python)
+        add_project(spec, text, location, referenced_files)
+    elif not _is_elsewhere(spec, text, location, referenced_files) and (
+        requirement := _requirement(spec, text, location, referenced_files.python)
     ):
         _take(spec, requirement, text, location)
 
 
-def _options(spec: EnvironmentSpec, text: str, location: SourceLocation, beside: ReferencedFiles) -> None:
+def _options(
+    spec: EnvironmentSpec, text: str, location: SourceLocation, referenced_files: ReferencedFiles
+) -> None:
     """Add the options in one line, which may have several: `-i ADDRESS --trusted-host HOST`."""
     try:
         words = shlex.split(text)
@@ -200,7 +207,7 @@ def _options(spec: EnvironmentSpec, text: str, location: SourceLocation, beside:
             value = words.pop(0)
         if option in ("-c", "--constraint", "-r", "--requirement"):
             constraint = option in ("-c", "--constraint")
-            if reason := add_file(spec, value, beside, constraint=constraint):
+            if reason := add_file(spec, value, referenced_files, constraint=constraint):
                 do = "add its lines" if not constraint else "write its bounds under constraints"
                 spec.leave(location, f"{show(value)} {reason}", do)
         elif (
@@ -208,9 +215,9 @@ def _options(spec: EnvironmentSpec, text: str, location: SourceLocation, beside:
             and "://" not in value
             and not re.search(r"^\w[\w.\[\], -]* @", value)
         ):
-            add_project(spec, value, location, beside)
+            add_project(spec, value, location, referenced_files)
         elif option in ("-e", "--editable"):
-            add_pip_line(spec, value, location, beside)
+            add_pip_line(spec, value, location, referenced_files)
         elif option in _INDEX_OPTIONS:
             add_index(spec, value, location, option)
         else:
@@ -259,19 +266,19 @@ def is_mirror(address: str) -> bool:
     return _MIRROR.fullmatch(address) is not None
 
 
-def add_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
+def add_file(spec: EnvironmentSpec, name: str, referenced_files: ReferencedFiles, *, constraint: bool) -> str:
     """Add a file near the first one. Return the problem, empty if it was read."""
-    file_path = beside.path(name)
+    file_path = referenced_files.path(name)
     if not file_path:
         return "is not a path relative to the directory of the imported file"
-    if file_path in beside.above or spec.files >= MOST_FILES:
-        return "" if file_path in beside.above else f"is one file more than {MOST_FILES}"
-    text = beside.read(file_path)
+    if file_path in referenced_files.above or spec.files >= MOST_FILES:
+        return "" if file_path in referenced_files.above else f"is one file more than {MOST_FILES}"
+    text = referenced_files.read(file_path)
     if text is None:
         outside = file_path.startswith("..")
         return "is not there, or outside of the git work tree" if outside else "cannot be read"
     spec.files += 1
-    inner = replace(beside, above=(*beside.above, file_path))
+    inner = replace(referenced_files, above=(*referenced_files.above, file_path))
     if not constraint:
         add_requirements(spec, text, file_path, inner)
         return ""
@@ -287,14 +294,14 @@ def add_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, const
 
 
 def add_project(
-    spec: EnvironmentSpec, written: str, location: SourceLocation, beside: ReferencedFiles
+    spec: EnvironmentSpec, written: str, location: SourceLocation, referenced_files: ReferencedFiles
 ) -> None:
     """Add the project in a directory: its requirements, and its code as a source."""
     directory, _, extras = written.partition("[")
     name = directory.removeprefix("file://").removeprefix("file:").strip() or "."
-    file_path = beside.path(name)
+    file_path = referenced_files.path(name)
     names = tuple(part.strip() for part in extras.partition("]")[0].split(",") if part.strip())
-    needs = beside.project(file_path, names, beside) if file_path else None
+    needs = referenced_files.project(file_path, names, referenced_files) if file_path else None
     if needs is not None:
         spec.narrow_python(needs.python, location)
         spec.merge(needs)
@@ -309,7 +316,7 @@ def add_project(
 
 
 def _is_elsewhere(
-    spec: EnvironmentSpec, text: str, source_location: SourceLocation, beside: ReferencedFiles
+    spec: EnvironmentSpec, text: str, source_location: SourceLocation, referenced_files: ReferencedFiles
 ) -> bool:
     """Add a package from a repository, a file or an address. Return False for other lines."""
     head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
@@ -318,11 +325,14 @@ def _is_elsewhere(
         return False
     written = text[len(head) :].lstrip("; \t")
     try:
-        meant = not written or marker_matches(Marker(written), beside.python)
+        meant = not written or marker_matches(Marker(written), referenced_files.python)
     except InvalidMarker:
         return False
     if not meant:
-        spec.note(source_location, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
+        spec.note(
+            source_location,
+            f"{show(text, limit=100)} is not for Python {referenced_files.python} on {PLATFORM}",
+        )
         return True
     name, extras, address = match[1] or "", match[2] or "", match[3]
     fragment = dict(part.partition("=")[::2] for part in address.partition("#")[2].split("&"))
@@ -338,7 +348,9 @@ def _is_elsewhere(
         spec.note(source_location, f"{location} is taken as {wheel} {version}")
         _take(spec, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", source_location)
     elif "://" not in address and RULES["wheel"].allows(
-        path := recipe_path(beside.place, beside.path(address.removeprefix("file:")) or "/")
+        path := recipe_path(
+            referenced_files.place, referenced_files.path(address.removeprefix("file:")) or "/"
+        )
     ):
         spec.pip.append(path)
     elif wheel or address.endswith(".whl"):
@@ -437,7 +449,7 @@ def marker_matches(marker: Marker, python: str) -> bool:
     )
 
 
-def _conda_export(spec: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
+def _conda_export(spec: EnvironmentSpec, text: str, file: str, referenced_files: ReferencedFiles) -> None:
     """Add lines `name=version=build`. Packages that pip installed have the build pypi_0."""
     spec.locked = True
     for number, line in enumerate(text.split("\n")):
@@ -448,7 +460,7 @@ def _conda_export(spec: EnvironmentSpec, text: str, file: str, beside: Reference
             if not re.fullmatch(r"# platform: (linux-64|noarch)|# (?!platform:).*|", line.strip()):
                 spec.leave(location, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
         elif build.startswith("pypi"):
-            add_pip_line(spec, f"{name}=={version}", location, beside)
+            add_pip_line(spec, f"{name}=={version}", location, referenced_files)
         else:
             add_match_spec(spec, f"{name}=={version}" if version else name, location)
             if RULES["match spec"].allows(name):

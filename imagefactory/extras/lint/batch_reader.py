@@ -235,10 +235,12 @@ def _full_option_name(name: str) -> tuple[str, str]:
     return (fitting[0], "") if len(fitting) == 1 else ("", nearest(name, LONG))
 
 
-def _unknown_option(written: str, near: str, location: FileLocation) -> SubmitFinding:
-    if near:
-        dashes = "--" if len(near) > 1 else "-"
-        text = f"sbatch has no option {written[:60]} and rejects the script; did you mean {dashes}{near}?"
-        return wrong(location.line, "option", text, f"write {dashes}{near}", column=location.column)
+def _unknown_option(written: str, suggestion: str, location: FileLocation) -> SubmitFinding:
+    if suggestion:
+        dashes = "--" if len(suggestion) > 1 else "-"
+        text = (
+            f"sbatch has no option {written[:60]} and rejects the script; did you mean {dashes}{suggestion}?"
+        )
+        return wrong(location.line, "option", text, f"write {dashes}{suggestion}", column=location.column)
     text = f"sbatch has no option {written[:60]}, unless a plugin of the site adds it"
     return advice(location.line, "option", text, "see man sbatch on the cluster", column=location.column)

@@ -377,9 +377,9 @@ def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {attribute}")
         elif own_name(name):
             continue  # has a separate finding
-        elif (near := nearest(name, known)) and name not in known and name not in _my_names(jobs):
-            text = f"GPUs have no attribute '{name}'; did you mean {known[near]}?"
-            yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {known[near]}")
+        elif (suggestion := nearest(name, known)) and name not in known and name not in _my_names(jobs):
+            text = f"GPUs have no attribute '{name}'; did you mean {known[suggestion]}?"
+            yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {known[suggestion]}")
     for name in sorted(_names(jobs, "requirements") & {*known} - {"id"}):
         text = f"{known[name]} is an attribute of GPUs, so it is undefined for machines and nothing matches"
         yield wrong(jobs.settings["requirements"].line, "misplaced", text, "use it in require_gpus")
@@ -398,10 +398,12 @@ def _misspelt(jobs: QueueStatement) -> Iterator[SubmitFinding]:
             text = f"{setting.written} is an unused macro: a job attribute requires a +"
             line = f"+{setting.written} = {setting.value}"
             yield wrong(setting.line, "misspelt", text, f"write {line[:60]}", edits=_instead(setting, line))
-        elif near := _meant(key):
-            text = f"'{setting.written}' is not a command; did you mean {near}?"
-            edits = () if near in jobs.settings else _instead(setting, f"{near} = {setting.value}")
-            yield wrong(setting.line, "misspelt", text, f"write {near}", edits=edits)
+        elif suggestion := _meant(key):
+            text = f"'{setting.written}' is not a command; did you mean {suggestion}?"
+            edits = (
+                () if suggestion in jobs.settings else _instead(setting, f"{suggestion} = {setting.value}")
+            )
+            yield wrong(setting.line, "misspelt", text, f"write {suggestion}", edits=edits)
 
 
 def _unquoted(jobs: QueueStatement) -> Iterator[SubmitFinding]:
@@ -541,11 +543,11 @@ def _meant(key: str) -> str:
             return _RESOURCES[key.removeprefix("request_")]
     elif _ALIKE.search(key):
         return nearest(key, _CHECKED_SETTINGS)
-    near = nearest(key, COMMANDS)
-    same = near.replace("_", "") == key.replace("_", "")  # the name of the attribute, which counts too
-    plural = near in (key.removesuffix("s"), key.rstrip("0123456789_"))
-    alike = SequenceMatcher(None, near, key).ratio() >= _CLOSE
-    return near if near and alike and not same and not plural else ""
+    suggestion = nearest(key, COMMANDS)
+    same = suggestion.replace("_", "") == key.replace("_", "")  # the name of the attribute, which counts too
+    plural = suggestion in (key.removesuffix("s"), key.rstrip("0123456789_"))
+    alike = SequenceMatcher(None, suggestion, key).ratio() >= _CLOSE
+    return suggestion if suggestion and alike and not same and not plural else ""
 
 
 def _instead(setting: SubmitSetting, line: str) -> tuple[LineEdit, ...]:

@@ -151,11 +151,11 @@ def find_units(project: Project, names: Sequence[str]) -> tuple[UpdateUnit, ...]
     selected = [roots.get(name, name) for name in names]
     for name in selected:
         if name not in known:
-            near = nearest(name, [*known, *roots])
+            suggestion = nearest(name, [*known, *roots])
             raise NothingSelectedError(
                 "target-unknown",
                 f"no family or base '{name}'",
-                hint=f"did you mean '{near}'?" if near else f"known: {', '.join(known)}",
+                hint=f"did you mean '{suggestion}'?" if suggestion else f"known: {', '.join(known)}",
             )
     return tuple(known[name] for name in dict.fromkeys(selected)) if names else tuple(units)
 

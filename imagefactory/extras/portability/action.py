@@ -225,13 +225,13 @@ def _groups(
     for image in sorted({image for _, image in requests}):
         if image:
             check_name(project, image, gpu=False)
-        chosen = resolve_image(project, image, "", progress, gpu=False) if image else source
+        resolved_image = resolve_image(project, image, "", progress, gpu=False) if image else source
         runtimes = tuple(runtime for runtime, requested_image in requests if requested_image == image)
         for runtime in runtimes:
-            check_has_runtime(runtime, chosen.definition)
-        if isinstance(chosen.made, Image):
-            check_not_emulated(chosen.made.name, chosen.made.architecture)
-        groups.append(_RuntimeGroup(chosen=chosen, runtimes=runtimes))
+            check_has_runtime(runtime, resolved_image.definition)
+        if isinstance(resolved_image.made, Image):
+            check_not_emulated(resolved_image.made.name, resolved_image.made.architecture)
+        groups.append(_RuntimeGroup(chosen=resolved_image, runtimes=runtimes))
     return tuple(groups)
 
 
@@ -265,18 +265,18 @@ def _completed_rows(exported: ExportedModels) -> tuple[PortableModel, ...]:
     return tuple(model for model in exported.models if model.digest)
 
 
-def _target(chosen: ResolvedImage) -> str:
-    return chosen.definition.target.name
+def _target(resolved_image: ResolvedImage) -> str:
+    return resolved_image.definition.target.name
 
 
-def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> RuntimeImage:
+def _open(work: _PortabilityRun, resolved_image: ResolvedImage, *, gpu: bool) -> RuntimeImage:
     """Return the image, prepared for its runner, with the GPUs of its vendor if `gpu` is set.
 
     Raises UsageError if this machine has only GPUs of the other vendor.
     """
     visible: tuple[tuple[str, str], ...] = ()
     if gpu and work.hardware is not None:
-        amd = bool(rocm_of(chosen.definition.target.cuda))
+        amd = bool(rocm_of(resolved_image.definition.target.cuda))
         seen = assigned_gpus(work.hardware, work.access.environ, amd=amd)
         if seen is None:
             name = VISIBLE_AMD if amd else VISIBLE
@@ -291,27 +291,29 @@ def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> Runtime
             maker = "AMD" if amd else "NVIDIA"
             raise UsageError(
                 "gpu-vendor-mismatch",
-                f"{_target(chosen)} is for {maker} GPUs, but this machine has none",
+                f"{_target(resolved_image)} is for {maker} GPUs, but this machine has none",
                 hint="choose an image for the GPUs of this machine: imagefactory search",
             )
         visible = visible_gpus(work.hardware, met, work.access.environ)
-    runner, image = work.dependencies.runner, chosen.made
+    runner, image = work.dependencies.runner, resolved_image.made
     if runner is None:
         with work.access.layout.in_use(work.progress):
             name = runner_name(work.access, image, work.options.runner)
-            runner = make_runner(work.access, name, _target(chosen), work.progress)
+            runner = make_runner(work.access, name, _target(resolved_image), work.progress)
             runner.require()
             image = runner.prepare(image, checked=True)
-    return RuntimeImage(image=image, definition=chosen.definition, runner=runner, gpus=gpu, visible=visible)
+    return RuntimeImage(
+        image=image, definition=resolved_image.definition, runner=runner, gpus=gpu, visible=visible
+    )
 
 
 def _attach(
-    access: Access, chosen: ResolvedImage, signed: SignedPortable, directory: Path, progress: Progress
+    access: Access, resolved_image: ResolvedImage, signed: SignedPortable, directory: Path, progress: Progress
 ) -> tuple[str, ...]:
     """Attach the model files and the statement to the image, here and in its registry."""
     report, names = signed.statement.report, []
     files = {model_file(model): directory / f"{model.name}{ONNX}" for model in report.models}
-    for repository, subject in places_of(access, report.subject, chosen.where):
+    for repository, subject in places_of(access, report.subject, resolved_image.where):
         root = read_manifest(repository, subject.manifest).descriptor
         with access.layout.in_use(progress):
             put_files(repository, artifact_of(MODELS_TYPE, root, tuple(files), {}), files)
@@ -361,11 +363,11 @@ def read_portable(
 ) -> PortableStatements:
     """Return the statements of an image, from a registry if `name` or `registry` contains one."""
     check_name(project, name, gpu=False)
-    chosen = resolve_image(project, name, registry, progress, gpu=False)
-    repository, subject = local_place(project, ANY), chosen.subject
-    if chosen.where is not None:
-        repository = place_of(project, chosen.where)
-        subject = read_subject(repository, chosen.where.tag_or_digest)
+    resolved_image = resolve_image(project, name, registry, progress, gpu=False)
+    repository, subject = local_place(project, ANY), resolved_image.subject
+    if resolved_image.where is not None:
+        repository = place_of(project, resolved_image.where)
+        subject = read_subject(repository, resolved_image.where.tag_or_digest)
     trust = read_trust(project.settings.files)
     judged = [
         verify_portable(statement.envelope, statement.digest, subject, trust, now)

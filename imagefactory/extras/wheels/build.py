@@ -648,9 +648,9 @@ def _tools(
 ) -> dict[LockedWheel, Path]:
     """Return the cached build tools that the image does not provide, and the wheels in `beside`."""
     target = request.target
-    beside = {wheel: path for path in request.beside if (wheel := _own_wheel(path))}
+    extra_wheels = {wheel: path for path in request.beside if (wheel := _own_wheel(path))}
     visible = {} if isolated else {package.name: package.version for package in lock.packages}
-    there = visible | {wheel.name: wheel.version for wheel in beside}
+    there = visible | {wheel.name: wheel.version for wheel in extra_wheels}
     needed = {
         requirement
         for requirement in (*OWN_TOOLS, *requires)
@@ -682,7 +682,7 @@ def _tools(
     fetched = cache.fetch(
         wheels, lambda missing: locker.addresses(replace(question.lock, wheels=missing)), progress
     )
-    return fetched | beside
+    return fetched | extra_wheels
 
 
 def _own_wheel(path: Path) -> LockedWheel:

@@ -413,7 +413,7 @@ def _build_wheel(
         requirement = str(root / source)
     elif not source.startswith("git+"):
         requirement = f"{row['name']}=={row['version']}"
-    beside = tuple(
+    extra_wheels = tuple(
         root / built_wheel.path for name, (built_wheel, _) in built.items() if name in row["requires"]
     )
     reserved = frozenset(
@@ -428,7 +428,7 @@ def _build_wheel(
         label=source if requirement != source and source.startswith(".") else "",
         target=target,
         folder=root / "wheels",
-        beside=beside,
+        beside=extra_wheels,
     )
     result = compile_in(factory, ask, within, progress)
     name, version, *_ = parse_wheel_filename(result.wheel.name)

@@ -164,8 +164,8 @@ def find_gpu(name: str) -> GpuModel:
             f"unknown AMD GPU {quoted}",
             hint="write its processor, such as gfx90a: `rocminfo` or `rocm_agent_enumerator` prints it",
         )
-    near = _nearest(words, known)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    suggestion = _nearest(words, known)
+    hint = f"did you mean {' or '.join(suggestion)}? " if suggestion else ""
     raise UsageError(
         "gpu-unknown",
         f"unknown GPU {quoted}",

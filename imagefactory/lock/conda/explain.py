@@ -88,8 +88,8 @@ class _ConflictExplanation:
         hints, others = [], []
         for name in missing:
             renamed = [conda for conda, pypi in pypi_names().items() if name in pypi and conda in known]
-            if near := next(iter(renamed), "") or _misspelled(name, known):
-                hints.append(f"for '{name}' write '{near}'")
+            if suggestion := next(iter(renamed), "") or _misspelled(name, known):
+                hints.append(f"for '{name}' write '{suggestion}'")
             else:
                 others.append(name)
         if others:

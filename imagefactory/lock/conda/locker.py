@@ -209,16 +209,16 @@ def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDis
 
 def _check_not_replaced(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
     """Raise UnsolvableError if conda has a package that the parent has from PyPI."""
-    under = request.under
-    for wheel in under.wheels if under else ():
-        if under and (there := provided.get(wheel.name)):
+    parent_lock = request.under
+    for wheel in parent_lock.wheels if parent_lock else ():
+        if parent_lock and (there := provided.get(wheel.name)):
             raise UnsolvableError(
                 "parent-package-conflict",
                 f"{request.target.name}: conda would replace {wheel.name} {wheel.version}, which "
-                f"{under.target} has from PyPI, by {_label(there)}",
+                f"{parent_lock.target} has from PyPI, by {_label(there)}",
                 hint=f"move what needs it from `packages` to `pip` at {request.target.where}, "
-                f"or write '{there.conda.name}' in `packages` of {under.target}",
-                tree=f"{under.target}: {wheel.filename}\nconda: {there.conda.filename}",
+                f"or write '{there.conda.name}' in `packages` of {parent_lock.target}",
+                tree=f"{parent_lock.target}: {wheel.filename}\nconda: {there.conda.filename}",
             )
 
 
@@ -418,12 +418,12 @@ def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ..
         same = name.lower() if name.lower() in conda or normal in wheels else called.get(normal, "")
         names: dict[str, set[str]] = {"conda": conda & {same}, "wheels": wheels & {str(normal)}}
         if not any(names.values()):
-            near = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
+            suggestion = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
             problem = "has no lock yet" if previous is None else f"has no package '{name}'"
             raise LockError(
                 "update-package-unknown",
                 f"cannot upgrade '{name}': {target.name} {problem}",
-                hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
+                hint=f"did you mean '{suggestion[0]}'?" if suggestion else f"imagefactory lock {target.name}",
             )
         if below & (names["conda"] | names["wheels"]):
             raise LockError(
@@ -452,8 +452,8 @@ class _SolveLoop:
 
     async def decide(self, update: tuple[str, ...], *, unchanged: bool) -> list[RepoDataRecord]:
         """Return the records of the new lock. With `unchanged` only the packages of `update` may change."""
-        previous, under = self._request.previous, self._request.under
-        below = under.conda if under else ()
+        previous, parent_lock = self._request.previous, self._request.under
+        below = parent_lock.conda if parent_lock else ()
         previous_packages = previous.conda if previous and not self._request.update_all else ()
         records = await self._solver.find((*previous_packages, *below)) if below or previous_packages else {}
         self._refuse_gone(

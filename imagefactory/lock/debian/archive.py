@@ -588,14 +588,14 @@ def lock_base(
     mirror: DebianMirror,
     progress: Progress,
     *,
-    below: BaseLock | None = None,
+    parent_base: BaseLock | None = None,
 ) -> BaseLock:
-    """Solve the lock of a base on the parent lock `below`. Raises LockError, ToolError.
+    """Solve the lock of a base on the parent lock `parent_base`. Raises LockError, ToolError.
 
     `previous` is returned if its packages are the same, so that its date and the base's digest do not
     change.
     """
-    required = base_content_hash(base, below)
+    required = base_content_hash(base, parent_base)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
         lock = solve_base(base, archive, required)
     if previous and (previous.content_hash, previous.packages) == (required, lock.packages):

@@ -37,10 +37,10 @@ _HEADER = (
 )
 
 
-def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
+def base_content_hash(base: BaseSpec, parent_base: BaseLock | None = None) -> str:
     """Return the hash of all inputs of a base's packages except the archive's state: `sha256:<64 hex>`.
 
-    `below` is the lock of the parent base. If that changes, this lock is outdated.
+    `parent_base` is the lock of the parent base. If that changes, this lock is outdated.
     """
     decided = {
         "format": FORMAT,
@@ -49,8 +49,12 @@ def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
         "architecture": architecture(base.platform),
         "packages": sorted({*base.packages, *ALWAYS}),
         **(
-            {"below": [f"{package.name} {package.version} {package.sha256}" for package in below.packages]}
-            if below
+            {
+                "below": [
+                    f"{package.name} {package.version} {package.sha256}" for package in parent_base.packages
+                ]
+            }
+            if parent_base
             else {}
         ),
     }

@@ -28,7 +28,7 @@ def _clean_message(stderr: str) -> str:
     return text[:500] + " ... " + text[-180:] if len(text) > 700 else text
 
 
-def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
+def explain_on(error: UnsolvableError, parent_lock: Lock, target: Target) -> UnsolvableError:
     """Return the error of a target on a parent, with possible changes.
 
     An update changes the parent's packages only to newer releases; an older one needs its own recipe.
@@ -38,8 +38,8 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
     return UnsolvableError(
         error.code,
         error.message,
-        hint=f"{fix}require versions that work with the locked packages of {under.target}; to upgrade one of "
-        f"those, run imagefactory lock {under.target} --upgrade-package PACKAGE; "
+        hint=f"{fix}require versions that work with the packages of {parent_lock.target}; to upgrade one of "
+        f"those, run imagefactory lock {parent_lock.target} --upgrade-package PACKAGE; "
         f"for an older one, create a separate recipe: {import_command}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,

@@ -66,8 +66,8 @@ def digest(file: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(file: Path, _changed: int, _size: int) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as file_handle:
+        return hashlib.file_digest(file_handle, "sha256").hexdigest()
 
 
 def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
@@ -115,8 +115,8 @@ def wheel_metadata(file: Path) -> tuple[str, Version] | None:
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
                 if entry.filename.count("/") == 1 and entry.filename.endswith(".dist-info/METADATA"):
-                    with archive.open(entry) as opened:
-                        raw, _ = parse_email(opened.read(_MOST))
+                    with archive.open(entry) as file_handle:
+                        raw, _ = parse_email(file_handle.read(_MOST))
                     return canonicalize_name(raw["name"]), Version(raw["version"])
     except (zipfile.BadZipFile, NotImplementedError, KeyError, InvalidVersion):
         pass

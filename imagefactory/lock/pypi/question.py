@@ -100,19 +100,19 @@ def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
     return {wheel.name: wheel.version for wheel in wheels}
 
 
-def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:
+def origins_of(target: Target, parent_lock: Lock | None) -> tuple[tuple[str, str], ...]:
     """Return the origins of a target's wheels. Wheels of the parent keep the parent's origins."""
-    if under is None:
+    if parent_lock is None:
         return target.origins
-    below = {wheel.name for wheel in under.wheels}
-    own_origins = (pair for pair in target.origins if pair[0] not in below)
-    return tuple(sorted((*own_origins, *under.origins)))
+    parent_wheels = {wheel.name for wheel in parent_lock.wheels}
+    own_origins = (pair for pair in target.origins if pair[0] not in parent_wheels)
+    return tuple(sorted((*own_origins, *parent_lock.origins)))
 
 
 def check_exclude(request: LockRequest) -> tuple[str, ...]:
     """Return the names to exclude. Raises LockError for a package of the parent."""
-    target, under = request.target, request.under
-    for wheel in under.wheels if under else ():
+    target, parent_lock = request.target, request.under
+    for wheel in parent_lock.wheels if parent_lock else ():
         if wheel.name in target.exclude:
             raise LockError(
                 "package-from-parent",
@@ -124,23 +124,23 @@ def check_exclude(request: LockRequest) -> tuple[str, ...]:
 
 def check_update_names(request: LockRequest) -> tuple[str, ...]:
     """Return the normalized names to update. Raises LockError for a name that cannot change."""
-    target, under = request.target, request.under
+    target, parent_lock = request.target, request.under
     names = [wheel.name for wheel in request.previous.wheels] if request.previous else []
-    below = {wheel.name for wheel in under.wheels} if under else frozenset()
+    parent_wheels = {wheel.name for wheel in parent_lock.wheels} if parent_lock else frozenset()
     update = tuple(sorted({canonicalize_name(name) for name in request.update}))
     for name in update:
-        if name in below and under:
+        if name in parent_wheels and parent_lock:
             raise LockError(
                 "package-from-parent",
-                f"{target.name} is built on {under.target}, which has the package '{name}'",
-                hint=f"run imagefactory lock {under.target} --upgrade-package {name}",
+                f"{target.name} is built on {parent_lock.target}, which has the package '{name}'",
+                hint=f"run imagefactory lock {parent_lock.target} --upgrade-package {name}",
             )
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            suggestion = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             problem = "has no lock yet" if request.previous is None else f"has no package '{name}'"
             raise LockError(
                 "update-package-unknown",
                 f"cannot upgrade '{name}': {target.name} {problem}",
-                hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
+                hint=f"did you mean '{suggestion[0]}'?" if suggestion else f"imagefactory lock {target.name}",
             )
     return update

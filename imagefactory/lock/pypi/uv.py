@@ -173,15 +173,15 @@ class UvLocker:
         Raises UnsolvableError without a solution, LockError if it differs from the target's values,
         ToolError without uv.
         """
-        target, under, question = request.target, request.under, self.question(request)
+        target, parent_lock, question = request.target, request.under, self.question(request)
         try:
             with without(request.absent, question) as reduced:
                 complete, pins = require_wheels(self, reduced, target, progress)
             lock = replace(complete.lock, wheels=self.wheels(complete, pins, progress))
         except (UnsolvableError, NoWheelError) as error:
             reason = self.explained(error, question, target)
-            if under and isinstance(reason, UnsolvableError):
-                reason = explain_on(reason, under, target)
+            if parent_lock and isinstance(reason, UnsolvableError):
+                reason = explain_on(reason, parent_lock, target)
             raise reason from error
         check_facts(lock, target)
         return lock
@@ -220,15 +220,15 @@ class UvLocker:
 
         Raises LockError for names that cannot be updated or excluded.
         """
-        target, under = request.target, request.under
+        target, parent_lock = request.target, request.under
         empty = Lock(
             target=target.name,
             content_hash=request.content_hash,
             python=target.python,
-            platform=under.platform if under else self.platform(target, request.base.glibc),
+            platform=parent_lock.platform if parent_lock else self.platform(target, request.base.glibc),
             solver=f"uv {self.require()}",
             wheels=(),
-            origins=origins_of(target, under),
+            origins=origins_of(target, parent_lock),
         )
         return WheelRequest(
             lock=empty,
@@ -237,7 +237,7 @@ class UvLocker:
             previous=request.previous,
             update=check_update_names(request),
             update_all=request.update_all,
-            fixed=under.wheels if under else (),
+            fixed=parent_lock.wheels if parent_lock else (),
             sources=target.sources,
             exclude=check_exclude(request),
         )

@@ -69,7 +69,7 @@ def open_target(root: int, path: str, *, directory: bool, closed: tuple[str, ...
     tree has no such path and it cannot be created.
     """
     ahead = path.split("/")[::-1]
-    opened: list[int] = []
+    open_fds: list[int] = []
     links = 0
     try:
         while ahead:
@@ -77,33 +77,33 @@ def open_target(root: int, path: str, *, directory: bool, closed: tuple[str, ...
             if name in ("", "."):
                 continue
             if name == "..":
-                if opened:
-                    os.close(opened.pop())
+                if open_fds:
+                    os.close(open_fds.pop())
                 continue
-            if not opened and name in closed:
+            if not open_fds and name in closed:
                 raise led_to(path, f"/{name}")
-            if len(opened) == DEPTH_LIMIT:
+            if len(open_fds) == DEPTH_LIMIT:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-            above = opened[-1] if opened else root
+            above = open_fds[-1] if open_fds else root
             entry = open_or_make(
                 above, name, directory=directory or any(part not in ("", ".") for part in ahead)
             )
-            opened.append(entry)
+            open_fds.append(entry)
             if stat.S_ISLNK(os.fstat(entry).st_mode):
                 links += 1
                 if links > LINKS_LIMIT:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 text = os.readlink("", dir_fd=entry)
-                os.close(opened.pop())
+                os.close(open_fds.pop())
                 if text.startswith("/"):
-                    while opened:
-                        os.close(opened.pop())
+                    while open_fds:
+                        os.close(open_fds.pop())
                 ahead += text.split("/")[::-1]
-        if not opened:
+        if not open_fds:
             raise led_to(path, "/")
-        return opened.pop()
+        return open_fds.pop()
     finally:
-        for fd in opened:
+        for fd in open_fds:
             os.close(fd)
 
 
@@ -348,11 +348,11 @@ class Root:
         lower = [*reversed(plan["lower"]), os.path.join(self.scratch, "skeleton")]
         self.in_memory = plan["read_only"]
         with step("layers"):
-            opened = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in lower]
-        options = "userxattr,lowerdir=" + ":".join(map(str, opened))
+            open_fds = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in lower]
+        options = "userxattr,lowerdir=" + ":".join(map(str, open_fds))
         flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if plan["read_only"] else 0)
         if len(options) > OVERLAY_OPTIONS_LIMIT - 40:
-            raise SetupError("layers", errno.E2BIG, f"{len(opened)} layers are too many for one overlay")
+            raise SetupError("layers", errno.E2BIG, f"{len(open_fds)} layers are too many for one overlay")
         with step("overlay"):
             os.chdir("/proc/self/fd")
             if plan["read_only"]:
@@ -370,7 +370,7 @@ class Root:
                         os.mkdir(os.path.join(self.scratch, name), 0o755)
                     self.mount_writable(root, flags, options, self.scratch)
             os.chdir("/")
-        for fd in opened:
+        for fd in open_fds:
             os.close(fd)
 
     def mount_writable(self, root: str, flags: int, options: str, directory: str) -> None:

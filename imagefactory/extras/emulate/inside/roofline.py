@@ -77,8 +77,8 @@ def read(curve: Curve, work: float) -> float:
         return 0.0
     position = bisect(curve, (work,))
     if position in (0, len(curve)):
-        near, took = curve[min(position, len(curve) - 1)]
-        return took * work / near
+        nearest_entry, took = curve[min(position, len(curve) - 1)]
+        return took * work / nearest_entry
     (less, sooner), (more, later) = curve[position - 1 : position + 1]
     share = log(work / less) / log(more / less)
     return exp(log(sooner) + share * log(later / sooner))

@@ -85,9 +85,9 @@ def _median_step(seen: Seen) -> float | None:
 def write(directory: Path, summary: dict[str, Any]) -> None:
     """Write the file of this process."""
     path = directory / f"{os.getpid()}.json"
-    beside = path.with_suffix(".part")
+    temporary = path.with_suffix(".part")
     try:
-        beside.write_text(json.dumps(summary), encoding="utf-8")
-        beside.replace(path)
+        temporary.write_text(json.dumps(summary), encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         print(f"imagefactory: what was emulated is not written: {error}", file=sys.stderr)

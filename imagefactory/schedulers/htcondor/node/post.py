@@ -452,9 +452,9 @@ def append_fault(machine, node, job, reason):
 
 def replace_file(path, text):
     # type: (Path, str) -> None
-    beside = path.with_name("." + path.name)
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    temporary = path.with_name("." + path.name)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def main(arguments):

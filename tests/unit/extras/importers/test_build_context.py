@@ -146,7 +146,7 @@ def test_the_option_says_nothing_of_other_files(tmp_path: Path) -> None:
         read(tmp_path / "requirements.txt", context=tmp_path)
     assert caught.value.code == "option-conflict"
     with pytest.raises(UsageError) as caught:
-        open_context(tmp_path, chosen=tmp_path / "none")
+        open_context(tmp_path, selection=tmp_path / "none")
     assert caught.value.code == "option-invalid"
 
 

@@ -173,7 +173,7 @@ def test_a_context_outside_of_the_project_is_a_loss(root: Path, tmp_path: Path) 
 
 
 def test_a_context_below_the_project_s_root_keeps_its_places(root: Path) -> None:
-    context = open_context(root / "src", chosen=root / "src", project=root)
+    context = open_context(root / "src", selection=root / "src", project=root)
     assert find_own_files(context, ".", "/app").entries == [("/app", "src/./*")]
     assert find_own_files(context, "data", "/app/src/data").entries == [("/app", "src/data")]
     assert find_own_files(context, "data", "/x").entries == [("/x", "src/data/./*")]
