@@ -41,7 +41,7 @@ EXIT_CODES = {
     EXIT_TOOL: "a tool is missing or not permitted",
     EXIT_BUILD: "a build failed",
     EXIT_REGISTRY: "a registry failed or rejected the request",
-    EXIT_CHECK: "a check failed, or the answer is no",
+    EXIT_CHECK: "a check failed, or the result is negative",
     EXIT_AUDIT: "a license or vulnerability was found (image audit)",
     EXIT_UNKNOWN: "the answer is not known",
     EXIT_INTERRUPTED: "interrupted",

@@ -153,6 +153,6 @@ def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
 
 def _check_project(settings: Settings) -> ProbeResult:
     try:
-        return ProbeResult(name="factory", answer=str(recipes_directory(settings).parent))
+        return ProbeResult(name="project", answer=str(recipes_directory(settings).parent))
     except ImagefactoryError as error:
-        return ProbeResult(name="factory", refusal=error.message, remedy=error.hint)
+        return ProbeResult(name="project", refusal=error.message, remedy=error.hint)

@@ -72,8 +72,8 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
     lacks.
     """
     layout = access.layout
-    _, at, digest = name.rpartition("@")
-    if at or DIGEST.fullmatch(name):
+    _, separator, digest = name.rpartition("@")
+    if separator or DIGEST.fullmatch(name):
         message, near = digest or name, []
         manifest = layout.manifest(check_digest(message))
         if manifest is not None:
@@ -109,7 +109,9 @@ def image_removed_error(name: str) -> BuildError:
 
 def not_built_error(target: Target, more: str = "") -> BuildError:
     return BuildError(
-        "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}{more}"
+        "image-not-built",
+        f"{target.name} is not built",
+        hint=f"run imagefactory build {target.name}{more}",
     )
 
 

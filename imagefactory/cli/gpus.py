@@ -49,11 +49,11 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 
     inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
-        where = str(path) if path else f"the pool {inventory.pool}".rstrip()
+        location = str(path) if path else f"the pool {inventory.pool}".rstrip()
         notes = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
             "pool-without-gpu",
-            f"{where} has no machine with a GPU that jobs can request{notes}",
+            f"{location} has no machine with a GPU that jobs can request{notes}",
             hint="`sinfo -o '%N %G %T'` lists what the nodes report"
             if pool == SLURM
             else "`condor_status -const 'TotalGPUs > 0'` lists the slots that report GPUs",
@@ -66,7 +66,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 @click.option(
     "--scheduler",
     type=click.Choice(tuple(POOLS)),
-    help="Ask this scheduler.  [default: the one of this machine, htcondor if it has both]",
+    help="The scheduler to query.  [default: the one of this machine, htcondor if it has both]",
 )
 @click.option("--machines", is_flag=True, help="Show a row for each machine instead of each type of GPU.")
 @click.option(
@@ -95,7 +95,7 @@ def gpus(
 
     \b
     imagefactory gpus
-    imagefactory gpus --probe 5m                     ask the GPUs themselves
+    imagefactory gpus --probe 5m                     query GPUs with small jobs
     imagefactory gpus -o inventory.json              save them for other commands
     imagefactory plan --inventory inventory.json
 

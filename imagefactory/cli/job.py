@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
     print_catalog_notes,
     print_json,
     print_next_command,
-    print_result,
+    print_prose,
     reject_conflict,
     write_terminal,
 )
@@ -422,28 +422,28 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
 def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
     lines = [f"wrote {' and '.join(files)}", f"  image  {job.image.address}"]
     for row in job.classes:
-        least = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
+        least = f", driver for CUDA {row.cuda} or newer" if row.cuda else ""
         lines.append(f"  GPUs   {row.capability}{least}: {row.claim.basis}, {row.claim.reason}")
     if not job.gpus:
-        lines.append("  GPUs   none is asked for: the image is only for CPUs, tried by its smoke test")
+        lines.append("  GPUs   none: the image is only for CPUs; its smoke test passed")
     if job.gpus > 1:
-        where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
-        lines.append(f"  GPUs   {job.gpus} of a machine work together: {where}")
+        where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "not verified"
+        lines.append(f"  GPUs   {job.gpus} of one machine work together: {where}")
     lines += [f"  not    {capability}: {why}" for capability, why in job.excluded]
     if not all(row.verified for row in job.classes):
-        lines.append("  WARNING: some of it is predicted, not verified")
+        lines.append("  WARNING: some of these GPUs are predicted, not verified")
     if job.mig:
-        lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
+        lines.append("  WARNING: MIG slices of GPUs match too; they have no verdict")
     has_dag = files[-1].endswith(".dag")
     logs = (Path.cwd(), Path(files[-1]).resolve())
     if has_dag and any(path.is_relative_to("/tmp") for path in logs):  # noqa: S108  # DAGMan's own rule
-        lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
+        lines.append("  note   DAGMan rejects logs in /tmp: run this command in your home directory")
     if job.gather and job.site.batch == SLURM:
         lines.append(
-            f"  then   sbatch --dependency=afterok:JOB {files[1]}, with the number of the first job as JOB"
+            f"  then   sbatch --dependency=afterok:JOB {files[1]}, where JOB is the number of the first job"
         )
     lines += [f"  {reach}"] if reach else []
-    print_result("\n".join(lines))
+    print_prose("\n".join(lines), indent=7)
     if job.site.batch == KUBERNETES:
         print_next_command("create", "-f", files[0], program="kubectl")
         return
@@ -560,8 +560,8 @@ def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
 def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> PoolMatchRow:
     return PoolMatchRow(
         matching=len(places),
-        free=sum(place.free for place in places),
-        uncertain=sum(place.unsure for place in places),
+        free=sum(gpu_slot.free for gpu_slot in places),
+        uncertain=sum(gpu_slot.unsure for gpu_slot in places),
         total=len(inventory.gpus),
         taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
     )

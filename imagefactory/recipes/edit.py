@@ -104,8 +104,8 @@ def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[
     pairs = [pair for pair in pairs if recipe.platform in pair[0].platforms] or pairs
     needs = [wheel.python for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
     fitting = [pair for pair in pairs if natural(pair[0].python) >= natural(max(needs, default=""))]
-    own = [row for row in fitting if (row[0].base, row[0].python) == (recipe.base, recipe.python)]
-    return own or fitting or pairs
+    same_base = [row for row in fitting if (row[0].base, row[0].python) == (recipe.base, recipe.python)]
+    return same_base or fitting or pairs
 
 
 def _nearest(pairs: list[_Pair], version: str, cuda: str) -> _Pair:
@@ -159,8 +159,10 @@ def _fields(
         "constraints": _constraints(recipe, node, near.version),
         "capabilities": () if sorted(family) == sorted(capabilities) else capabilities,
     }
-    own = (recipe.base, recipe.python) != (near.base, near.python)
-    lines_of_base = [f"base: {near.base}", f'python: "{near.python}"'] if own and not near.own_base else []
+    differs = (recipe.base, recipe.python) != (near.base, near.python)
+    lines_of_base = (
+        [f"base: {near.base}", f'python: "{near.python}"'] if differs and not near.own_base else []
+    )
     written = [f"{key}: [{', '.join(map(quoted, values))}]" for key, values in lists.items() if values]
     return [f'cuda: ["{cuda}"]', *lines_of_base, *written]
 

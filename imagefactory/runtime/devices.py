@@ -93,7 +93,7 @@ LIBRARIES = (
     "libnvidia-tileiras.so",
 )
 PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
-CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.+)$")
+CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<flags>[^)]*)\) => (?P<path>/.+)$")
 CACHE_ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "AArch64"}
 LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, or do not request one"
@@ -126,11 +126,11 @@ def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...
 
     The first line for a soname is used, as in the dynamic linker.
     """
-    kind = CACHE_ARCHITECTURES.get(machine, machine)
+    architecture = CACHE_ARCHITECTURES.get(machine, machine)
     libraries: dict[str, str] = {}
     for line in text.splitlines():
         match = CACHE_LINE.match(line)
-        if not match or kind not in [part.strip() for part in match["kind"].split(",")]:
+        if not match or architecture not in [part.strip() for part in match["flags"].split(",")]:
             continue
         name = match["name"]
         if any(name == library or name.startswith(library + ".") for library in LIBRARIES):
@@ -202,7 +202,11 @@ def find_gpus(
         programs=tuple(
             str(program.resolve())
             for name in PROGRAMS
-            if (program := next((folder / name for folder in programs if (folder / name).is_file()), None))
+            if (
+                program := next(
+                    (directory / name for directory in programs if (directory / name).is_file()), None
+                )
+            )
         ),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
     )

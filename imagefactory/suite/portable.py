@@ -1,7 +1,7 @@
 """Start a program of the portability suite inside an image.
 
-    python -I -B portable.py export REQUEST FOLDER
-    python -I -B portable.py try REQUEST FOLDER
+    python -I -B portable.py export REQUEST DIRECTORY
+    python -I -B portable.py try REQUEST DIRECTORY
 
 The second program starts itself again as `portable.py one REQUEST PART RUNTIME MODEL`.
 """
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Return 0 if all models pass, 1 if one fails, 2 for wrong arguments."""
     module, function, count = PROGRAMS.get(arguments[0] if arguments else "", ("", "", 0))
     if not module or len(arguments) != 1 + count:
-        print("usage: python -I -B portable.py export|try REQUEST FOLDER", file=sys.stderr)
+        print("usage: python -I -B portable.py export|try REQUEST DIRECTORY", file=sys.stderr)
         return 2
     faulthandler.enable()
     load = runpy.run_path(os.path.join(HERE, "smoke.py"))

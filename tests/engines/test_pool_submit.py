@@ -226,7 +226,7 @@ def test_without_a_verdict_nothing_is_written(desk: Desk) -> None:
 def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
     folder = desk.folder("check")
     wrote = desk.submit(folder, "tiny-1.3-cu121", "--executable", "train.sh")
-    assert re.search(r"^  reaches 2 of 4 GPUs, [0-2] free now\b", wrote, re.MULTILINE), wrote
+    assert re.search(r"^  GPUs that match: 2 of 4, [0-2] free now\b", wrote, re.MULTILINE), wrote
     told = desk.submit(folder, "tiny-1.3-cu121.sub", command="check")
     assert "each matches 2 of 4 GPUs of this cluster" in told
     text = (folder / "tiny-1.3-cu121.sub").read_text()
@@ -262,7 +262,7 @@ def ran(desk: Desk, folder: Path, *command: str) -> str:
 def test_slurm_runs_a_job_on_the_type_that_is_proven(slurm_desk: Desk) -> None:
     folder = slurm_desk.folder("slurm-runs")
     told = sbatch(slurm_desk, folder, "tiny-1.1-cu121", "--arguments", "'two words'", "--time", "90m")
-    assert "reaches 2 of 5 GPUs, 2 free now" in told
+    assert "GPUs that match: 2 of 5, 2 free now" in told
     script = (folder / "tiny-1.1-cu121.sbatch").read_text()
     assert "\n#SBATCH --gres=gpu:a100:1\n" in script
     assert "\n#SBATCH --time=0-01:30:00\n" in script

@@ -251,8 +251,8 @@ CORRECT = (
     r"\b(behind) (a|the|your) (proxy|firewall|load balancer)",
     r"\b(job|jobs|it) (is|are|was|stays) held",
     r"\bHTCondor holds",
-    r"\b(hold|held) (jobs?|reason)",
-    r"\bask your (facilitator|center|administrator|users)",
+    r"\b(hold|held) (jobs?|reason|\(|no-match)",
+    r"\bask (your|the) (\w+'s )?(facilitator|center|administrator|users|owner|operator|staff|maintainers)",
     r"\b(ask|asks|asked) for\b",
     r"\bthere (is|was) no\b",
 )
@@ -266,9 +266,14 @@ def avoided_words(text: str) -> list[str]:
     return [" ".join(text[found.start() :].split()[:4]) for found in _AVOIDED.finditer(text)]
 
 
+PINNED = ("build/steps.py", "build/conda_install.py", "lock/conda/file.py", "lock/pypi/requirements.py")
+"""Their strings are parts of locks and definitions, so new words there would change all digests."""
+
+
 def user_strings() -> Iterator[str]:
     """Yield the strings of imagefactory/ that have a space and are not docstrings, and all help pages."""
-    for path in (ROOT / "imagefactory").rglob("*.py"):
+    code = ROOT / "imagefactory"
+    for path in set(code.rglob("*.py")) - {code / name for name in PINNED}:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
@@ -289,12 +294,12 @@ def walk(group: click.Group) -> Iterator[click.Command]:
 def test_pages_use_plain_words() -> None:
     pages = [page for page in PAGES if page not in RECORDS]
     found = [(page, words) for page in pages for text in paragraphs(page) for words in avoided_words(text)]
-    assert len(found) <= 0, found
+    assert found == []
 
 
 def test_messages_and_help_use_plain_words() -> None:
     found = [words for text in user_strings() for words in avoided_words(text)]
-    assert len(found) <= 46, found
+    assert found == []
 
 
 def test_the_reference_names_every_outcome_rule_and_check() -> None:

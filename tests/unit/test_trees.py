@@ -323,5 +323,5 @@ def test_a_walk_ends_at_its_limits(filled: Path, make_deep: MakeDeep) -> None:
         with pytest.raises(OSError, match="more than"):
             list(walk_tree(filled, lambda _: None, limits=limits))
     make_deep(filled / "deep")
-    with pytest.raises(OSError, match="more than 100 folders inside each other"):
+    with pytest.raises(OSError, match="more than 100 levels of directories"):
         list(walk_tree(filled, limits=TreeLimits(entries=1 << 20, depth=100)))

@@ -86,7 +86,7 @@ def test_a_built_target_is_told_from_its_image(call: Call, layout: Layout) -> No
     cells = dict(zip(header[1:], row[3:], strict=True))
     assert (cells["8.6"], cells["10.0"], cells["12.0"]) == ("N", "-", "-")
     assert dict(zip(header[1:], last[1:], strict=True))["8.6"] == "yes"
-    assert "1 library of CUDA's" in said.out
+    assert "1 library of CUDA" in said.out
     assert "libcudnn.so.8" in call("pytorch-2.3-cu121", "--all").out
 
 
@@ -235,7 +235,7 @@ def test_what_is_not_understood_is_told(call: Call, tmp_path: Path) -> None:
     tile = code.rindex(b"\x01\x01\x40\0\0\0") - 2  # the kind of the last entry
     path = tmp_path / "tile.so"
     path.write_bytes(code[:tile] + b"\x80\0" + code[tile + 2 :])
-    told = f"1 of CUDA Tile IR (kind 128), the first at {tile:#x}"
+    told = f"1 of CUDA Tile IR (type 128), the first at {tile:#x}"
     assert f"  not read   tile.so: {told}\n" in call(str(path)).out
     assert call(str(path), "--json").json()["libraries"][0]["unread"] == told
 

@@ -712,9 +712,9 @@ def test_machines_that_failed_jobs_are_named_with_their_history(
         "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "reason": "no-gpu: none"
     }  # fmt: skip
     assert run("sweep", "status", made.folder.name) == 0
-    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
-    assert [bad, "2", "left", "out"] in rows
-    assert [good, "1", "tried", "last"] in rows
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert [bad, "2", "excluded"] in rows
+    assert [good, "1", "used"] in rows
 
 
 @pytest.mark.parametrize(
@@ -805,8 +805,8 @@ def test_a_recipe_with_faults_keeps_no_other_from_the_pool(
 ) -> None:
     (site.factory.settings.root_path / "recipes/broken.yaml").write_text("family: broken\n")
     place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
-    assert start(NAME, *place) == 2
-    assert "broken.yaml" in capsys.readouterr().err
+    assert start(NAME, *place) == 0
+    assert "broken" in capsys.readouterr().err
     assert pool.submitted == list(find_sweeps(site.factory.settings))
 
 
@@ -935,7 +935,7 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others(
     ("argv", "said"),
     [
         ((), "no target is given"),
-        ((NAME, "--idle-limit", "soon"), "no time"),
+        ((NAME, "--idle-limit", "soon"), "duration"),
         ((NAME, "--scheduler", "slurm", "--held-limit", "1h"), "--held-limit"),
         ((NAME, "--ignore-rule", "no-match"), "--ignore-rule no-match"),
         ((NAME, "--framework", "pt"), "--framework"),

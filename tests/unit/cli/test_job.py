@@ -94,7 +94,7 @@ def test_of_several_gpus_it_is_told_whether_a_verdict_speaks(
     join_site(tmp_path)
     Path("told.json").write_text(json.dumps({**TOLD, "ranks": 2}))
     said = call("job", "write", NAME, "--resources-from", "told.json")
-    assert "  GPUs   2 of a machine work together: no verdict says so" in said.out
+    assert "  GPUs   2 of one machine work together: not verified" in said.out
 
 
 def test_a_job_for_kubernetes(

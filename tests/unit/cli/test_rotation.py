@@ -250,7 +250,7 @@ def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -
     assert here(site) == {"8.0": "key-retired"}
     invite(site)
     (row, _) = tomllib.loads(published(site, "invitation").decode())["trust"]
-    assert (row["name"], row["valid_until"]) == ("lab", row["valid_from"])
+    assert (row["name"], row["until"]) == ("lab", row["from"])
     assert invited(site).keys[0].until == before.keys[0].since
     site.call("site", "publish")
     assert standings(site, invited(site)) == []

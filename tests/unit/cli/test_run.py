@@ -111,13 +111,13 @@ def test_the_current_folder_is_there_to_read(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     for folder, why in (
         (home, "is your home"),
-        (tmp_path, f"holds {home}"),
-        (tmp_path / "store", "'s own"),
+        (tmp_path, f"contains {home}"),
+        (tmp_path / "store", "imagefactory itself"),
         (home / ".ssh", "hidden"),
         (tmp_path / "runtime/tmux", "running programs"),
-        (Path("/"), "holds"),
-        (Path("/etc"), "of the system"),
-        (Path("/dev"), "of the system"),
+        (Path("/"), "contains"),
+        (Path("/etc"), "system directory"),
+        (Path("/dev"), "system directory"),
         (Path("/tmp"), "/tmp"),
     ):
         monkeypatch.chdir(folder)

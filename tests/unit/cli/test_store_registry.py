@@ -534,7 +534,7 @@ def test_prune_keeps_what_is_needed_and_says_why(
     before = dict(there.tags)
     removed, why = prune(call, registry)[candidate_of(graph)]
     assert not removed
-    assert {"tag": "12.1-cu121 points to it", "no record": "nobody knows"}[kept_by] in why
+    assert {"tag": "12.1-cu121 points to it", "no record": "is unknown"}[kept_by] in why
     assert there.tags == before
 
 

@@ -30,7 +30,7 @@ WELL = UsageFacts(
     site="chtc",
     site_origin="/etc/xdg/imagefactory/imagefactory.toml",
     pool=ProbeResult(name="pool", answer="HTCondor 23.9"),
-    factory=ProbeResult(name="factory", answer="/home/you/factory"),
+    factory=ProbeResult(name="project", answer="/home/you/factory"),
     signers=("lab",),
 )
 GPU = Diagnosis(name="GPU", state=Health.WARNING, detail="none here", needed_for="gpu")
@@ -65,8 +65,7 @@ def test_all_is_well() -> None:
         ),
         ({"verified": 0}, "images", Health.WARNING, "imagefactory search"),
         ({"keys": ()}, "trust", Health.MISSING, "imagefactory site join ADDRESS|FILE"),
-        ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory site join "
-        "again"),
+        ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory site join"),
         ({"keys": (replace(KEY, until=NOW),)}, "key lab", Health.WARNING, "join the center again"),
         ({"keys": (replace(KEY, since=NOW + DAY),)}, "key lab", Health.WARNING, ""),
         ({"site_origin": "default"}, "site", Health.WARNING, "site = "),
@@ -87,7 +86,7 @@ def test_what_is_lacking_for_submitting(
 
 def test_verifying_needs_a_machine_or_a_pool() -> None:
     found = diagnose_verify(WELL, (GPU, SANDBOX))
-    assert [one.name for one in found] == ["factory", "key lab", "signing", "pool"]
+    assert [one.name for one in found] == ["project", "key lab", "signing", "pool"]
     assert is_working(found)
     alone = diagnose_verify(replace(WELL, pool=None), (GPU, SANDBOX))
     assert [one.name for one in alone][-2:] == ["GPU", "overlay"]
@@ -95,9 +94,9 @@ def test_verifying_needs_a_machine_or_a_pool() -> None:
 
 
 def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed() -> None:
-    none = ProbeResult(name="factory", refusal="is no factory", remedy="imagefactory init")
+    none = ProbeResult(name="project", refusal="not a project", remedy="imagefactory init")
     found = diagnose_verify(replace(WELL, factory=none, signers=()), ())
-    assert told(found, "factory").state is Health.MISSING
+    assert told(found, "project").state is Health.MISSING
     assert told(found, "signing").state is Health.WARNING
     assert "key create" in told(found, "signing").remedy
 

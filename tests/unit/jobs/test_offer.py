@@ -318,16 +318,16 @@ def reach(*machines: PoolMachine, now: datetime = NOW, taken: datetime = NOW, **
 
 def test_how_many_and_how_many_are_free() -> None:
     busy = gpu(free=False)
-    assert reach(machine(gpu(), busy), machine(gpu("7.0"))) == "reaches 2 of 3 GPUs, 1 free now"
-    assert reach(machine(gpu("7.0"))) == "reaches 0 of 1 GPU, 0 free now"
-    assert reach(machine(gpu("9.0"), gpu("9.0", cuda="12.8"))) == "reaches 1 of 2 GPUs, 1 free now"
+    assert reach(machine(gpu(), busy), machine(gpu("7.0"))) == "GPUs that match: 2 of 3, 1 free now"
+    assert reach(machine(gpu("7.0"))) == "GPUs that match: 0 of 1, 0 free now"
+    assert reach(machine(gpu("9.0"), gpu("9.0", cuda="12.8"))) == "GPUs that match: 1 of 2, 1 free now"
 
 
 def test_of_two_at_once_both_must_be_there_and_free() -> None:
     busy = gpu(free=False)
-    assert reach(machine(gpu()), machine(gpu()), gpus=2) == "reaches 0 of 2 GPUs, 0 free now"
-    assert reach(machine(gpu(), busy), gpus=2) == "reaches 2 of 2 GPUs, 0 free now"
-    assert reach(machine(gpu(), gpu(), busy), gpus=2) == "reaches 3 of 3 GPUs, 2 free now"
+    assert reach(machine(gpu()), machine(gpu()), gpus=2) == "GPUs that match: 0 of 2, 0 free now"
+    assert reach(machine(gpu(), busy), gpus=2) == "GPUs that match: 2 of 2, 0 free now"
+    assert reach(machine(gpu(), gpu(), busy), gpus=2) == "GPUs that match: 3 of 3, 2 free now"
 
 
 @pytest.mark.parametrize(
@@ -350,11 +350,11 @@ def test_of_two_at_once_both_must_be_there_and_free() -> None:
     ],
 )
 def test_what_keeps_a_job_away(there: PoolMachine, request_: dict[str, Any], count: int) -> None:
-    assert reach(there, **request_).startswith(f"reaches {count} of 1 GPU")
+    assert reach(there, **request_).startswith(f"GPUs that match: {count} of 1")
 
 
 def test_what_is_not_told_is_unsure() -> None:
-    unsure = "reaches 1 of 1 GPU, 1 free now (machines may reject jobs on 1 of them)"
+    unsure = "GPUs that match: 1 of 1, 1 free now (1 of them on machines that may reject the job)"
     assert reach(machine(gpu(), start="Owner == 'me'")) == unsure
     bare = PoolMachine(name="a", attributes={}, start="", gpus=(gpu(host=""),))
     assert reach(bare, needs=("HasSIF",)) == unsure
@@ -363,8 +363,8 @@ def test_what_is_not_told_is_unsure() -> None:
 
 def test_an_inventory_says_when_it_was() -> None:
     then = NOW + timedelta(hours=1)
-    assert reach(machine(gpu()), now=then) == "reaches 1 of 1 GPU, 1 free at 2026-11-22 06:00 UTC"
-    assert reach(machine(gpu()), taken=datetime(1970, 1, 1, tzinfo=UTC)) == "reaches 1 of 1 GPU"
+    assert reach(machine(gpu()), now=then) == "GPUs that match: 1 of 1, 1 free at 2026-11-22 06:00 UTC"
+    assert reach(machine(gpu()), taken=datetime(1970, 1, 1, tzinfo=UTC)) == "GPUs that match: 1 of 1"
 
 
 GPUS = st.builds(

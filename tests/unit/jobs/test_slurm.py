@@ -61,7 +61,7 @@ def test_what_is_asked_for_reaches_the_proven_gpus_alone(
     (text,) = write_slurm(job).values()
     assert all(f"\n#SBATCH {line}\n" in text for line in lines)
     total = sum(len(machine.gpus) for machine in cluster(*nodes).machines)
-    assert format_reach(job).startswith(f"reaches {count} of {total} GPU")
+    assert format_reach(job).startswith(f"GPUs that match: {count} of {total},")
 
 
 SLICES = "a1 gpu:a100_1g.5gb:7"

@@ -82,7 +82,7 @@ def test_without_gpus_the_recipes_capabilities_are_planned() -> None:
 def test_what_nothing_is_known_of_stays_in() -> None:
     (cell,) = planned(TargetStatus(target=TARGET), judging({}), A100).cells
     assert (cell.state, cell.ruling.claim) == (CellState.BUILD, None)
-    assert "nothing is known" in cell.ruling.reason
+    assert "no evidence" in cell.ruling.reason
 
 
 def test_an_image_that_is_what_the_lock_gives_is_not_built() -> None:
@@ -91,7 +91,7 @@ def test_an_image_that_is_what_the_lock_gives_is_not_built() -> None:
     assert states(planned(there, judge)) == {"7.0": CellState.UNCHANGED, "8.0": CellState.UNCHANGED}
     (target,) = planned(there, judge, A100).targets
     assert (target.state, target.cells[0].state, target.image) == (CellState.VERIFY, CellState.VERIFY, BUILT)
-    assert "what the lock gives" in target.reason
+    assert "matches the lock" in target.reason
 
 
 def test_what_is_verified_in_the_very_image_is_unchanged_and_elsewhere_it_is_not() -> None:

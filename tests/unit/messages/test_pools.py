@@ -61,8 +61,8 @@ GENERIC = find_site("generic")
             "run condor_status -json and check its output",
         ),
         (
-            lambda: parse_inventory("[]", "pool.json", NOW),
-            "pool.json: [] is not a valid value",
+            lambda: parse_inventory("3", "pool.json", NOW),
+            'pool.json: "3" is not a valid value',
             "write an object with format, pool, taken, machines, notes",
         ),
         (lambda: open_pool("pbs", {}), "unknown pool 'pbs'", "pools: htcondor, slurm"),

@@ -645,13 +645,13 @@ def test_an_old_candidate_that_nothing_needs_goes() -> None:
     ("one", "others", "why"),
     [
         (candidate(1, pushed=NEW), (), "pushed 2026-11-19"),
-        (candidate(1, pushed=None), (), "nobody knows"),
+        (candidate(1, pushed=None), (), "is unknown"),
         (candidate(1, verdicts=1), (), "verdict"),
         (candidate(1), (pointer(candidate(1)),), "2.3-cu121 points to it"),
         (candidate(1), (pointer(candidate(1), kind="other", tag="nightly"),), "nightly points to it"),
         (candidate(1), (pointer(candidate(1), digest=candidate(1).parts[0], parts=()),), "points to it"),
         (candidate(1), (pointer(candidate(1), digest=digest_of(b"another index")),), "points to it"),
-        (candidate(1, tag="2.3-cu121-0123456789ab"), (), "somebody else's"),
+        (candidate(1, tag="2.3-cu121-0123456789ab"), (), "another program"),
     ],
 )
 def test_a_candidate_is_kept_and_it_is_said_why(
@@ -775,7 +775,7 @@ def test_a_candidate_may_be_named_after_what_docker_keeps() -> None:
             read_tagged(StoreRepository(store=there, repository="r"), PLAIN, records=True), BEFORE
         )
         ours = tag in (*list(tags)[:1], list(tags)[2])
-        assert (fate_.remove, "somebody else's" in fate_.why) == (ours, not ours)
+        assert (fate_.remove, "another program" in fate_.why) == (ours, not ours)
     there.pointers = {("r", "x"): image(there, "r", [b"layer"]).digest}
     (one,) = read_tagged(StoreRepository(store=there, repository="r"), PLAIN)
     assert one.names == (one.digest[7:19], row.digest[7:19], config[7:19])

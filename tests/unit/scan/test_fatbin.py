@@ -214,7 +214,7 @@ def test_unknown_kinds_are_counted_and_told(filed: Scan) -> None:
     found = filed(data + bundle("hip-spirv64-amd-amdhsa--amdgcnspirv"))
     assert modules(found) == {("sm_80",): 1, (): 1}
     assert found.damage == ""
-    told = "1 of CUDA Tile IR (kind 128), 2 of kind 7, 1 of target hip-spirv64-amd-amdhsa--amdgcnspirv"
+    told = "1 of CUDA Tile IR (type 128), 1 of target hip-spirv64-amd-amdhsa--amdgcnspirv, 2 of type 7"
     assert found.unread == f"{told}, the first at 0x58"
     assert len(filed(container(*(entry(f"kind:{n}") for n in range(300, 900)))).unread) < 400
 

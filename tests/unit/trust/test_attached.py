@@ -268,7 +268,7 @@ def test_it_stands_in_the_journal_before_the_registry_is_asked_to_take_it(
     registry.fault = None
     assert read_verdicts(place, image.digest) == ()
     done = repair_referrers(place, journal, (), NOW)
-    assert len(done.mended) == 1
+    assert len(done.repaired) == 1
     (found,) = read_verdicts(place, image.digest)
     assert found.envelope == SIGNED.envelope
     assert repair_referrers(place, journal, (), NOW).listed == 1
@@ -285,7 +285,7 @@ def test_what_nobody_needs_leaves_the_journal(tmp_path: Path, registry: Registry
     attach(place, replace(verdict_of(images[0], b"late"), until=NOW), journal)
     del registry.find("one").manifests[images[1].digest]
     done = repair_referrers(place, journal, (), NOW)
-    assert (done.listed, done.mended, done.gone, done.expired) == (2, (), 1, 1)
+    assert (done.listed, done.repaired, done.gone, done.expired) == (2, (), 1, 1)
     kept = journal.read(place)
     assert [one.subject.digest for one in kept.statements] == [images[0].digest, images[2].digest]
     assert repair_referrers(place, journal, (), NOW + 100 * DAY).expired == 2
@@ -305,7 +305,7 @@ def test_the_store_here_knows_what_a_journal_lost(tmp_path: Path, registry: Regi
     known = stored_statements(layout)
     assert len(known) == 2
     done = repair_referrers(there, AttachJournal(tmp_path / "store"), known, NOW)
-    assert len(done.mended) == 1
+    assert len(done.repaired) == 1
     assert [one.envelope for one in read_verdicts(there, image.digest)] == [SIGNED.envelope]
 
 
@@ -354,7 +354,7 @@ def test_a_list_that_lost_rows_is_mended(tmp_path: Path, registry: RegistryMadeH
     stale = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
     client.put_manifest("one", json.dumps(stale).encode(), INDEX_TYPE, tag)
     assert read_verdicts(place, image.digest) == ()
-    assert len(repair_referrers(place, journal, (), NOW).mended) == 5
+    assert len(repair_referrers(place, journal, (), NOW).repaired) == 5
     assert len(read_verdicts(place, image.digest)) == 5
 
 

@@ -238,7 +238,7 @@ def test_several_gpus_through_the_runner() -> None:
     report = verify(gpu_trial(hardware=HOST_OF_TWO, level="several"), well_behaved())
     assert (report.outcome, report.gpus) == (Outcome.TOGETHER, 2)
     assert "several suite on 2 x A GPU of the tests (8.0, 16 GiB)" in format_gpu_run(report)
-    assert "holds for" not in format_gpu_run(report)
+    assert "valid for" not in format_gpu_run(report)
 
 
 def test_without_several_gpus_nothing_is_started() -> None:
@@ -480,7 +480,7 @@ def test_the_table_shows_checks_numbers_and_latencies(stand_in: Path, host: Hard
     text = format_gpu_run(report)
     assert f"quick suite on {libcuda.NAME} (8.0, 16 GiB), driver 550.90.07, CUDA 12.4, by unshare" in text
     assert "\nvector-add  " in text
-    assert "holds for  capability 8.0, driver 550.90.07 and newer" in text
+    assert "valid for  capability 8.0, driver 550.90.07 and newer" in text
     numbers = (
         ("alexnet-cpu-torch-p50-ms", 30.0),
         ("alexnet-gpu-onnxruntime-p50-ms", 1.25),

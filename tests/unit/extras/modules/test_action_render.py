@@ -30,9 +30,9 @@ def test_the_modulefile_is_tcl_that_names_what_is_there() -> None:
     text = format_modulefile(module())
     assert text.startswith("#%Module1.0\n")
     assert str(module().modulefile) == "modulefiles/pytorch/2.3-cu121"
-    assert "\nset folder /software/gpu\n" in text
-    assert f"\nprepend-path PATH $folder/wrappers/{SIF.removesuffix('.sif')}/bin\n" in text
-    assert f"\nsetenv IMAGEFACTORY_IMAGE $folder/images/{SIF}\n" in text
+    assert "\nset root /software/gpu\n" in text
+    assert f"\nprepend-path PATH $root/wrappers/{SIF.removesuffix('.sif')}/bin\n" in text
+    assert f"\nsetenv IMAGEFACTORY_IMAGE $root/images/{SIF}\n" in text
     assert f"\nmodule-whatis {{pytorch 2.3, CUDA 12.1, Python 3.11: the image {SIF}}}\n" in text
     assert text.count("{") == text.count("}")
 
