@@ -195,6 +195,13 @@ def test_new_knows_the_frameworks_of_bundled_recipes(call: Call, root: Path) -> 
     assert call("recipe", "new", "foo", "--dry-run", root=root).error_codes == ("framework-not-known",)
 
 
+def test_import_of_a_missing_file_reports_that_and_no_other_recipe(call: Call, root: Path) -> None:
+    (root / "recipes" / "bad.yaml").write_text("family: bad\nfoo: [\n")
+    said = call("recipe", "import", "nofile.txt", "--family", "lab", root=root)
+    assert (said.code, said.error_codes) == (errors.EXIT_USAGE, ("cannot-read-file",))
+    assert not (root / "recipes" / "lab.yaml").exists()
+
+
 def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
     said = call("recipe", "new", "mylab-torch", "--framework", "torch", root=root)
     assert said.code == 0
