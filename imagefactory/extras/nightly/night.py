@@ -325,7 +325,7 @@ class _NightlyRun:
         if expires and expires - self.steps.dependencies.clock() < SOON:
             why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
             self.steps.tell(
-                NightlyRow(what=EXPIRY, why=why, hint="imagefactory site publish", code=EXIT_CHECK)
+                NightlyRow(what=EXPIRY, why=why, hint="run imagefactory site publish", code=EXIT_CHECK)
             )
 
     def _compare(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:
