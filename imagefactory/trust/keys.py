@@ -488,7 +488,7 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
         )
     with os.fdopen(handle, "rb") as file:
         if facts.st_mode & 0o077:
-            hint = f"run chmod 600 {path}; if others could read it, create a new key and retire this one"
+            hint = f"chmod 600 {path}; if others could read it, create a new key and retire this one"
             raise StatementError(
                 "private-key-exposed",
                 f"other users can read or write {path} (mode {stat.S_IMODE(facts.st_mode):o})",
