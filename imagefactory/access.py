@@ -54,8 +54,8 @@ def package_index(access: Access) -> PackageIndex:
     index = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     sdists = access.settings.cache_path / "sdists"
     index = replace(index, named=access.settings.index_map, root=access.settings.root_path, sdists=sdists)
-    folder = access.settings.cache_path / "certificates"
-    return trusting(index, access.settings.certificates_path, folder)
+    directory = access.settings.cache_path / "certificates"
+    return trusting(index, access.settings.certificates_path, directory)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:

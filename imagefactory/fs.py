@@ -46,12 +46,12 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
 
     Entries that cannot be removed stay, without an error.
     """
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
     try:
-        yield folder
+        yield directory
     finally:
         with suppress(OSError):
-            remove_tree(folder)
+            remove_tree(directory)
 
 
 def replace_all(files: Mapping[Path, bytes]) -> None:
@@ -88,17 +88,17 @@ def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
 
 def user_temporary_directory() -> Path:
     """Return the user's private directory for temporary files. Raises StoreError if another user owns it."""
-    folder = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
+    directory = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
     with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    state = folder.lstat()
+        directory.mkdir(mode=0o700)
+    state = directory.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise StoreError(
             "temporary-not-yours",
-            f"{folder} is not a directory, or belongs to another user",
+            f"{directory} is not a directory, or belongs to another user",
             hint="set TMPDIR to another directory",
         )
-    return folder
+    return directory
 
 
 @contextmanager
@@ -113,14 +113,14 @@ def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
         for dead in unlocked_directories(parent, lambda _: None, prefix):
             with suppress(OSError):
                 remove_tree(dead)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        yield folder
+        yield directory
     finally:
         with suppress(OSError):
-            remove_tree(folder)
+            remove_tree(directory)
         os.close(lock)
 
 
@@ -139,7 +139,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]:
+def explain_full_disk(directory: Path, *, setting: str = "store") -> Iterator[None]:
     """Raise a StoreError with the directory for errors of the operating system.
 
     `setting` is the setting of that directory: `store` or `cache`.
@@ -148,21 +148,21 @@ def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise no_space(folder) from error
+            raise no_space(directory) from error
         if isinstance(error, FileNotFoundError):
             raise
         raise StoreError(
-            *os_problem("use", error.filename or folder, error),
+            *os_problem("use", error.filename or directory, error),
             hint=f"set `{setting}` (imagefactory.toml, "
             f"IMAGEFACTORY_{setting.upper()}) to a directory that you can write",
         ) from error
 
 
-def no_space(folder: Path) -> StoreError:
+def no_space(directory: Path) -> StoreError:
     """Return the error for a full disk."""
     return StoreError(
         "disk-full",
-        f"no space left in {folder}",
+        f"no space left in {directory}",
         hint="free some space (imagefactory image prune), then run the same command again",
     )
 
@@ -174,13 +174,13 @@ def require_space(bytes_by_path: Mapping[Path, int], message: str) -> None:
     is rejected.
     """
     disks: dict[int, list[tuple[Path, Path, int]]] = {}
-    for folder, size in bytes_by_path.items():
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        disks.setdefault(there.stat().st_dev, []).append((there, folder, size))
+    for directory, size in bytes_by_path.items():
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+        disks.setdefault(there.stat().st_dev, []).append((there, directory, size))
     for parts in disks.values():
         needed, free = sum(size for *_, size in parts), shutil.disk_usage(parts[0][0]).free
         if needed > free:
-            location = " and ".join(str(folder) for _, folder, _ in parts)
+            location = " and ".join(str(directory) for _, directory, _ in parts)
             raise StoreError(
                 "disk-full",
                 f"not enough disk space in {location}: {message} needs at least "
@@ -228,13 +228,13 @@ def open_lock(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def create_in(folder: Path, prefix: str) -> tuple[int, Path]:
+def create_in(directory: Path, prefix: str) -> tuple[int, Path]:
     """Create a file with a unique name, open for writing, and its directory if missing."""
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+        handle, name = tempfile.mkstemp(dir=directory, prefix=prefix)
     except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=directory, prefix=prefix)
     return handle, Path(name)
 
 
@@ -273,13 +273,13 @@ def check_checksum(path: Path) -> bytes | None:
 
 
 def _sum(path: Path, data: bytes) -> bytes:
-    place = f"{path.parent.name}/{path.name}\0".encode()
-    return hashlib.sha256(place + data).hexdigest().encode()
+    path_bytes = f"{path.parent.name}/{path.name}\0".encode()
+    return hashlib.sha256(path_bytes + data).hexdigest().encode()
 
 
-def entries_of(folder: Path) -> list[Path]:
+def entries_of(directory: Path) -> list[Path]:
     """Return the entries of a directory, sorted; nothing if it is missing."""
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 @contextmanager
@@ -289,17 +289,17 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
     No link below `top` is followed, even one created meanwhile, because others may write to a store or
     cache. `top` itself may be a link. Raises OSError.
     """
-    *folders, name = path.relative_to(top).parts
-    if ".." in folders or name == "..":
+    *directories, name = path.relative_to(top).parts
+    if ".." in directories or name == "..":
         raise OSError(errno.EINVAL, "the path is outside its directory", str(path))
     here, opened = top, os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for folder in folders:
-            here /= folder
+        for directory in directories:
+            here /= directory
             above = opened
             try:
                 opened = os.open(
-                    folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above
+                    directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above
                 )
             except NotADirectoryError as error:
                 raise OSError(errno.ELOOP, "a link, or not a directory", str(here)) from error
@@ -321,10 +321,10 @@ def remove_inside(top: Path, path: Path) -> None:
         remove_tree(pinned)
 
 
-def check_no_links(top: Path, *folders: str) -> None:
+def check_no_links(top: Path, *directories: str) -> None:
     """Raise StoreError for a link directly in `top`, or in one of `folders` in it."""
-    for folder in (top, *(top / name for name in folders)):
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+    for directory in (top, *(top / name for name in directories)):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     raise StoreError(

@@ -414,8 +414,8 @@ def reachable_from(networks: Iterable[str]) -> frozenset[str]:
 
     A server with an address on PUBLIC may only redirect to PUBLIC.
     """
-    own = frozenset(networks) - {RESERVED}
-    return frozenset({PUBLIC}) if PUBLIC in own else own | {PUBLIC}
+    local_networks = frozenset(networks) - {RESERVED}
+    return frozenset({PUBLIC}) if PUBLIC in local_networks else local_networks | {PUBLIC}
 
 
 def routed_host(response: requests.Response) -> str:
@@ -558,12 +558,16 @@ def _checking_adapter(threads: int) -> HTTPAdapter:
     from requests.utils import select_proxy
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    def pools(own: type) -> dict[str, type]:
+    def pools(pool_type: type) -> dict[str, type]:
         return {
             scheme: type(
-                f"{own.__name__}Pool",
+                f"{pool_type.__name__}Pool",
                 (pool,),
-                {"ConnectionCls": type(f"{own.__name__}Connection", (own, pool.ConnectionCls), {})},
+                {
+                    "ConnectionCls": type(
+                        f"{pool_type.__name__}Connection", (pool_type, pool.ConnectionCls), {}
+                    )
+                },
             )
             for scheme, pool in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool))
         }

@@ -147,11 +147,11 @@ def load_lenient(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
 ) -> Project:
     """Return the valid recipes, and the problems of the others. Raises RecipeError for bases.yaml."""
-    folder = recipes_directory(settings)
+    directory = recipes_directory(settings)
     if not settings.shipped:
         _check_no_outside_links(settings.root_path)
-    recipes, faults = read_each(folder)
-    bases, targets, invalid = expand_lenient(recipes, read_bases(folder), faults)
+    recipes, faults = read_each(directory)
+    bases, targets, invalid = expand_lenient(recipes, read_bases(directory), faults)
     return Project(
         settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, invalid=invalid
     )
@@ -160,9 +160,9 @@ def load_lenient(
 def _check_no_outside_links(root: Path) -> None:
     """Raise UsageError for links to outside the project, which a clone may have and commands would follow."""
     top = root.resolve()
-    for folder in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
-        entries = folder.iterdir() if folder.is_dir() else ()
-        for path in (folder, *entries):
+    for directory in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
+        entries = directory.iterdir() if directory.is_dir() else ()
+        for path in (directory, *entries):
             if path.is_symlink() and not path.resolve().is_relative_to(top):
                 raise UsageError(
                     "link-leaves-project",

@@ -120,8 +120,8 @@ class _Codec:
 
 def format_value(value: Any, kind: Any = None) -> Any:
     """Return the value as JSON. `kind` is required if the type does not say all: for a tuple."""
-    own: Any = type(value)
-    return _codec(kind or own).format(value)
+    value_type: Any = type(value)
+    return _codec(kind or value_type).format(value)
 
 
 def parse_value(value: object, kind: Any, location: str) -> Any:
@@ -251,8 +251,8 @@ def _codec(kind: Any) -> _Codec:
         if isinstance(note, Constant):
             return _Codec(_same, _fixed_parser(note.value))
     if get_origin(kind) in (Union, types.UnionType):
-        (own,) = (item for item in get_args(kind) if item is not types.NoneType)
-        inner = _codec(Annotated[own, *notes] if notes else own)
+        (value_type,) = (item for item in get_args(kind) if item is not types.NoneType)
+        inner = _codec(Annotated[value_type, *notes] if notes else value_type)
         return _Codec(
             lambda value: None if value is None else inner.format(value),
             lambda value: None if value is None else inner.parse(value),
@@ -261,7 +261,11 @@ def _codec(kind: Any) -> _Codec:
         return _tuple_codec(get_args(kind), notes)
     if isinstance(kind, type) and is_dataclass(kind):
         return _object_codec(
-            {name: _codec(own) for name, own in get_type_hints(kind, include_extras=True).items()}, kind
+            {
+                name: _codec(value_type)
+                for name, value_type in get_type_hints(kind, include_extras=True).items()
+            },
+            kind,
         )
     if kind is datetime:
         return _Codec(format_time, _parse_time)
@@ -382,8 +386,8 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
     if len(kinds) == 2 and kinds[1] is ...:
         most = _codec_of(MaxRows, notes, MaxRows(MOST_ROWS)).rows
         if _codec_of(PairsAsObject, notes, None):
-            name, own = get_args(kinds[0])
-            return _pairs_codec(_codec(name).parse, _codec(own), most)
+            name, value_type = get_args(kinds[0])
+            return _pairs_codec(_codec(name).parse, _codec(value_type), most)
         return _list_codec(_codec(kinds[0]), most)
     codecs = tuple(_codec(kind) for kind in kinds)
     if named := _codec_of(TupleAsObject, notes, None):

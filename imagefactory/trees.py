@@ -30,26 +30,26 @@ class TreeLimits(NamedTuple):
     depth: int
 
 
-def read_file(folder: Place, path: str, most: int) -> bytes:
-    """Return the bytes of the regular file `path` below `folder`, at most `most`.
+def read_file(directory: Place, path: str, most: int) -> bytes:
+    """Return the bytes of the regular file `path` below `directory`, at most `most`.
 
     Raises OSError with `path`: for a link in any component, for anything but a regular file, and for a file
     with more bytes.
     """
-    with open_file(folder, path, most) as fd:
+    with open_file(directory, path, most) as fd:
         return b"".join(read_chunks(fd, path, most))
 
 
 @contextlib.contextmanager
-def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
+def open_file(directory: Place, path: str, most: int) -> Iterator[int]:
     """Open a file like `read_file`, for `read_chunks`.
 
-    `folder` itself may be a link, since the caller named it.
+    `directory` itself may be a link, since the caller named it.
     """
     *parents, name = path.split("/")
     if not {"", ".", ".."}.isdisjoint((*parents, name)):
         raise OSError(errno.EINVAL, "not a path inside the directory", printable(path))
-    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    here = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             for parent in parents:
@@ -82,15 +82,15 @@ def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
         yield data
 
 
-def list_names(folder: Place, most: int) -> list[str]:
-    """Return the sorted names in `folder`. Raises OSError for more than `most` names, and for a link."""
-    fd = os.open(folder, os.O_RDONLY | _FOLDER)
+def list_names(directory: Place, most: int) -> list[str]:
+    """Return the sorted names in `directory`. Raises OSError for more than `most` names, and for a link."""
+    fd = os.open(directory, os.O_RDONLY | _FOLDER)
     try:
         names = list[str]()
         with os.scandir(fd) as entries:
             for entry in entries:
                 if len(names) == most:
-                    raise OSError(errno.EFBIG, f"more than {most} entries", printable(str(folder)))
+                    raise OSError(errno.EFBIG, f"more than {most} entries", printable(str(directory)))
                 names.append(entry.name)
         return sorted(names)
     finally:
@@ -146,31 +146,31 @@ def remove_tree(path: Place) -> None:
 
 
 def walk_tree(
-    folder: Place,
+    directory: Place,
     refused: Callable[[OSError], None] | None = None,
     *,
     limits: TreeLimits | None = None,
     skip: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path inside `folder` and the state of each entry, a directory before its contents.
+    """Yield the path inside `directory` and the state of each entry, a directory before its contents.
 
     No link is followed. Names for which `skip` is true are skipped. `refused` is called with the error of an
     unreadable entry; without `refused`, that error is raised. Exceeding `limits` also raises OSError.
     """
-    for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
+    for count, (parents, name, state) in enumerate(_walk(directory, refused or _raise, skip)):
         if limits and (count >= limits.entries or len(parents) > limits.depth):
             what = f"more than {limits.entries} entries" if count >= limits.entries else ""
             what = what or f"more than {limits.depth} levels of directories"
-            raise OSError(errno.EFBIG, what, printable(str(folder)))
+            raise OSError(errno.EFBIG, what, printable(str(directory)))
         yield "/".join((*parents, name)), state
 
 
 def _walk(
-    folder: Place, hear: Callable[[OSError], None], skip: Callable[[str], bool] = lambda _: False
+    directory: Place, hear: Callable[[OSError], None], skip: Callable[[str], bool] = lambda _: False
 ) -> Iterator[tuple[list[str], str, os.stat_result]]:
     """Yield each entry with the names of its parent directories; joined paths would grow with each level."""
     try:
-        here = _Cursor(folder, unlock=False)
+        here = _Cursor(directory, unlock=False)
     except OSError as error:
         hear(error)
         return
@@ -213,9 +213,9 @@ def tree_bytes(path: Place) -> int:
 
 
 @contextlib.contextmanager
-def directory_lock(folder: Place) -> Iterator[None]:
-    """Lock out other processes that create directories in `folder`, or that search for unlocked ones."""
-    gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def directory_lock(directory: Place) -> Iterator[None]:
+    """Lock out other processes that create directories in `directory`, or that search for unlocked ones."""
+    gate = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(gate, fcntl.LOCK_EX)
         yield

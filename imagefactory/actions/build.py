@@ -122,8 +122,10 @@ def build_image(
 
     @cache
     def emulated() -> str:
-        own = all(RUNNERS[name].brings_emulator for name in (ENGINES[options.engine].runner, runner_name))
-        return emulation(architecture(target.platform), own=own)
+        own_emulator = all(
+            RUNNERS[name].brings_emulator for name in (ENGINES[options.engine].runner, runner_name)
+        )
+        return emulation(architecture(target.platform), include_own=own_emulator)
 
     with layout.in_use(progress), shared_use(cache_lock(project), progress):
         built = request.stored(layout)
@@ -248,21 +250,21 @@ def _fetching(
 
 def _fetch(access: Access, lock: Lock, arrivals: PendingDownloads, progress: Progress) -> None:
     """Fetch conda packages from their channels, wheels from the package index."""
-    folder = access.settings.cache_path
+    directory = access.settings.cache_path
     if lock.conda:
         channels = conda_channels(access)
 
         def channel_addresses(missing: tuple[LockedCondaPackage, ...]) -> dict[str, str]:
             return {package.filename: channels.address(package.url) for package in missing}
 
-        PackageCache(folder, channels).fetch(lock.conda, channel_addresses, progress, arrivals=arrivals)
+        PackageCache(directory, channels).fetch(lock.conda, channel_addresses, progress, arrivals=arrivals)
     if lock.wheels:
         index = package_index(access)
 
         def look_up(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
             return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
 
-        PackageCache(folder, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
+        PackageCache(directory, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
 
 
 def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> BaseRequest | BasePullRequest:

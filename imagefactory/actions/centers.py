@@ -117,11 +117,11 @@ def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
 
     Raises UsageError for an invalid file of a center, and for two centers with one name.
     """
-    main, own = settings.catalog.value or settings.registry.value, not uses_catalog(settings)
-    files = () if own else settings.centers
+    main, own_project = settings.catalog.value or settings.registry.value, not uses_catalog(settings)
+    files = () if own_project else settings.centers
     rows = []
-    if own or main or not files:
-        name = "" if own else center_name(settings.center.value, settings.site.value, main)
+    if own_project or main or not files:
+        name = "" if own_project else center_name(settings.center.value, settings.site.value, main)
         rows.append((name, settings, read_trust(settings.files)))
     for path in files:
         if path.stem in {name for name, _, _ in rows}:

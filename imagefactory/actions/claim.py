@@ -94,15 +94,17 @@ def read_claims(access: Access, registry: str, now: datetime) -> OtherClaims:
         trust = read_trust(access.settings.files)
         if not registry or not trust.keys:
             return OtherClaims()
-        own = _read_own(access.layout.path)
-        return _read_others(_claims_place(access, registry), own.store if own else "", trust, now)
+        own_claims = _read_own(access.layout.path)
+        return _read_others(
+            _claims_place(access, registry), own_claims.store if own_claims else "", trust, now
+        )
     except ImagefactoryError as error:
         return OtherClaims(notes=(f"cannot read the claims of other stores: {error.message}",))
 
 
-def _read_others(repo: StoreRepository, own: str, trust: TrustRules, now: datetime) -> OtherClaims:
+def _read_others(repo: StoreRepository, own_store: str, trust: TrustRules, now: datetime) -> OtherClaims:
     stores = [match[1] for tag in repo.store.tags(repo.repository) if (match := TAG.fullmatch(tag))]
-    others = [store for store in stores if store != own]
+    others = [store for store in stores if store != own_store]
     claims: list[OtherClaim] = []
     faults: list[str] = []
     for store in others[:MOST_STORES]:
@@ -163,15 +165,17 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
         repo, trust = _claims_place(access, claiming.registry), read_trust(access.settings.files)
         asks = claiming.ask and bool(trust.keys)
         with writing(access, repo, progress):
-            own = _read_own(access.layout.path) or OwnClaims(store=claiming.random(STORE_BYTES).hex())
-            before = _read_others(repo, own.store, trust, clock()) if asks else OtherClaims()
+            own_claims = _read_own(access.layout.path) or OwnClaims(store=claiming.random(STORE_BYTES).hex())
+            before = _read_others(repo, own_claims.store, trust, clock()) if asks else OtherClaims()
             lost.update(_of(before.claims, claiming.cells))
-            mine = _put_in_time(access, repo, own, replace(claiming, cells=claiming.cells - lost.keys()))
+            mine = _put_in_time(
+                access, repo, own_claims, replace(claiming, cells=claiming.cells - lost.keys())
+            )
             if mine and asks:
                 claiming.pause(max(0.0, (mine.made + SETTLE - clock()).total_seconds()))
-                others = _read_others(repo, own.store, trust, clock()).claims
+                others = _read_others(repo, own_claims.store, trust, clock()).claims
                 known = {claim.order for claim in before.claims}
-                order = (mine.made, own.store, mine.sweep)
+                order = (mine.made, own_claims.store, mine.sweep)
                 lost.update(
                     _of(
                         [claim for claim in others if claim.order not in known and claim.order < order],
@@ -180,7 +184,7 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
                 )
                 if lost.keys() & mine.cells:
                     less = claim_of(mine.sweep, mine.cells - lost.keys(), mine.made, mine.until)
-                    _put(access, repo, _with(own, repo, less), clock())
+                    _put(access, repo, _with(own_claims, repo, less), clock())
             return ClaimResult(lost=lost, notes=before.notes)
     except (ImagefactoryError, OSError) as error:
         note = f"this sweep is not claimed, so other stores may queue the same cells: {error}"
@@ -188,7 +192,7 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
 
 
 def _put_in_time(
-    access: Access, repo: StoreRepository, own: OwnClaims, claiming: ClaimRequest
+    access: Access, repo: StoreRepository, own_claims: OwnClaims, claiming: ClaimRequest
 ) -> SweepClaim | None:
     """Return the claim, stored within SETTLE of its own time; None without cells.
 
@@ -200,7 +204,7 @@ def _put_in_time(
     for _ in range(TRIES if claiming.cells else 0):
         start = claiming.clock()
         mine = claim_of(claiming.sweep, claiming.cells, start, start + life)
-        _put(access, repo, _with(own, repo, mine), start)
+        _put(access, repo, _with(own_claims, repo, mine), start)
         if claiming.clock() - start < SETTLE:
             return mine
     if claiming.cells:
@@ -221,10 +225,10 @@ def release_claim(
 ) -> None:
     """Release the claims of a sweep, except those of the `remaining` cells. Errors are only reported."""
     try:
-        own = _read_own(access.layout.path)
+        own_claims = _read_own(access.layout.path)
         places = [
             (repository.place, row)
-            for repository in (own.places if own else ())
+            for repository in (own_claims.places if own_claims else ())
             for row in repository.sweeps
             if row.sweep == sweep and not row.cells <= set(remaining)
         ]
@@ -235,24 +239,24 @@ def release_claim(
         try:
             repo = _claims_place(access, name.removesuffix("/catalog"))
             with writing(access, repo, progress):
-                own = _read_own(access.layout.path)
-                if own:
+                own_claims = _read_own(access.layout.path)
+                if own_claims:
                     less = claim_of(sweep, row.cells & set(remaining), row.made, row.until)
-                    _put(access, repo, _with(own, repo, less), now)
+                    _put(access, repo, _with(own_claims, repo, less), now)
         except (ImagefactoryError, OSError) as error:
             until = f"{row.until:%Y-%m-%d %H:%M} UTC"
             access.tell(f"note: the claim of sweep {sweep} may stay in {name} until {until}: {error}")
 
 
-def _with(own: OwnClaims, repo: StoreRepository, claim: SweepClaim) -> OwnClaims:
-    """Return `own` with the claim of a sweep replaced, or removed if the claim has no cells."""
-    rows = next((row.sweeps for row in own.places if row.place == str(repo)), ())
+def _with(own_claims: OwnClaims, repo: StoreRepository, claim: SweepClaim) -> OwnClaims:
+    """Return `own_claims` with the claim of a sweep replaced, or removed if the claim has no cells."""
+    rows = next((row.sweeps for row in own_claims.places if row.place == str(repo)), ())
     others = tuple(row for row in rows if row.sweep != claim.sweep)
     mine = RepositoryClaims(place=str(repo), sweeps=(*others, claim) if claim.cells else others)
-    return replace(own, places=(*(row for row in own.places if row.place != str(repo)), mine))
+    return replace(own_claims, places=(*(row for row in own_claims.places if row.place != str(repo)), mine))
 
 
-def _put(access: Access, repo: StoreRepository, own: OwnClaims, now: datetime) -> None:
+def _put(access: Access, repo: StoreRepository, own_claims: OwnClaims, now: datetime) -> None:
     """Store the claims of this store, and write the valid ones for `repo` there.
 
     Raises ImagefactoryError.
@@ -264,15 +268,17 @@ def _put(access: Access, repo: StoreRepository, own: OwnClaims, now: datetime) -
         )
     places = (
         replace(repository, sweeps=tuple(row for row in repository.sweeps if row.until > now))
-        for repository in own.places
+        for repository in own_claims.places
     )
-    own = replace(own, places=tuple(places))
+    own_claims = replace(own_claims, places=tuple(places))
     path = access.layout.path / "journal" / FILE
     with explain_full_disk(access.layout.path):
-        replace_bytes(path, format_own(own))
-    sweeps = next((repository.sweeps for repository in own.places if repository.place == str(repo)), ())
-    claims = StoreClaims(store=own.store, issued=now.replace(microsecond=0), sweeps=sweeps)
-    artifact, tag = build_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own.store}"
+        replace_bytes(path, format_own(own_claims))
+    sweeps = next(
+        (repository.sweeps for repository in own_claims.places if repository.place == str(repo)), ()
+    )
+    claims = StoreClaims(store=own_claims.store, issued=now.replace(microsecond=0), sweeps=sweeps)
+    artifact, tag = build_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own_claims.store}"
     for blob, data in artifact.blobs:
         put_bytes(repo, blob, data)
     put_manifest(repo, artifact.manifest, tag)

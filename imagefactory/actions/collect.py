@@ -126,24 +126,24 @@ class SweepResult:
 
 
 def collect_sweep(
-    project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+    project: Project, directory: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> SweepResult:
     """Verify, sign and attach all results so far. Raises UsageError if the directory is not a sweep.
 
     A node whose verdict cannot be attached is among the faults. The other nodes continue.
     """
-    sweep = read_sweep(folder)
+    sweep = read_sweep(directory)
     earlier: tuple[CollectedNode, ...] = ()
     with suppress(UsageError):  # corrupt or lost: everything is collected again
-        earlier = read_collected(folder)
+        earlier = read_collected(directory)
     trust = read_trust(project.settings.files)
     pool, silent = open_pool(sweep.pool, project.environ), None
     try:
-        pool.look(folder)
+        pool.look(directory)
     except ToolError as error:  # without the queue a finished job may count as running
         silent = error
     signer = NodeSigner(
-        folder=folder,
+        folder=directory,
         pool=pool,
         pool_name=sweep.pool,
         nonces=nonce_store(project, options.nonce_dir),
@@ -172,15 +172,15 @@ def collect_sweep(
     with progress.stage(f"attaching {sum(draft.signed is not None for draft in drafts)} verdicts"):
         drafts = attacher.attach_all(drafts)
     if any(draft.lost for draft in drafts):
-        own = {signer.key.keyid: signer.key.public} if signer.key else {}
-        keys = {key.keyid: key.public for key in trust.keys} | own
+        own_keys = {signer.key.keyid: signer.key.public} if signer.key else {}
+        keys = {key.keyid: key.public for key in trust.keys} | own_keys
         with progress.stage("looking for verdicts that were attached before"):
             drafts = [attacher.find_again(draft, keys) if draft.lost else draft for draft in drafts]
     nodes = [draft.one for draft in drafts]
     faults = [(draft.node.name, draft.fault) for draft in drafts if draft.fault]
     if silent and any(node.result.outcome is None for node in nodes):
         faults.append((sweep.id, silent))
-    write_collected(folder, nodes)
+    write_collected(directory, nodes)
     signer.nonces.settle_all({node.nonce for node in nodes if node.attached})
     # Other stores may claim nodes that have an outcome and no pending verdict.
     unfinished = {
@@ -203,12 +203,12 @@ def collect_sweep(
             except ImagefactoryError as error:
                 faults.append((node.target, error))
     return SweepResult(
-        folder=folder,
+        folder=directory,
         sweep=sweep,
         nodes=tuple(nodes),
         faults=tuple(faults),
         promotions=tuple(promotions),
-        machines=read_failed_machines(folder, sweep),
+        machines=read_failed_machines(directory, sweep),
     )
 
 
@@ -461,17 +461,17 @@ class VerdictAttacher:
 
         After MAX_REJECTED images in a row that a registry does not show, no more are requested.
         """
-        own = draft.node.image.subject
-        if own.manifest not in self._places:
+        subject = draft.node.image.subject
+        if subject.manifest not in self._places:
             if len(self._down) >= MAX_REJECTED:
                 raise self._down[-1]
             try:
-                self._places[own.manifest] = places_of(self.project, own, self.where(draft.node))
+                self._places[subject.manifest] = places_of(self.project, subject, self.where(draft.node))
                 self._down.clear()
             except ImagefactoryError as error:
-                self._places[own.manifest] = error
+                self._places[subject.manifest] = error
                 self._down += [error] if isinstance(error, RegistryError) else []
-        places = self._places[own.manifest]
+        places = self._places[subject.manifest]
         if isinstance(places, ImagefactoryError):
             raise places
         return places

@@ -109,12 +109,12 @@ def render_target(project: Project, target: Target) -> dict[str, str]:
 
 def write_definition(project: Project, target: Target, *, check: bool = False) -> tuple[str, ...]:
     """Write the outdated files of definitions/<target>/, with `check` none. Return their names."""
-    definition, folder = define_target(project, target), project.definition_folder(target)
+    definition, directory = define_target(project, target), project.definition_folder(target)
     files = render(definition)
     copied = copied_files(definition, largest=LARGEST_COPY)
-    stale = check_definitions(folder, files, copied)
+    stale = check_definitions(directory, files, copied)
     if stale and not check:
-        write_definitions(folder, files, copied)
+        write_definitions(directory, files, copied)
     return stale
 
 

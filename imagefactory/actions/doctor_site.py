@@ -265,9 +265,9 @@ class _SiteCheck:
             elif expires - self.now < CATALOG_EXPIRY_WARNING:
                 line = warn("catalog", f"{detail}, which is soon", "imagefactory site publish")
             elif (
-                own := self._own_key()
-            ) and own.keyid != current.keyid:  # only one of two facilitators signs it
-                line = good("catalog", f"{detail}; the key here, '{own.name}', cannot sign it")
+                own_key := self._own_key()
+            ) and own_key.keyid != current.keyid:  # only one of two facilitators signs it
+                line = good("catalog", f"{detail}; the key here, '{own_key.name}', cannot sign it")
             else:
                 line = good("catalog", detail)
         return _RegistryCheck(lines=lines, published=(line, self._invitation(location)), catalog_time=created)
@@ -301,9 +301,9 @@ class _SiteCheck:
         named = {grant.key.keyid for grant in invited.keys}
         if not trusted & named:
             return broken("invitation", f"{name} has no key that this project trusts now", push)
-        own = self._own_key()
-        if own and own.keyid not in named:
-            return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
+        own_key = self._own_key()
+        if own_key and own_key.keyid not in named:
+            return warn("invitation", f"{name} does not name '{own_key.name}', which signs now", push)
         return good("invitation", f"{name}, for {invited.catalog}")
 
     def mirrors(self, created: datetime | None) -> Iterator[Diagnosis]:

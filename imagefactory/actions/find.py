@@ -180,9 +180,9 @@ def find_images(
 
     `recipes` loads the project of the settings, or the bundled recipes, and returns None without either.
     """
-    own = not uses_catalog(settings)
-    project = recipes() if own else None
-    opened = None if own and project is None else read_centers(settings, environ, request.now)
+    own_project = not uses_catalog(settings)
+    project = recipes() if own_project else None
+    opened = None if own_project and project is None else read_centers(settings, environ, request.now)
     offers: list[ImageOffer] = []
     candidates: list[FindCandidate] = []
     unavailable: list[tuple[FindCandidate, NothingSelectedError]] = []
@@ -194,7 +194,7 @@ def find_images(
                 candidates.append(_offered_candidate(named, offers[-1], row.center, request))
             except NothingSelectedError as error:
                 unavailable.append((named, error))
-    if own:
+    if own_project:
         targets = {row.target for row in candidates}
         covers = (
             read_candidates(project, project.targets)
@@ -205,7 +205,7 @@ def find_images(
             _candidate(row, request.resources) for row in covers if not row.name or row.name not in targets
         ]
         unavailable = []  # the project builds them
-    place = _place(settings, opened, own=own)
+    place = _place(settings, opened, own_project=own_project)
     for named, reason in unavailable:
         only = _matches_any(request.words, [named]) and not _matches_any(request.words, candidates)
         if only or not candidates:
@@ -215,14 +215,14 @@ def find_images(
             NothingSelectedError(
                 "recipes-missing", f"{place} has no recipes", hint="run imagefactory recipe new FAMILY"
             )
-            if own
+            if own_project
             else empty_catalog_error()
         )
     return FindResult(
         matches=_find_matches(request.words, candidates, request.inventory),
         request=request,
         open=tuple(row for row in opened.open if row.catalog.images) if opened else (),
-        own_project=own,
+        own_project=own_project,
         place=place,
         ages=verdict_ages_of(offers, request.now) if offers else None,
         notes=(
@@ -232,9 +232,9 @@ def find_images(
     )
 
 
-def _place(settings: Settings, opened: CenterCatalogs | None, *, own: bool) -> str:
+def _place(settings: Settings, opened: CenterCatalogs | None, *, own_project: bool) -> str:
     """Return the project, or the place of the catalog; empty for the bundled recipes."""
-    if own:
+    if own_project:
         return "" if settings.shipped else str(settings.root_path)
     return opened.open[0].center.place if opened else ""
 

@@ -72,8 +72,8 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
     lacks.
     """
     layout = access.layout
-    _, at, digest = name.rpartition("@")
-    if at or DIGEST.fullmatch(name):
+    _, separator, digest = name.rpartition("@")
+    if separator or DIGEST.fullmatch(name):
         message, near = digest or name, []
         manifest = layout.manifest(check_digest(message))
         if manifest is not None:

@@ -170,7 +170,9 @@ def lock_target(
     return LockResult(target=target, before=before, after=after, behind=outdated)
 
 
-def _write_unsolvable(folder: Path, request: LockRequest, error: UnsolvableError, progress: Progress) -> None:
+def _write_unsolvable(
+    directory: Path, request: LockRequest, error: UnsolvableError, progress: Progress
+) -> None:
     name = request.target.name
     record = files.UnsolvableTarget(
         target=name,
@@ -180,7 +182,7 @@ def _write_unsolvable(folder: Path, request: LockRequest, error: UnsolvableError
         tree=error.tree,
     )
     try:
-        files.write_unsolvable(folder, record)
+        files.write_unsolvable(directory, record)
     except LockError as problem:  # the reason itself is more important than its record
         progress.note(problem.message)
 
@@ -193,9 +195,11 @@ def lock_request(
     previous = locked.lock
     if locked.flaw:
         progress.note(f"{locked.flaw.message}: locking {target.name} again")
-        folder = project.lock_folder
+        directory = project.lock_folder
         previous = (
-            replace(previous, content_hash=files.NOBODYS) if previous else files.read_remains(folder, target)
+            replace(previous, content_hash=files.NOBODYS)
+            if previous
+            else files.read_remains(directory, target)
         )
     request = LockRequest(
         target=target,
@@ -555,14 +559,14 @@ def _from_scratch(project: Project, progress: Progress) -> Iterator[Project]:
         explain_full_disk(layout.path),
     ):
         layout.tmp.mkdir(parents=True, exist_ok=True)
-        with temporary_directory("layers-", layout.tmp) as folder:
+        with temporary_directory("layers-", layout.tmp) as directory:
             for name in FETCHED:
                 (cache / name).mkdir(parents=True, exist_ok=True)
-                (folder / "cache").mkdir(exist_ok=True)
-                (folder / "cache" / name).symlink_to((cache / name).absolute())
+                (directory / "cache").mkdir(exist_ok=True)
+                (directory / "cache" / name).symlink_to((cache / name).absolute())
             settings = replace(
                 project.settings,
-                store=replace(project.settings.store, value=str(folder / "store")),
-                cache=replace(project.settings.cache, value=str(folder / "cache")),
+                store=replace(project.settings.store, value=str(directory / "store")),
+                cache=replace(project.settings.cache, value=str(directory / "cache")),
             )
             yield replace(project, settings=settings)

@@ -130,7 +130,7 @@ class LockedTarget:
             return Outcome.UNSOLVABLE.value
         return "none" if self.lock is None else "stale"
 
-    def problem(self, folder: Path) -> ImagefactoryError | None:
+    def problem(self, directory: Path) -> ImagefactoryError | None:
         """Return the reason why the target cannot be built, None if its lock is current."""
         name, hint = self.target.name, f"run imagefactory lock {self.target.name}"
         if self.target.sources:
@@ -140,22 +140,22 @@ class LockedTarget:
             )
         if self.flaw or self.current:
             return self.flaw
-        if self.parent and (problem := self.parent.problem(folder)):
+        if self.parent and (problem := self.parent.problem(directory)):
             return problem
         if self.unsolvable:
             reason, fix = self.unsolvable.reason, self.unsolvable.hint or f"{hint} --explain"
             return LockError("target-unsolvable", f"{name} is unsolvable: {reason}", hint=fix)
         if self.lock is None:
-            path = lock_path(folder, self.target)
+            path = lock_path(directory, self.target)
             return LockError("lock-missing", f"{name} has no lock ({path})", hint=hint)
         message = f"the recipe or the lock of {self.target.on}" if self.target.on else "the recipe"
         return StaleError(
             "lock-outdated", f"the lock of {name} is outdated: {message} has changed", hint=hint
         )
 
-    def require(self, folder: Path) -> Lock:
+    def require(self, directory: Path) -> Lock:
         """Return the current lock, or raise `problem`."""
-        if problem := self.problem(folder):
+        if problem := self.problem(directory):
             raise problem
         assert self.lock is not None
         return self.lock
@@ -163,16 +163,16 @@ class LockedTarget:
 
 def locked_target(project: Project, target: Target) -> LockedTarget:
     """Read the locks of a target, its parents and its base, each once."""
-    folder, below = project.lock_folder, project.target_below(target)
+    directory, below = project.lock_folder, project.target_below(target)
     base, parent = project.base_of(target), locked_target(project, below) if below else None
     under = parent.lock if parent else None
     required = ""
-    if parent is None or parent.problem(folder) is None:
+    if parent is None or parent.problem(directory) is None:
         required = content_hash(target, base, under)
     lock, unsolvable = None, None
     flaw: ImagefactoryError | None = None
     try:
-        lock = read_lock(folder, target)
+        lock = read_lock(directory, target)
         if lock and lock.content_hash == required:
             check_facts(lock, target)
             check_unchanged_packages(lock, under)
@@ -183,7 +183,7 @@ def locked_target(project: Project, target: Target) -> LockedTarget:
     except LockError as error:
         flaw = error
     try:
-        record = read_unsolvable(folder, target)
+        record = read_unsolvable(directory, target)
         unsolvable = record if record and record.content_hash == required else None
     except LockError:
         pass  # locking writes the record again
@@ -249,15 +249,15 @@ def orphans(project: Project) -> tuple[Path, ...]:
     """
     if project.faults:
         return ()
-    root, folder = project.settings.root_path, project.lock_folder
+    root, directory = project.settings.root_path, project.lock_folder
     names = {target.name for target in project.targets}
     files = {f"{name}.{suffix}" for name in names for suffix in (UNSOLVABLE, LAYERS)}
     for target in project.targets:
         files.update(lock_names(target.name, conda=target.conda))
     bases = {base.name for base in project.bases if not base.image}
     suffixes = (CONDA, WHEELS, UNSOLVABLE, LAYERS)
-    paths = [p for suffix in suffixes for p in folder.glob(f"*.{suffix}") if p.name not in files]
-    paths += [p for p in (folder / "bases").glob("*.lock") if p.stem not in bases]
+    paths = [p for suffix in suffixes for p in directory.glob(f"*.{suffix}") if p.name not in files]
+    paths += [p for p in (directory / "bases").glob("*.lock") if p.stem not in bases]
     paths += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]
     return tuple(sorted(paths))
 

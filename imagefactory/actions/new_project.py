@@ -201,7 +201,12 @@ def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
     if not rows:
         return {}
     above = next(
-        (folder for folder in (root.absolute(), *root.absolute().parents) if (folder / ".git").exists()), root
+        (
+            directory
+            for directory in (root.absolute(), *root.absolute().parents)
+            if (directory / ".git").exists()
+        ),
+        root,
     )
     if above not in (root, root.absolute()):
         raise UsageError(
@@ -286,8 +291,8 @@ class RowAddition:
 
 def plan_addition(project: Project, family: str, version: str, cuda: str) -> RowAddition:
     """Return the row of a family for a version. Raises UsageError, and RecipeError for an invalid row."""
-    folder = recipes_directory(project.settings)
-    recipes, faults = read_each(folder)
+    directory = recipes_directory(project.settings)
+    recipes, faults = read_each(directory)
     known = [recipe.family for recipe in recipes]
     if family not in known and family not in faults:
         near = nearest(family, known)
@@ -296,7 +301,7 @@ def plan_addition(project: Project, family: str, version: str, cuda: str) -> Row
             f"this project has no family '{family}'",
             hint=f"did you mean '{near}'?" if near else f"imagefactory recipe new {family}",
         )
-    path = folder / f"{family}.yaml"
+    path = directory / f"{family}.yaml"
     text, file = read_file(path)
     addition = add_row(text, parse_recipe(text, file), version, cuda)
     others = [recipe for recipe in recipes if recipe.family != family]

@@ -323,10 +323,12 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
         return result
     envelope = sign_revocation(request, key, issued)
     if not isinstance(repo.store, LayoutStore):
-        own = local_place(access, ANY)
+        local_repository = local_place(access, ANY)
         manifest = read_manifest(repo, subject.manifest).descriptor
-        with writing(access, own, progress):
-            put_statement(own, SignedStatement(kind=REVOCATION_TYPE, subject=manifest, envelope=envelope))
+        with writing(access, local_repository, progress):
+            put_statement(
+                local_repository, SignedStatement(kind=REVOCATION_TYPE, subject=manifest, envelope=envelope)
+            )
     statement = StatementRequest(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
     return replace(result, digest=attach_to(access, repo, statement, progress))
 
@@ -399,9 +401,9 @@ def _envelopes(repo: StoreRepository, manifest: str, kind: str) -> Iterator[byte
     return (row.envelope for row in read_statements(repo, manifest, kind) if row.envelope)
 
 
-def write_record(folder: Path, name: str, record: bytes) -> Path:
+def write_record(directory: Path, name: str, record: bytes) -> Path:
     """Write the record of a key next to imagefactory.toml. Return the path. Raises UsageError."""
-    path = folder / RECORDS / f"{name}.txt"
+    path = directory / RECORDS / f"{name}.txt"
     try:
         path.parent.mkdir(exist_ok=True)
         if path.parent.is_symlink():

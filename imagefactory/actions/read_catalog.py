@@ -96,12 +96,12 @@ class CachedCatalog:
         """Store a verified catalog and its time, and remove the least recently used ones."""
         with contextlib.suppress(OSError):
             if data != self.read():
-                folder = self.path.parent
-                folder.mkdir(parents=True, exist_ok=True)
+                directory = self.path.parent
+                directory.mkdir(parents=True, exist_ok=True)
                 replace_bytes(self.path, data)
-                files = [path for path in folder.iterdir() if path.is_file()]
+                files = [path for path in directory.iterdir() if path.is_file()]
                 for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)[MOST:]:
-                    remove_inside(folder, path)
+                    remove_inside(directory, path)
         with contextlib.suppress(OSError):
             self.seen_path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self.seen_path, format_time(time))

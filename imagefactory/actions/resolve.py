@@ -78,11 +78,11 @@ def check_not_cpu(target: Target) -> None:
 
 def check_name(project: Project, name: str, *, gpu: bool = True) -> None:
     """Raise an error for an invalid name or, with `gpu`, a CPU target. Fetches and reads no image."""
-    plain, at, digest = name.partition("@")
+    plain, separator, digest = name.partition("@")
     if "/" in name:
         parse_reference(name)
     elif not DIGEST.fullmatch(name):
-        if at:
+        if separator:
             check_digest(digest)
         if ":" not in plain:
             target = project.select_single(plain)
@@ -95,8 +95,12 @@ def _find(
 ) -> tuple[Image | SifArtifact, ImageReference | None]:
     if "/" in name:
         return _from_registry(project, parse_reference(name), progress)
-    _, at, digest = name.rpartition("@")
-    if at and (registry or project.settings.registry.value) and project.layout.manifest(digest) is None:
+    _, separator, digest = name.rpartition("@")
+    if (
+        separator
+        and (registry or project.settings.registry.value)
+        and project.layout.manifest(digest) is None
+    ):
         return _from_registry(project, target_reference(project, name, registry)[1], progress)
     artifact = find_stored(project, name)
     if artifact is None:
@@ -146,8 +150,8 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
             f"cannot verify {name}: {message}",
             hint="verify it in the project that built it (-C DIR)",
         )
-    plain, at, digest = name.partition("@")
-    if at and plain != target.name and project.target(plain):
+    plain, separator, digest = name.partition("@")
+    if separator and plain != target.name and project.target(plain):
         raise UsageError(
             "image-target-mismatch",
             f"{name} is an image of {target.name}, not of the target in this name",

@@ -110,7 +110,7 @@ def run_artifact(
     """Run a command in an image or .sif of the store."""
     name = fitting_runner(access, artifact, runner)
     if isinstance(artifact, Image) and (
-        how := emulation(artifact.architecture, own=RUNNERS[name].brings_emulator)
+        how := emulation(artifact.architecture, include_own=RUNNERS[name].brings_emulator)
     ):
         progress.note(f"{artifact.name}: {how}")
     with access.layout.in_use(progress):
@@ -121,20 +121,20 @@ def run_artifact(
     return program.run(artifact, spec)
 
 
-def mounted_directory(access: Access, folder: Path) -> tuple[Mount | None, str]:
+def mounted_directory(access: Access, directory: Path) -> tuple[Mount | None, str]:
     """Return the mount of a directory that the caller has not mounted, and a note on it."""
     account = ""
     with contextlib.suppress(KeyError):  # in a container the user may have no account
         account = pwd.getpwuid(os.getuid()).pw_dir
     homes = [path for path in (access.environ.get("HOME"), account) if path and path != "/"]
-    own = (access.layout.path, access.settings.cache_path, keys_directory(access.environ))
+    private_paths = (access.layout.path, access.settings.cache_path, keys_directory(access.environ))
     runtime = access.environ.get("XDG_RUNTIME_DIR")
     private = private_directories(
         [Path(path).resolve() for path in homes or ["/root"]],
-        own=[path.resolve() for path in own],
+        own_directories=[path.resolve() for path in private_paths],
         runtime=[Path(runtime).resolve()] if runtime else [],
     )
     with Path("/proc/self/mountinfo").open("rb") as file:
-        mounted = mounts_below(str(folder), file)
-    readable = os.access(folder, os.R_OK | os.X_OK)
-    return mount_current_directory(folder, readable=readable, private=private, mounted=mounted)
+        mounted = mounts_below(str(directory), file)
+    readable = os.access(directory, os.R_OK | os.X_OK)
+    return mount_current_directory(directory, readable=readable, private=private, mounted=mounted)

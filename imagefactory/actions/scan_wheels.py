@@ -166,15 +166,15 @@ def _scan_locks(month: str, progress: Progress, take: Callable[[WheelScan], None
         def look_up(missing: tuple[LockedWheel, ...], lock: Lock = lock) -> dict[str, str]:
             return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
 
-        with tempfile.TemporaryDirectory(prefix="scan-wheels-") as folder:
-            fetched = PackageCache(Path(folder), index).fetch((wheel,), look_up, progress)
+        with tempfile.TemporaryDirectory(prefix="scan-wheels-") as directory:
+            fetched = PackageCache(Path(directory), index).fetch((wheel,), look_up, progress)
             take(scan_wheel_row(fetched[wheel], month, progress))
 
 
-def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:
+def unscanned(directory: Path) -> list[tuple[Lock, LockedWheel]]:
     """Return the framework wheels in the locks of a directory that have no row, each with its lock."""
     by_sha256: dict[str, tuple[Lock, LockedWheel]] = {}
-    for path in sorted(folder.glob("*.requirements.txt")):
+    for path in sorted(directory.glob("*.requirements.txt")):
         if path.with_name(path.name.replace(".requirements.txt", ".conda-lock.yml")).exists():
             continue  # wheels on conda packages: the framework is a conda package
         lock = read_lock(path)

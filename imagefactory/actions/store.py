@@ -71,8 +71,8 @@ def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Rem
     paths = map(project.base_lock_path, project.bases)
     bases = [base for path in paths if (base := read_base_lock(path))]
     # Also the newer packages of a base whose mirror no longer had the locked ones.
-    folder = project.settings.store_path / "bases"
-    remembered = [(path, check_checksum(path)) for path in sorted(folder.glob("*.lock"))]
+    directory = project.settings.store_path / "bases"
+    remembered = [(path, check_checksum(path)) for path in sorted(directory.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
     needed = {package.sha256 for lock in locks for package in lock.packages}
     needed |= {package.sha256 for base in bases for package in base.packages}
@@ -92,18 +92,18 @@ def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
     A sweep with a signed verdict that is not attached yet stays.
     """
     removal = Removal(access.layout.path, dry_run=dry_run)
-    for folder in entries_of(sweeps_directory(access.settings)):
-        named = ID.fullmatch(folder.name)
+    for directory in entries_of(sweeps_directory(access.settings)):
+        named = ID.fullmatch(directory.name)
         with suppress(ValueError):  # digits that are not a date
             created = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
-            if created + RETENTION < now and not _is_waiting(folder):
-                removal.remove(folder)
+            if created + RETENTION < now and not _is_waiting(directory):
+                removal.remove(directory)
     return removal
 
 
-def _is_waiting(folder: Path) -> bool:
+def _is_waiting(directory: Path) -> bool:
     try:
-        nodes = read_collected(folder)
+        nodes = read_collected(directory)
     except UsageError:
         return False
     return any(

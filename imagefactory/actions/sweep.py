@@ -285,17 +285,17 @@ def prepare_sweep(
 ) -> SweepDraft:
     """Plan a sweep. Builds and sends nothing. Raises UsageError for invalid options."""
     check_limits(options.limits)
-    own = job_additions(options.pool, project.settings)
+    extra_commands = job_additions(options.pool, project.settings)
     site = find_site(options.site)
     if options.pool == HTCONDOR:
-        check_needs(site, WRITTEN | names_of(own))
+        check_needs(site, WRITTEN | names_of(extra_commands))
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or project.settings.registry.value
     kind = choose_image_type(project, options.image, registry)
-    folder = options.folder or sweeps_directory(project.settings) / name
-    bench.pools(options.pool).check_folder(folder)
-    delivery = ImageDelivery(kind=kind, registry=registry, folder=folder, now=now)
+    directory = options.folder or sweeps_directory(project.settings) / name
+    bench.pools(options.pool).check_folder(directory)
+    delivery = ImageDelivery(kind=kind, registry=registry, folder=directory, now=now)
     plan = plan_sweep(read_pool_stages(project, targets, delivery), inventory, options.asked)
     lookup = SweepLookup(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     images = _images(project, plan, kind)
@@ -313,7 +313,13 @@ def prepare_sweep(
         plan = skip_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return SweepDraft(
-        plan=plan, inventory=chosen, place=delivery, id=name, options=options, own=own, faults=faults
+        plan=plan,
+        inventory=chosen,
+        place=delivery,
+        id=name,
+        options=options,
+        own=extra_commands,
+        faults=faults,
     )
 
 
@@ -324,16 +330,16 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
     """
     now = bench.clock()
     blamed: list[NodeFault] = []
-    for folder in find_sweeps(settings):
-        if not (faults := read_machine_faults(folder)):
+    for directory in find_sweeps(settings):
+        if not (faults := read_machine_faults(directory)):
             continue
         with suppress(ImagefactoryError):
-            sweep = read_sweep(folder)
+            sweep = read_sweep(directory)
             if sweep.pool != pool or sweep.made + REMEMBERED + LIFETIME <= now:
                 continue
             nodes, opened = {row.name: row for row in sweep.nodes}, bench.pools(pool)
             names = {row.node for row in faults if row.node in nodes}
-            results = {name: opened.read_result(folder, nodes[name], sweep.limits) for name in names}
+            results = {name: opened.read_result(directory, nodes[name], sweep.limits) for name in names}
             blamed += blamed_machines(faults, sweep, results, now)
     return tuple(blamed)
 
@@ -379,7 +385,7 @@ def make_sweep(
 
     Raises NothingSelectedError if there is nothing to verify, UsageError for an existing directory.
     """
-    folder = prepared.place.folder
+    directory = prepared.place.folder
     if not prepared.plan.cells:
         rules = Counter(row.rule for row in prepared.plan.left_out)
         counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
@@ -388,9 +394,9 @@ def make_sweep(
             f"nothing to verify on this pool{counts and f': {counts}'}",
             hint="to include skipped cells, pass --ignore-rule RULE",
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(
-            "directory-exists", f"{folder} already exists", hint="choose a new directory: --dir DIR"
+            "directory-exists", f"{directory} already exists", hint="choose a new directory: --dir DIR"
         )
     project.layout.make()
     kits: list[NodeKit] = []
@@ -463,15 +469,15 @@ def make_sweep(
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     try:
         nonce_store(project).issue_all(runs, sweep.made)
-        write_sweep_file(folder, sweep)
+        write_sweep_file(directory, sweep)
         if prepared.faults:
-            write_file(folder / FAULT_FILES, format_machine_faults(prepared.faults))
-        bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
+            write_file(directory / FAULT_FILES, format_machine_faults(prepared.faults))
+        bench.pools(sweep.pool).write(directory, sweep, {kit.node.name: kit.texts for kit in kits})
     except BaseException:
         release_claim(project, sweep.id, (), bench.clock(), progress)
         raise
     notes = dict.fromkeys((*prepared.plan.notes, *claimed.notes))
-    return SweepCreated(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))
+    return SweepCreated(sweep=sweep, folder=directory, faults=tuple(faults), notes=tuple(notes))
 
 
 def _claim(
@@ -500,12 +506,12 @@ def _claim(
 
 
 def claim_again(
-    access: Access, folder: Path, registry: str, bench: SweepDependencies, progress: Progress
+    access: Access, directory: Path, registry: str, bench: SweepDependencies, progress: Progress
 ) -> None:
     """Claim the remaining cells of a continued sweep, even if another store claimed them."""
-    sweep = read_sweep(folder)
+    sweep = read_sweep(directory)
     pool, registry = bench.pools(sweep.pool), registry or access.settings.registry.value
-    nodes = [node for node in sweep.nodes if _will_run(pool.read_node(folder, node, sweep.limits))]
+    nodes = [node for node in sweep.nodes if _will_run(pool.read_node(directory, node, sweep.limits))]
     result = _claim(access, sweep.id, registry, nodes, sweep.limits, bench, progress, ask=False)
     for note in result.notes:
         access.tell(f"note: {note}")
@@ -531,21 +537,21 @@ def capable_machines(
     )
 
 
-def submit_sweep(folder: Path, pools: Pools) -> str:
+def submit_sweep(directory: Path, pools: Pools) -> str:
     """Submit a sweep, or continue one whose DAG ended early. Return the job that drives the sweep.
 
     Raises UsageError for a directory that is not a sweep or has nothing to run, ToolError.
     """
-    sweep, jobs = read_sweep(folder), read_submitted(folder)
+    sweep, jobs = read_sweep(directory), read_submitted(directory)
     pool = pools(sweep.pool)
-    if not any(_will_run(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
+    if not any(_will_run(pool.read_node(directory, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             "sweep-finished",
-            f"every node of {folder} has an outcome, and submitting it would run all nodes again",
-            hint=f"run imagefactory sweep collect {folder}",
+            f"every node of {directory} has an outcome, and submitting it would run all nodes again",
+            hint=f"run imagefactory sweep collect {directory}",
         )
-    job = pool.submit(folder)
-    write_document(folder / SUBMITTED, {"format": 1, "jobs": [*jobs, job]})
+    job = pool.submit(directory)
+    write_document(directory / SUBMITTED, {"format": 1, "jobs": [*jobs, job]})
     return job
 
 
@@ -554,18 +560,18 @@ def _will_run(state: NodeState) -> bool:
     return state.run is None and will_still_run(state.result.outcome, settled=state.settled)
 
 
-def read_submitted(folder: Path) -> tuple[str, ...]:
+def read_submitted(directory: Path) -> tuple[str, ...]:
     """Return the jobs that have driven a sweep, the oldest first."""
     try:
-        row = json.loads((folder / SUBMITTED).read_bytes())
+        row = json.loads((directory / SUBMITTED).read_bytes())
         return tuple(job for job in row["jobs"] if isinstance(job, str) and JOB.fullmatch(job))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "sweep-file-invalid",
-            f"{folder / SUBMITTED} is corrupt",
-            hint=f"delete it (rm {folder / SUBMITTED}): it only lists the jobs of the sweep",
+            f"{directory / SUBMITTED} is corrupt",
+            hint=f"delete it (rm {directory / SUBMITTED}): it only lists the jobs of the sweep",
         ) from error
 
 
@@ -601,24 +607,24 @@ class SweepStatus:
         )
 
 
-def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:
+def read_status(directory: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:
     """Return the status from the files of the jobs, with `queue` also from the pool.
 
     Raises UsageError, ToolError.
     """
-    sweep = read_sweep(folder)
+    sweep = read_sweep(directory)
     pool = pools(sweep.pool)
     if queue:  # before the logs, which show jobs that end in between
-        pool.look(folder)
-    driven = pool.running(folder) if queue else None
+        pool.look(directory)
+    driven = pool.running(directory) if queue else None
     return SweepStatus(
-        folder=folder,
+        folder=directory,
         sweep=sweep,
-        results=tuple(pool.read_result(folder, node, sweep.limits) for node in sweep.nodes),
-        jobs=read_submitted(folder),
+        results=tuple(pool.read_result(directory, node, sweep.limits) for node in sweep.nodes),
+        jobs=read_submitted(directory),
         driven=driven,
-        collected=read_collected(folder),
-        machines=read_failed_machines(folder, sweep),
+        collected=read_collected(directory),
+        machines=read_failed_machines(directory, sweep),
     )
 
 

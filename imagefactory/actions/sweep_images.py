@@ -54,12 +54,12 @@ def choose_image_type(project: Project, requested: str, registry: str) -> ImageK
     The content of the store is ignored: a verdict on a .sif is not one on the image, so the type must not
     change by itself. Raises UsageError for a type that needs a registry if none is set.
     """
-    folder = project.settings.sif_folder.value
-    sif = ImageKind.OSDF if folder.startswith(OSDF) else ImageKind.SIF
+    directory = project.settings.sif_folder.value
+    sif = ImageKind.OSDF if directory.startswith(OSDF) else ImageKind.SIF
     if requested:
         kind = sif if requested == ImageKind.SIF else ImageKind(requested)
     else:
-        kind = sif if folder or not registry else ImageKind.DOCKER
+        kind = sif if directory or not registry else ImageKind.DOCKER
     if kind in (ImageKind.DOCKER, ImageKind.ORAS) and not registry:
         raise UsageError(
             "no-registry-set",

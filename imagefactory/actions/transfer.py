@@ -165,8 +165,10 @@ def push_target(project: Project, target: Target, options: PushOptions, progress
         )
         joined = None
         if index:
-            where, sent_index = _push(project, plain, index, candidate_tag(plain, index), options, progress)
-            joined = PlatformIndexPush(platforms=platforms, reference=where, sent=sent_index)
+            location, sent_index = _push(
+                project, plain, index, candidate_tag(plain, index), options, progress
+            )
+            joined = PlatformIndexPush(platforms=platforms, reference=location, sent=sent_index)
     return PushResult(
         target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=joined
     )
@@ -380,14 +382,14 @@ class PullResult:
 
 def target_reference(project: Project, text: str, registry: str = "") -> tuple[Target, ImageReference]:
     """Return the registry reference of `TARGET[:TAG][@sha256:...]`, by default with the target's tag."""
-    rest, at, digest = text.partition("@")
+    rest, separator, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
     target = project.select_single(name)
     host, path = registry_place(project, registry)
-    if not colon and not at:
+    if not colon and not separator:
         tag = plain_tag(target)
     address = f"{host}/{repository_of(path, target.family)}"
-    return target, parse_reference(address + (f":{tag}" if colon or tag else "") + at + digest)
+    return target, parse_reference(address + (f":{tag}" if colon or tag else "") + separator + digest)
 
 
 def pull_image(
@@ -521,8 +523,8 @@ def local_name(access: Access, reference: ImageReference) -> str:
     host = re.sub(r"[^a-z0-9]+", ".", reference.registry.lower()).strip(".")
     repository = f"{host}/{reference.repository}"
     if access.settings.registry.value:
-        own, path = registry_place(access)
-        if reference.registry == own and (not path or reference.repository.startswith(f"{path}/")):
+        own_registry, path = registry_place(access)
+        if reference.registry == own_registry and (not path or reference.repository.startswith(f"{path}/")):
             repository = reference.repository.removeprefix(f"{path}/")
     return f"{repository}:{reference.tag or reference.digest.removeprefix('sha256:')[:12]}"
 

@@ -369,14 +369,14 @@ def _entry(location: str, statement: SignedStatement) -> AuditEntry | None:
 # --- Signing: the key of this machine, and the nonce that a report spends
 
 
-def nonce_store(access: Access, folder: Path | None = None) -> NonceStore:
+def nonce_store(access: Access, directory: Path | None = None) -> NonceStore:
     """Return the nonce store of the local store, or of a directory, with its key from the environment.
 
     A named directory may travel between the jobs of a CI run, and belongs to that run. Raises UsageError for
     a weak key, which others could guess.
     """
-    if folder:
-        return NonceStore(folder, read_nonce_store_key(access.environ), ci_run=ci_run_of(access.environ))
+    if directory:
+        return NonceStore(directory, read_nonce_store_key(access.environ), ci_run=ci_run_of(access.environ))
     return NonceStore(access.layout.path / "nonces")
 
 

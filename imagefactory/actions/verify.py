@@ -361,7 +361,7 @@ class KitResult:
 
 
 def collect(
-    project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+    project: Project, directory: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> KitResult:
     """Sign and attach the results of a kit. Raises as `collect_kit`, and UsageError without a key.
 
@@ -369,10 +369,10 @@ def collect(
     StatementError if the host's evidence lacks the GPU of the suite. Then the nonce is not spent.
     """
     nonces = nonce_store(project, options.nonce_dir)
-    signed = earlier = unsettled(nonces, folder)
+    signed = earlier = unsettled(nonces, directory)
     if signed is None:
         copied = options.nonce_dir is not None
-        kit = collect_kit(folder, nonces, now, project.environ, again=copied)
+        kit = collect_kit(directory, nonces, now, project.environ, again=copied)
         reference = _image_source(project, kit.report, kit.reference, options.registry)
         if copied and (before := _signed_before(project, kit.report, reference, now)):
             verdict, attached = before
@@ -434,10 +434,10 @@ def _result_of(report: GpuReport) -> GpuReport:
     return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
 
 
-def unsettled(nonces: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | None:
+def unsettled(nonces: NonceStore, directory: Path) -> tuple[SignedVerdict, str] | None:
     """Return the verdict that an earlier call signed and could not attach, and the kit's reference."""
     try:
-        data = nonces.unsettled(read_nonce(folder))
+        data = nonces.unsettled(read_nonce(directory))
     except NonceError:
         return None
     return parse_signed(data) if data else None

@@ -77,18 +77,18 @@ class ApptainerEngine:
         target, base = definition.target, inputs.base().get()
         require_image_space(self.layout.path, definition)
         secrets = self.secrets(definition.lock)
-        with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
-            write_definitions(folder, render(definition), copied_files(definition))
+        with scratch(self.layout) as directory, progress.stage(f"{target.name}: apptainer build"):
+            write_definitions(directory, render(definition), copied_files(definition))
             lent = render_apptainer(definition, bootstrap="oci", image_path=SHARED_IMAGE)
-            (folder / DEFINITION).write_text(lent, encoding="utf-8")
-            share_layout(self.layout, base.image.manifest, folder / SHARED_IMAGE)
-            site = folder / "site"
+            (directory / DEFINITION).write_text(lent, encoding="utf-8")
+            share_layout(self.layout, base.image.manifest, directory / SHARED_IMAGE)
+            site = directory / "site"
             site.mkdir(mode=0o700)
             secrets.write(site)
             order = SifRequest(
-                folder=folder,
+                folder=directory,
                 spec=DEFINITION,
-                output=folder / f"{target.name}.sif",
+                output=directory / f"{target.name}.sif",
                 binds=((site, SITE),),
                 hide=secrets.hide,
             )
@@ -121,7 +121,7 @@ class ApptainerEngine:
         return sif_key("build", SQUASHFS, base.image.manifest, *texts)
 
 
-def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
+def share_layout(layout: Layout, manifest: str, directory: Path) -> Descriptor:
     """Create a layout of one image with the store's own blobs. Return its manifest's descriptor.
 
     The image has no tag: apptainer 1.4 takes a layout's only image, and rejects `oci:DIRECTORY:TAG`.
@@ -134,11 +134,11 @@ def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
             hint="build it again: imagefactory build TARGET",
         )
     with explain_full_disk(layout.path):
-        folder.mkdir()
-        (folder / "blobs").symlink_to((layout.path / "blobs").absolute())
-        (folder / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+        directory.mkdir()
+        (directory / "blobs").symlink_to((layout.path / "blobs").absolute())
+        (directory / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
         index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(blob[0])]}
-        (folder / "index.json").write_bytes(canonical_json(index))
+        (directory / "index.json").write_bytes(canonical_json(index))
     return blob[0]
 
 
@@ -147,8 +147,8 @@ def scratch(layout: Layout) -> Iterator[Path]:
     """Yield a directory in the store's tmp/ for one build. A killed build's directory is deleted later."""
     with explain_full_disk(layout.path):
         layout.tmp.mkdir(parents=True, exist_ok=True)
-        with temporary_directory("sif-", layout.tmp) as folder:
-            yield folder
+        with temporary_directory("sif-", layout.tmp) as directory:
+            yield directory
 
 
 def _progress_reporter(progress: Progress) -> Callable[[str], None]:

@@ -484,5 +484,5 @@ class AssembleEngine:
 def _of_config(definition: BuildSpec) -> list[object]:
     """Return the inputs of the image's config. `start` is included if it differs from the default."""
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
-    own = [start.command, start.workdir, start.user]
-    return [*decided, *(own if start != PLAIN_START else [])]
+    config_fields = [start.command, start.workdir, start.user]
+    return [*decided, *(config_fields if start != PLAIN_START else [])]

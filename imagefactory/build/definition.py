@@ -75,8 +75,10 @@ def define(
             raise RecipeError([Diagnostic("name-reserved", str(target.where), message, "remove it")])
     environment |= _defaults(target, lock) | dict(target.environment)
     if cuda and not base.image:  # such an image sets its own directories
-        own = environment.get("LD_LIBRARY_PATH")
-        environment["LD_LIBRARY_PATH"] = f"{f'{own}:' if own else ''}{DRIVER}/lib:{DRIVER}/lib64"
+        library_path = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = (
+            f"{f'{library_path}:' if library_path else ''}{DRIVER}/lib:{DRIVER}/lib64"
+        )
     labels = {
         "org.opencontainers.image.title": target.name,
         "org.opencontainers.image.description": target.description,

@@ -494,12 +494,12 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 @contextmanager
 def _started(
-    argv: Sequence[str], folder: str, environment: Mapping[str, str]
+    argv: Sequence[str], directory: str, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command in its own session until the end of the block, which cancels the build."""
     process = subprocess.Popen(
         argv,
-        cwd=folder,
+        cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -52,30 +52,30 @@ def copied_files(definition: BuildSpec, *, largest: int | None = None) -> dict[s
 
 
 def write_definitions(
-    folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
+    directory: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
 ) -> None:
-    """Write `files` (path inside `folder`, with `/` -> text) and `copied` files, each atomically.
+    """Write `files` (path inside `directory`, with `/` -> text) and `copied` files, each atomically.
 
     Unchanged files are not touched. Files of earlier renderings that are no longer rendered are removed.
     Raises UsageError for a path outside the directory, and for a file that cannot be written.
     """
     try:
-        for path in folder.glob("*.*"):
+        for path in directory.glob("*.*"):
             if _OF_LOCKS.fullmatch(path.name) and path.name not in files and path.is_file():
-                remove_inside(folder, path)
-        for path in (*(folder / OWN).rglob("*"), *(folder / WHEELS).glob("*")):
-            if not path.is_dir() and path.relative_to(folder).as_posix() not in (copied or {}):
-                remove_inside(folder, path)
+                remove_inside(directory, path)
+        for path in (*(directory / OWN).rglob("*"), *(directory / WHEELS).glob("*")):
+            if not path.is_dir() and path.relative_to(directory).as_posix() not in (copied or {}):
+                remove_inside(directory, path)
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise _unusable(directory, error) from error
     every: dict[str, str | OwnFile] = {**files, **(copied or {})}
     for name, content in sorted(every.items()):
-        path = _place(folder, name)
+        path = _place(directory, name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.parent.resolve().is_relative_to(folder.resolve()):
+            if not path.parent.resolve().is_relative_to(directory.resolve()):
                 raise UsageError(
-                    "link-leaves-project", f"{path} is a link to outside {folder}", hint="remove the link"
+                    "link-leaves-project", f"{path} is a link to outside {directory}", hint="remove the link"
                 )
             data, mode = _data(content)
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
@@ -84,15 +84,15 @@ def write_definitions(
                 path.chmod(mode)
             # A remainder of an earlier kill.
             for leftover in path.parent.glob(f".{path.name}.????????"):
-                remove_inside(folder, leftover)
+                remove_inside(directory, leftover)
         except OSError as error:
             raise _unusable(path, error) from error
 
 
 def check_definitions(
-    folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
+    directory: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
 ) -> tuple[str, ...]:
-    """Return the differences between rendered and existing files of `folder`, one entry for each file.
+    """Return the differences between rendered and existing files of `directory`, one entry for each file.
 
     An entry has the file and the beginning of the difference. Files that are not rendered are listed too.
     Raises UsageError for an unreadable file.
@@ -100,9 +100,9 @@ def check_definitions(
     faults = []
     every: dict[str, str | OwnFile] = {**files, **(copied or {})}
     try:
-        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+        there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
         for name, content in sorted(every.items()):
-            path = _place(folder, name)
+            path = _place(directory, name)
             if name not in there:
                 faults.append(f"{path}: missing")
                 continue
@@ -115,8 +115,8 @@ def check_definitions(
             elif mode and (mode ^ path.stat().st_mode) & stat.S_IXUSR:
                 faults.append(f"{path}: stale\n  (only the right to execute it differs)")
     except OSError as error:
-        raise _unusable(folder, error) from error
-    faults.extend(f"{folder / name}: no recipe makes it" for name in sorted(there - set(every)))
+        raise _unusable(directory, error) from error
+    faults.extend(f"{directory / name}: no recipe makes it" for name in sorted(there - set(every)))
     return tuple(faults)
 
 
@@ -144,13 +144,15 @@ def _difference(present: str, rendered: str) -> str:
     return "\n".join([*lines_of, f"  ... and {rest} more lines"] if rest > 0 else lines_of)
 
 
-def _place(folder: Path, name: str) -> Path:
+def _place(directory: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
         raise UsageError(
-            "path-invalid", f"{name!r} is not a path inside {folder}", hint="use a relative path without '..'"
+            "path-invalid",
+            f"{name!r} is not a path inside {directory}",
+            hint="use a relative path without '..'",
         )
-    return folder / pure
+    return directory / pure
 
 
 def _unusable(path: Path, error: OSError) -> ImagefactoryError:

@@ -93,8 +93,10 @@ def merge_environment(definition: BuildSpec, base: BuiltBase) -> tuple[tuple[str
     """
     ours = dict(definition.environment)
     theirs = dict(base.image.environment)
-    folders = [*ours.get("PATH", "").split(":"), *theirs.get("PATH", "").split(":")]
-    ours["PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder.startswith("/")))
+    directories = [*ours.get("PATH", "").split(":"), *theirs.get("PATH", "").split(":")]
+    ours["PATH"] = ":".join(
+        dict.fromkeys(directory for directory in directories if directory.startswith("/"))
+    )
     return (*ours.items(), *((n, v) for n, v in inherited(base.image.environment) if n not in ours))
 
 
@@ -158,9 +160,9 @@ def changed_inputs(lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseL
         return f"the lock of {definition.target.name} has changed"
     if lock.base != _bases_key(bases):
         return f"the base {definition.base.name} has changed"
-    own = own_title(definition)
+    title = own_title(definition)
     there = [layer.title for layer in lock.layers if layer.title.startswith(OWN_TITLE)]
-    return "" if there == ([own] if own else []) else "the own files have changed"
+    return "" if there == ([title] if title else []) else "the own files have changed"
 
 
 def _bases_key(bases: Sequence[BaseLock]) -> str:

@@ -117,15 +117,16 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
             of_kind = [
                 package for package in sorted(group, key=lambda p: p.name) if isinstance(package, kind)
             ]
-            own = [package for package in of_kind if package in large]
+            large_packages = [package for package in of_kind if package in large]
             shared: dict[int, list[LockedPackage]] = {}
             for package in of_kind:
-                if package not in own:
+                if package not in large_packages:
                     bucket = hashlib.sha256(package.name.encode()).digest()[0] % buckets
                     shared.setdefault(bucket, []).append(package)
             name = "conda bucket" if kind is LockedCondaPackage else "bucket"
             plans += [
-                _plan(f"{package.name} {package.version}", [group[package]], shared=False) for package in own
+                _plan(f"{package.name} {package.version}", [group[package]], shared=False)
+                for package in large_packages
             ]
             plans += [
                 _plan(f"{name} {bucket}", [group[package] for package in chosen], shared=True)

@@ -372,8 +372,8 @@ def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plai
         files |= set(segment.files)
         segments.append(segment)
     above = TarSegment(packer, blob, plain, epoch=work.bench.epoch)
-    for folder in sorted({folder for segment in segments for folder in segment.folders}):
-        above.folder(folder)
+    for directory in sorted({directory for segment in segments for directory in segment.folders}):
+        above.folder(directory)
     above.close()
     for segment in segments:
         with segment.path.open("rb") as file:
@@ -408,8 +408,8 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
             if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
                 if not skip:
                     work.report(part.size)
-                folders, files = json.loads(paths)
-                return _CachedSegment(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
+                directories, files = json.loads(paths)
+                return _CachedSegment(path=path, folders=tuple(directories), files=tuple(files), laid=laid)
     except (FileNotFoundError, ValueError):
         pass
     with explain_full_disk(path.parent, setting="cache"):
@@ -422,15 +422,15 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
             beside = Path(name + ".files")
-            folders, files = tuple(sorted(segment.folders)), tuple(segment.files)
+            directories, files = tuple(sorted(segment.folders)), tuple(segment.files)
             beside.write_bytes(
-                add_checksum(listing, b"\n".join((digest, canonical_json([folders, files]), laid)))
+                add_checksum(listing, b"\n".join((digest, canonical_json([directories, files]), laid)))
             )
             beside.replace(listing)
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
-    return _CachedSegment(path=path, folders=folders, files=files, laid=laid)
+    return _CachedSegment(path=path, folders=directories, files=files, laid=laid)
 
 
 def _lay(

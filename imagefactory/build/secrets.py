@@ -50,8 +50,8 @@ class BuildSecrets:
             text = text.replace(word, "****")
         return redact(text)
 
-    def write(self, folder: Path) -> None:
-        """Write the files into `folder`, readable only by this user."""
+    def write(self, directory: Path) -> None:
+        """Write the files into `directory`, readable only by this user."""
         files = {
             PIP_CONF: self.pip_conf.encode(),
             CERTIFICATES: self.certificates,
@@ -59,7 +59,7 @@ class BuildSecrets:
         }
         for name, data in files.items():
             if data is not None:
-                path = folder / name
+                path = directory / name
                 path.touch(mode=0o600)
                 path.write_bytes(data)
 

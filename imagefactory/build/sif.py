@@ -82,12 +82,14 @@ class SifBuilder:
             known = get_cached_sif(self.layout, key)
             if known:
                 return known
-            with scratch(self.layout) as folder, progress.stage(f"{target}: make a .sif ({compression})"):
-                sif = self._make(image, SifOrigin(target=target, compression=compression), folder, progress)
+            with scratch(self.layout) as directory, progress.stage(f"{target}: make a .sif ({compression})"):
+                sif = self._make(
+                    image, SifOrigin(target=target, compression=compression), directory, progress
+                )
             record_sif(self.layout, key, sif)
             return sif
 
-    def _make(self, image: Image, origin: SifOrigin, folder: Path, progress: Progress) -> SifArtifact:
+    def _make(self, image: Image, origin: SifOrigin, directory: Path, progress: Progress) -> SifArtifact:
         squeeze = SQUEEZES[origin.compression]
         store = SquashStore(self.layout, squeeze, self.workers)
         layers = list({layer.diff_id: layer for layer in image.layers}.values())
@@ -98,10 +100,10 @@ class SifBuilder:
             raise StoreError(
                 "manifest-missing", f"{image.manifest} is not in {self.layout.path}", hint=REBUILD
             )
-        output = folder / "made.sif"
+        output = directory / "made.sif"
         while True:
-            dress = self._dress(image, squeeze, folder)
-            rows = [*store.rows(layers, folder, progress), dress.row]
+            dress = self._dress(image, squeeze, directory)
+            rows = [*store.rows(layers, directory, progress), dress.row]
             sized = [(row.index, row.size) for row in rows]
             superblock, tables = format_image(sized, order, squeeze, mtime=dress.moment)
             size = SUPERBLOCK + sum(row.size for row in rows) + len(tables)
@@ -120,10 +122,10 @@ class SifBuilder:
                 store.remember(layer, sif.file.digest, row)
             return sif
 
-    def _dress(self, image: Image, squeeze: SquashCompression, folder: Path) -> _SifMetadata:
+    def _dress(self, image: Image, squeeze: SquashCompression, directory: Path) -> _SifMetadata:
         """Return apptainer's additions to an image without files that has the config of `image`."""
         config = json.loads(self.layout.read(Descriptor(media_type="", digest=image.config, size=0)))
-        empty = Layout(folder / SHARED_IMAGE)
+        empty = Layout(directory / SHARED_IMAGE)
         layer = empty.add(END_OF_ARCHIVE, "application/vnd.oci.image.layer.v1.tar")
         bare = {**config, "history": [], "rootfs": {"type": "layers", "diff_ids": [layer.digest]}}
         manifest = {
@@ -133,9 +135,9 @@ class SifBuilder:
             "layers": [format_descriptor(layer)],
         }
         empty.tag(SHARED_IMAGE, empty.add(canonical_json(manifest), MANIFEST_TYPE))
-        output = folder / "empty.sif"
+        output = directory / "empty.sif"
         self.command.build(
-            SifRequest(folder=folder, spec=f"oci:{SHARED_IMAGE}", output=output), lambda _: None
+            SifRequest(folder=directory, spec=f"oci:{SHARED_IMAGE}", output=output), lambda _: None
         )
         moment = _moment(config.get("created"))
         date, processor = rb"\g<1>" + _apptainer_time(moment), rb"\g<1>" + image.architecture.encode()
@@ -144,9 +146,9 @@ class SifBuilder:
             text = _BUILT_AT.sub(date, text)
             return _BUILT_FOR.sub(processor, text) if image.architecture else text
 
-        row = folder / "dress"
+        row = directory / "dress"
         with (
-            unpacked_sif(output, folder, QuietProgress()) as root,
+            unpacked_sif(output, directory, QuietProgress()) as root,
             row.open("wb") as out,
             PackerPool(squeeze, 1) as packers,
             LayerPacker(out, packers) as packer,
@@ -213,5 +215,5 @@ def _moment(created: object) -> int:
 
 def _apptainer_time(moment: int) -> bytes:
     """Return a time as apptainer writes it: `Monday_2_January_2006_15:4:5_UTC`."""
-    at = datetime.fromtimestamp(moment, UTC)
-    return f"{at:%A}_{at.day}_{at:%B}_{at.year}_{at.hour}:{at.minute}:{at.second}_UTC".encode()
+    time = datetime.fromtimestamp(moment, UTC)
+    return f"{time:%A}_{time.day}_{time:%B}_{time.year}_{time.hour}:{time.minute}:{time.second}_UTC".encode()

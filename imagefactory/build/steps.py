@@ -412,8 +412,8 @@ def _pip(definition: BuildSpec) -> tuple[str, ...]:
         later = [name for names in order[count:] for name in names]
         names, option = min((group, ""), (later, " -v"), key=lambda pair: len(pair[0]))
         lines = (
-            " ".join(f"-e {shell_word(f'^{name}==')}" for name in names[at : at + 4])
-            for at in range(0, len(names), 4)
+            " ".join(f"-e {shell_word(f'^{name}==')}" for name in names[start : start + 4])
+            for start in range(0, len(names), 4)
         )
         commands.append(
             "\n    ".join((f"grep{option}", *lines, f"{shell_word(requirements)} > {shell_word(PART)}"))
@@ -422,12 +422,12 @@ def _pip(definition: BuildSpec) -> tuple[str, ...]:
     return (*commands, f"{pip}\n   {local} --requirement {shell_word(requirements)}")
 
 
-def _compile(definition: BuildSpec, folder: str, options: str = "") -> tuple[str, str]:
-    """Return commands that compile all Python files of `folder` with the environment's own Python."""
+def _compile(definition: BuildSpec, directory: str, options: str = "") -> tuple[str, str]:
+    """Return commands that compile all Python files of `directory` with the environment's own Python."""
     return (
         f"{shell_word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
-        f"    --invalidation-mode unchecked-hash {shell_word(folder)} || true",
-        f"test -n \"$(find {shell_word(folder)} -name '*.pyc' -print -quit)\"",
+        f"    --invalidation-mode unchecked-hash {shell_word(directory)} || true",
+        f"test -n \"$(find {shell_word(directory)} -name '*.pyc' -print -quit)\"",
     )
 
 

@@ -71,14 +71,14 @@ class InstallPrefix:
     def folder(self, scheme: str, distribution: str) -> str:
         """Return the scheme's directory inside the image, as in sysconfig and pip."""
         include = f"include/site/python{self.python}" if self.venv else f"include/python{self.python}"
-        folders = {
+        directories = {
             "purelib": self.site_packages,
             "platlib": self.site_packages,
             "headers": f"{self.prefix}/{include}/{distribution}",
             "scripts": f"{self.prefix}/bin",
             "data": self.prefix,
         }
-        return folders[scheme]
+        return directories[scheme]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,17 +317,17 @@ class LayerDestination(WheelDestination):
         site = self._target(scheme, "")
 
         def prefix_of(other: Scheme) -> str | None:
-            folder = self._target(other, "")
-            return None if folder == site else posixpath.relpath(folder, site) + "/"
+            directory = self._target(other, "")
+            return None if directory == site else posixpath.relpath(directory, site) + "/"
 
         with construct_record_file(records, prefix_of) as stream:
             self._put(scheme, record_file_path, stream.read(), executable=False)
 
     def _target(self, scheme: str, path: str) -> str:
-        folder = self.place.folder(scheme, self.distribution).lstrip("/")
+        directory = self.place.folder(scheme, self.distribution).lstrip("/")
         if path:
             _check_path(path)  # entry points name scripts, and those pass through here too
-        return f"{folder}/{path}" if path else folder
+        return f"{directory}/{path}" if path else directory
 
     def _started(self, script: WheelMember) -> bytes | WheelMember:
         """Return a Python script with the environment's own interpreter; other programs unchanged."""
@@ -403,8 +403,8 @@ def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
-    """Unpack a locked wheel's packages to `folder`/site, its programs to `folder`/bin. Return their bytes.
+def unpack_wheel(wheel: Path, directory: Path, *, sha256: str, most: int) -> int:
+    """Unpack a wheel's packages to `directory`/site, its programs to `directory`/bin. Return their bytes.
 
     Raises as `lay_wheel`, and BuildError for more bytes than `most`.
     """
@@ -412,11 +412,11 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
     with _naming_wheel(wheel):
         for member, executable in _members(wheel, sha256):
             parts = member.info.filename.split("/")
-            path = folder / "site" / member.info.filename
+            path = directory / "site" / member.info.filename
             if len(parts) > 2 and parts[0].endswith(".data"):
                 if parts[1] not in ("scripts", "purelib", "platlib"):
                     continue
-                path = (folder / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
+                path = (directory / ("bin" if parts[1] == "scripts" else "site")).joinpath(*parts[2:])
             size += member.size
             if size > most:
                 raise BuildError("wheel-too-large", f"it unpacks to more than {most:,} bytes, the free space")
@@ -510,9 +510,9 @@ def _fix_hint(wheel: Path) -> str:
 
 def cached_path(source: str, python: str) -> str:
     """Return the path of a source's byte code."""
-    folder, _, name = source.rpartition("/")
+    directory, _, name = source.rpartition("/")
     tag = "cpython-" + python.replace(".", "")
-    return f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+    return f"{directory}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
 
 
 def with_byte_code(paths: Collection[str], python: str) -> frozenset[str]:

@@ -270,10 +270,10 @@ def _print_warnings_plainly() -> None:
 
 
 def _print_bug(
-    kind: type[BaseException], error: BaseException | None, where: types.TracebackType | None
+    kind: type[BaseException], error: BaseException | None, trace: types.TracebackType | None
 ) -> None:
     if not issubclass(kind, SystemExit):  # of a thread: it ends without a word
-        write_terminal(2, "".join(traceback.format_exception(kind, error, where)).rstrip("\n"))
+        write_terminal(2, "".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
 def check_not_namesake_package(package: Path) -> None:
@@ -331,9 +331,9 @@ def _raise_interrupt(arguments: Sequence[str]) -> int:
     message = "interrupted: run the same command again to continue"
     _print_json_error(arguments, ImagefactoryError("interrupted", message), EXIT_INTERRUPTED)
     write_terminal(2, message)
-    own = (threading.main_thread().name, WAKER)
+    own_threads = (threading.main_thread().name, WAKER)
     if any(
-        thread.name not in own for thread in threading.enumerate()
+        thread.name not in own_threads for thread in threading.enumerate()
     ):  # one may sit in a request for minutes
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
@@ -350,8 +350,8 @@ def _exit_process(error: ImagefactoryError, arguments: Sequence[str]) -> int:
 
 
 def _print_json_error(arguments: Sequence[str], error: ImagefactoryError, exit_code: int) -> None:
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "--json" in own:
+    program_arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in program_arguments:
         print_json(
             ErrorDocument(format="imagefactory.error/1", errors=[error_json(error, exit_code=exit_code)])
         )

@@ -105,6 +105,7 @@ class Command(click.Command):
 
 
 HABITS = {
+    "find": "search",
     "gc": "image prune",
     "images": "image list",
     "info": "show",
@@ -136,17 +137,17 @@ class CommandGroup(click.Group):
         `groups` has the help of each group.
         """
         for section, paths in rows.items():
-            for path, place in paths.items():
+            for path, location in paths.items():
                 name, _, below = path.partition(" ")
-                if place.startswith("extras.") and not has_extra(place.split(".")[1]):
+                if location.startswith("extras.") and not has_extra(location.split(".")[1]):
                     continue
                 self._sections.setdefault(name, section)
                 if not below:
-                    self._places[name] = place
+                    self._places[name] = location
                     continue
                 group = self._loaded.setdefault(name, CommandGroup(name, help=groups[name]))
                 assert isinstance(group, CommandGroup)
-                group.add_rows({"Commands": {below: place}}, groups)
+                group.add_rows({"Commands": {below: location}}, groups)
 
     @property
     def commands(self) -> dict[str, click.Command]:
@@ -187,16 +188,17 @@ class CommandGroup(click.Group):
             return super().resolve_command(ctx, args)
         root = ctx.find_root().command
         paths = root.paths() if isinstance(root, CommandGroup) else []
-        own = ctx.command_path.partition(" ")[2]
-        near = _similar(args[0], [path for path in paths if own and path.startswith(f"{own} ")])
+        command_name = ctx.command_path.partition(" ")[2]
+        near = _similar(
+            args[0], [path for path in paths if command_name and path.startswith(f"{command_name} ")]
+        )
         near = near or _similar(args[0], paths)
         program = ctx.find_root().info_name
         hint = " or ".join(f"`{program} {path}`" for path in near)
-        raise UsageError(
-            "command-unknown",
-            f"'{args[0]}' is not a command of {ctx.command_path}",
-            hint=f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands",
-        )
+        hint = f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands"
+        if args[0] == "login":
+            hint = "`docker login HOST` or `podman login HOST`: imagefactory uses their logins"
+        raise UsageError("command-unknown", f"'{args[0]}' is not a command of {ctx.command_path}", hint=hint)
 
     def paths(self) -> list[str]:
         """Return all commands with their groups, as users type them."""

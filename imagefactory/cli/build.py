@@ -482,9 +482,11 @@ def _with_lock_hints(factory: Project, target: Target, *, explain: bool, as_json
     from imagefactory.actions.locked import lock_state, read_unsolvable_reason
 
     known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
-    if known and (why := read_unsolvable_reason(factory, target)):
-        print_result(why.tree or why.reason, unless=as_json)
-        raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
+    if known and (reason := read_unsolvable_reason(factory, target)):
+        print_result(reason.tree or reason.reason, unless=as_json)
+        raise UnsolvableError(
+            "no-solution", f"{target.name}: {reason.reason}", hint=reason.hint, tree=reason.tree
+        )
     try:
         yield
     except UnsolvableError as error:

@@ -222,8 +222,8 @@ def publish_catalog(
                 verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
                 print_result(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
             print_result("  all images and verdicts are the same", unless=bool(back.changes))
-        for where in written:
-            print_result(f"wrote {where}")
+        for catalog_path in written:
+            print_result(f"wrote {catalog_path}")
         print_result(format_ages(ages))
         if written:
             print_result(
@@ -258,18 +258,18 @@ def _skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[str]:
     from imagefactory.recipes.names import few
 
     targets: dict[str, list[str]] = {}
-    for target, why in skipped:
-        targets.setdefault(why, []).append(target)
-    for why, names in targets.items():
-        yield f"{len(names)} skipped, {why}: {few(names)}"
+    for target, reason in skipped:
+        targets.setdefault(reason, []).append(target)
+    for reason, names in targets.items():
+        yield f"{len(names)} skipped, {reason}: {few(names)}"
 
 
-def _note_other_repository(factory: Project, place: str) -> None:
+def _note_other_repository(factory: Project, registry: str) -> None:
     from imagefactory.trust.catalog_package import CURRENT, catalog_repository
 
     entry = factory.settings.catalog
     remote = entry.value and not entry.value.startswith("/")
-    if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{place}:{CURRENT}"):
+    if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{registry}:{CURRENT}"):
         write_terminal(
             2,
             f"note: your settings name another catalog: {entry.value} ({entry.origin})",
@@ -330,7 +330,7 @@ def _as_json(
             )
             for image in draft.catalog.images
         ],
-        skipped=[SkippedTargetRow(target=name, reason=why) for name, why in draft.left_out],
+        skipped=[SkippedTargetRow(target=name, reason=reason) for name, reason in draft.left_out],
         unchanged=list(draft.kept),
         awaiting_approval=list(draft.waiting),
         verdict_ages=ages,

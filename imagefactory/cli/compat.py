@@ -142,17 +142,19 @@ def compat(
     Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if a part of the scan does
     not run. Exit code 11 if that is not known.
     """
-    place = names[0] if len(names) == 1 and (scan or _is_place(names[0])) else None
+    source_path = names[0] if len(names) == 1 and (scan or _is_place(names[0])) else None
     reject_conflict(
-        scan and place is None, "--scan requires exactly one target, image, file or directory", "pass one"
+        scan and source_path is None,
+        "--scan requires exactly one target, image, file or directory",
+        "pass one",
     )
-    reject_conflict(every and place is None, "--all requires a scan", "add --scan")
-    if place is not None:
+    reject_conflict(every and source_path is None, "--all requires a scan", "add --scan")
+    if source_path is not None:
         others = {"--cuda": cuda, "--cover": file, "--family": families, "--differences": differences}
         others["--sources"] = sources
         for option, value in others.items():
             reject_conflict(value, f"{option} does not apply to a scan", f"remove {option}")
-        return _scan(call, place, gpus, capabilities, driver, every=every, as_json=as_json)
+        return _scan(call, source_path, gpus, capabilities, driver, every=every, as_json=as_json)
     reject_conflict(
         len(gpus) + len(capabilities) + (file is not None) + differences > 1,
         "these options select different tables",
@@ -365,14 +367,16 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
     try:
         return select(targets, (name,))
     except NothingSelectedError as error:
-        what = "target, family or framework"
+        selectable = "target, family or framework"
         more = error.hint if targets else "to see the targets of a project, pass its directory: -C DIR"
         if Path(name).exists():
             more = f"to scan the file or directory: imagefactory compat --scan {shlex.quote(name)}"
-        raise _unknown_name_error(name, what, more, {target.family for target in targets}) from error
+        raise _unknown_name_error(name, selectable, more, {target.family for target in targets}) from error
 
 
-def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
+def _unknown_name_error(
+    name: str, selectable: str, more: str, known: Collection[str] = ()
+) -> NothingSelectedError:
     """Return the error for an unknown name. `known` are valid names in addition to the frameworks."""
     from imagefactory.gpu.knowledge import families
     from imagefactory.recipes.yaml_tree import show
@@ -381,7 +385,7 @@ def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] 
     frameworks = sorted({*families(), *families().values()})
     near = nearest(name, [*frameworks, *sorted(known)])
     hint = f"did you mean '{near}'?" if near else more or f"the frameworks are {', '.join(frameworks)}"
-    return NothingSelectedError("target-unknown", f"no {what} is named {show(name)}", hint=hint)
+    return NothingSelectedError("target-unknown", f"no {selectable} is named {show(name)}", hint=hint)
 
 
 def _print_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:

@@ -49,11 +49,11 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 
     inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
-        where = str(path) if path else f"the pool {inventory.pool}".rstrip()
+        location = str(path) if path else f"the pool {inventory.pool}".rstrip()
         notes = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
             "pool-without-gpu",
-            f"{where} has no machine with a GPU that jobs can request{notes}",
+            f"{location} has no machine with a GPU that jobs can request{notes}",
             hint="`sinfo -o '%N %G %T'` lists what the nodes report"
             if pool == SLURM
             else "`condor_status -const 'TotalGPUs > 0'` lists the slots that report GPUs",

@@ -560,8 +560,8 @@ def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
 def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> PoolMatchRow:
     return PoolMatchRow(
         matching=len(places),
-        free=sum(place.free for place in places),
-        uncertain=sum(place.unsure for place in places),
+        free=sum(gpu_slot.free for gpu_slot in places),
+        uncertain=sum(gpu_slot.unsure for gpu_slot in places),
         total=len(inventory.gpus),
         taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
     )

@@ -119,7 +119,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
     now = datetime.now(UTC)
     invitation = invitation_of(call.settings, catalog, now)
     text, path = format_invitation(invitation), output or Path(FILE)
-    place = ""
+    catalog_address = ""
     if push:
         if invitation.catalog.startswith("/"):
             raise UsageError(
@@ -127,7 +127,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
                 f"the catalog is a file ({invitation.catalog}), not in a registry",
                 hint="share the invitation file, or pass a registry: --catalog HOST/PATH",
             )
-        place = push_invitation(call, str(invitation_place(invitation.catalog)), text, now)
+        catalog_address = push_invitation(call, str(invitation_place(invitation.catalog)), text, now)
     try:
         replace_text(path, text)
     except OSError as error:
@@ -137,14 +137,14 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
             SiteInviteDocument(
                 format="imagefactory.site-invite/1",
                 file=str(path),
-                pushed=place,
+                pushed=catalog_address,
                 settings=invitation.settings,
                 keys=[InvitedKeyRow(name=grant.key.name, keyid=grant.key.keyid) for grant in invitation.keys],
             )
         )
     print_result(f"wrote {path}")
-    if place:
-        print_result(f"pushed {place}")
+    if catalog_address:
+        print_result(f"pushed {catalog_address}")
     for grant in invitation.keys:
         if first_moment(grant.until) <= now:
             print_result(
@@ -154,7 +154,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
         print_result(f"key {grant.key.name}, until {grant.until}; publish its fingerprint on your website:")
         print_result(f"  {fingerprint(grant.key.keyid)}")
     print_result("give it to your users, who run the next command")
-    return print_next_command("site", "join", invitation.catalog if place else str(path))
+    return print_next_command("site", "join", invitation.catalog if catalog_address else str(path))
 
 
 def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
@@ -166,8 +166,10 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
     from imagefactory.trust.offers import publish_invitation
 
     where = parse_reference(reference)
-    place = StoreRepository(store=open_registry(call.access, where.registry), repository=where.repository)
-    written = str(publish_invitation(place, text, now))
+    repository = StoreRepository(
+        store=open_registry(call.access, where.registry), repository=where.repository
+    )
+    written = str(publish_invitation(repository, text, now))
     log_acts(call.access, (AuditEntry(action=PUBLISH, what="invitation", where=written),))
     return written
 
@@ -259,7 +261,7 @@ def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
     return "\n".join(lines)
 
 
-def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
+def _confirm_join(user: UserFile, location: str, *, yes: bool) -> None:
     """Return if the user agrees. Raises UsageError without a terminal, Exit if the user does not agree."""
     joining = user.joining
     if yes and not joining.changed:
@@ -268,15 +270,15 @@ def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
         raise CheckFailedError(
             "center-key-changed",
             "the center's key has changed, and --yes does not accept a changed key",
-            hint=f"compare the key with your center, then run imagefactory site join {where} in a terminal, "
-            "or "
+            hint=f"compare the key with your center, then run imagefactory site join {location} "
+            "in a terminal, or "
             f"delete the [[trust]] rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
         )
     if not is_terminal():
         raise UsageError(
             "terminal-required",
             "this is not a terminal, so imagefactory cannot ask for confirmation; nothing was written",
-            hint=f"compare the key above, then run imagefactory site join {where} --yes",
+            hint=f"compare the key above, then run imagefactory site join {location} --yes",
         )
     question = "Do you trust the NEW key?" if joining.changed else "Do you trust this key?"
     if not joining.fresh:

@@ -133,9 +133,9 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
     """
     from imagefactory.trust.keys import FILE, PROGRAM, keys_directory
 
-    folder = keys_directory(os.environ)
+    directory = keys_directory(os.environ)
     key = _new_key(name, command, public)
-    signer = folder / f"{name}{PROGRAM if command else FILE}"
+    signer = directory / f"{name}{PROGRAM if command else FILE}"
     if as_json:
         return print_json(
             KeyCreateDocument(
@@ -143,14 +143,14 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
                 name=name,
                 keyid=key.keyid,
                 private=None if command else str(signer),
-                public=str(folder / f"{name}.pub"),
+                public=str(directory / f"{name}.pub"),
                 command=str(signer) if command else None,
             )
         )
     print_result(
         f"{signer}  names the program that signs" if command else f"{signer}  keep this private key secret"
     )
-    print_result(f"{folder / f'{name}.pub'}  the public key: give it to everyone who should trust it")
+    print_result(f"{directory / f'{name}.pub'}  the public key: give it to everyone who should trust it")
     print_result(f"key {key.keyid}")
     print_result("no one trusts it yet")
     return print_next_command("key", "trust", name)
@@ -159,16 +159,16 @@ def create(name: str, command: str | None, public: str | None, as_json: bool) ->
 def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
     from imagefactory.trust.keys import keys_directory, make_key, read_public, record_program
 
-    folder = keys_directory(os.environ)
+    directory = keys_directory(os.environ)
     if command is None and public is None:
-        return make_key(folder, name)
+        return make_key(directory, name)
     if command is None or public is None:
         raise UsageError(
             "option-conflict",
             "--command and --public require each other",
             hint="add --public FILE, the public key of the program that signs",
         )
-    return record_program(folder, name, command, read_public(public, folder), os.environ)
+    return record_program(directory, name, command, read_public(public, directory), os.environ)
 
 
 @click.command(cls=Command)
@@ -184,8 +184,8 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     from imagefactory.trust.policy import list_keys, read_trust
     from imagefactory.views.text import format_table
 
-    own = own_keys(keys_directory(os.environ))
-    rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
+    public_keys = own_keys(keys_directory(os.environ))
+    rows = list_keys(read_trust(ctx.obj.settings.files), public_keys, datetime.now(UTC))
     if as_json:
         return print_json(KeyListDocument(format="imagefactory.key-list/1", keys=rows))
     if not rows:
@@ -257,23 +257,23 @@ def trust(
     if path == user_file(os.environ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    text, where = read_text(path), str(path)
+    text, location = read_text(path), str(path)
     grant = TrustGrant(key=public, since=begin, until=end, evidence=evidence)
-    note = _replace(path, text, add_key(text, grant, where))
-    _log(ctx, "trust", (public.name, public.keyid), where)
+    note = _replace(path, text, add_key(text, grant, location))
+    _log(ctx, "trust", (public.name, public.keyid), location)
     if as_json:
         return print_json(
             KeyTrustDocument(
                 format="imagefactory.key-trust/1",
                 name=public.name,
                 keyid=public.keyid,
-                file=where,
+                file=location,
                 evidence=list(evidence),
                 valid_from=begin.isoformat(),
                 valid_until=end.isoformat(),
             )
         )
-    print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
+    print_result(f"{location}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     print_result("compare this key with its owner")
     print_result(note) if note else None
     return print_next_command("key", "list")
@@ -303,36 +303,36 @@ def retire(
     from imagefactory.trust.policy import named_key, read_text, retire_key
 
     path, call, now = _file(ctx, user=user), ctx.obj, datetime.now(UTC).replace(microsecond=0)
-    text, where = read_text(path), str(path)
+    text, location = read_text(path), str(path)
     if until and stolen:
         raise UsageError(
             "option-conflict", "--stolen and --until contradict each other", hint="remove one of them"
         )
     end: date = until.date() if until else now
-    key, record, file = named_key(text, name, where), b"", None
+    key, record, file = named_key(text, name, location), b"", None
     if stolen:
         end = key.since
     elif not until or until.replace(tzinfo=UTC) <= now:
         settings = call.settings
         record = record_of(call.strict_factory, key, now, call.progress) if is_project(settings) else b""
-    changed = retire_key(text, name, end, where, record)
+    changed = retire_key(text, name, end, location, record)
     if record:
         file = write_record(path.parent, key.name, record)
     note = _replace(path, text, changed)
-    _log(ctx, "retire", (key.name, key.keyid), where, "stolen" if stolen else f"until {end.isoformat()}")
+    _log(ctx, "retire", (key.name, key.keyid), location, "stolen" if stolen else f"until {end.isoformat()}")
     count = len(record.splitlines())
     if as_json:
         return print_json(
             KeyRetireDocument(
                 format="imagefactory.key-retire/1",
                 name=key.name,
-                file=where,
+                file=location,
                 valid_until=end.isoformat(),
                 record=str(file) if file else None,
                 recorded=count,
             )
         )
-    print_result(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
+    print_result(f"{location}: '{key.name}' is trusted until {end.isoformat()}")
     if stolen:
         print_result("none of its signatures count any more; sign its revocations again")
     elif file:
@@ -395,22 +395,22 @@ def rotate(
             "no key signs on this machine",
             hint="run imagefactory key create NAME, then imagefactory key trust NAME",
         )
-    text, where = read_text(path), str(path)
-    old = named_key(text, signing.keyid, where)
-    folder = keys_directory(os.environ)
-    if command is None and (folder / f"{signing.name}{PROGRAM}").exists():
+    text, location = read_text(path), str(path)
+    old = named_key(text, signing.keyid, location)
+    directory = keys_directory(os.environ)
+    if command is None and (directory / f"{signing.name}{PROGRAM}").exists():
         raise UsageError(
             "key-type-mismatch",
             f"'{signing.name}' signs with a program, but its successor would be a file",
             hint="pass --command ... --public ...; for a key file: key create, key trust, key retire",
         )
     trusted = read_trust(factory.settings.files)
-    if public and (known := trusted.key(read_public(public, folder).keyid)):
+    if public and (known := trusted.key(read_public(public, directory).keyid)):
         raise UsageError(
             "key-already-trusted", f"--public: key '{known.name}' is already trusted", hint="pass a new key"
         )
     key_names = {key.name for key in trusted.keys}
-    key_names |= {key.name for key in own_keys(folder)}
+    key_names |= {key.name for key in own_keys(directory)}
     new_name = check_name(name or next_name(old.name, key_names))
     registry = factory.settings.registry.value
     before = read_current(current_place(factory, ""), trusted, now) if registry else None
@@ -420,10 +420,10 @@ def rotate(
     grant = TrustGrant(
         key=PublicKey(name=new_name, raw=key.raw), since=now, until=end, evidence=_evidence(text, old.name)
     )
-    changed = add_key(retire_key(text, old.name, now, where, record), grant, where)
+    changed = add_key(retire_key(text, old.name, now, location, record), grant, location)
     files = [str(write_record(path.parent, old.name, record))] if record else []
     note = _replace(path, text, changed)
-    _log(ctx, "rotate", (new_name, key.keyid), where, f"in the place of {old.name}")
+    _log(ctx, "rotate", (new_name, key.keyid), location, f"in the place of {old.name}")
     written, fault = _published(call, now, before)
     count = len(record.splitlines())
     if as_json:
@@ -435,12 +435,12 @@ def rotate(
                 valid_from=now.isoformat(),
                 valid_until=end.isoformat(),
                 retired=RetiredKeyRow(name=old.name, keyid=old.keyid, recorded=count),
-                files=[where, *files],
+                files=[location, *files],
                 published=written,
             )
         )
     else:
-        _print_rotation((old.name, new_name, key.keyid), count, [where, *files], written)
+        _print_rotation((old.name, new_name, key.keyid), count, [location, *files], written)
         print_result(note) if note else None
     if fault:
         raise fault
@@ -470,8 +470,8 @@ def _published(
         if before:
             invitation = invitation_of(factory.settings, "", now)
             if not invitation.catalog.startswith("/"):
-                place = str(invitation_place(invitation.catalog))
-                written.append(push_invitation(call, place, format_invitation(invitation), now))
+                address = str(invitation_place(invitation.catalog))
+                written.append(push_invitation(call, address, format_invitation(invitation), now))
     except ImagefactoryError as error:
         return written, CheckFailedError(
             "publish-incomplete",
@@ -487,8 +487,8 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
     old, new, keyid = names
     print_result(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
     print_result(f"{count} statements that '{old}' signed are recorded; they stay valid until they expire")
-    for place in written:
-        print_result(f"written: {place}")
+    for address in written:
+        print_result(f"written: {address}")
     print_result("next steps:")
     print_result(f"  commit {' and '.join(files)}; users of a clone pull it and trust the project again")
     print_result(f"  publish the new fingerprint on your website, and remove that of '{old}':")
@@ -534,7 +534,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     return print_result(format_table(header, table, terminal_width(), ("WHERE", "USER")))
 
 
-def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
+def _log(ctx: click.Context, action: str, key: tuple[str, str], location: str, reason: str = "") -> None:
     from imagefactory.access import Access
     from imagefactory.actions.verdicts import log_acts
     from imagefactory.trust.audit import AuditEntry
@@ -546,7 +546,7 @@ def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why:
     access = Access(settings=call.checked_settings, environ=os.environ, tell=call.progress.note)
     if not (access.layout.path / "oci-layout").exists():
         return  # a reader's own trust needs no store
-    log_acts(access, (AuditEntry(action=action, what=name, where=where, key=keyid, why=why),))
+    log_acts(access, (AuditEntry(action=action, what=name, where=location, key=keyid, why=reason),))
 
 
 def _replace(path: Path, before: str, text: str) -> str:

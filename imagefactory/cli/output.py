@@ -164,7 +164,7 @@ def print_json_document(text: str) -> None:
 
 def _json_escape(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+    return "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))
 
 
 def print_next_command(*words: str, program: str = "imagefactory") -> None:
@@ -176,8 +176,8 @@ def print_next_command(*words: str, program: str = "imagefactory") -> None:
     call = context.find_object(CommandContext)
     if call is None or call.progress_style in ("quiet", "json") or context.params.get("as_json"):
         return
-    place = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
-    write_terminal(2, f"next: {shlex.join((program, *place, *words))}")
+    directory_option = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
+    write_terminal(2, f"next: {shlex.join((program, *directory_option, *words))}")
 
 
 def print_errors(error: ImagefactoryError, prefix: str = "") -> None:
@@ -648,8 +648,8 @@ def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ..
 def explain(error: OSError | EOFError) -> ImagefactoryError:
     """Convert an error of the operating system that no adapter handled into a BuildError."""
     if isinstance(error, OSError):
-        where = f"cannot use {error.filename}: " if error.filename else ""
-        problem = f"{where}{os_reason(error)}"
+        prefix = f"cannot use {error.filename}: " if error.filename else ""
+        problem = f"{prefix}{os_reason(error)}"
     else:
         problem = str(error) or type(error).__name__
     return BuildError(

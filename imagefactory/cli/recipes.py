@@ -200,25 +200,25 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     target = factory.select_single(name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
     state = lock_state(factory, target)
-    why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
+    reason = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
     behind, lacking = outdated_packages_of(factory, lock) if lock else (), omitted_companions(target)
     promised = promised_image(factory, target) if state == "ok" else None
     if not as_json:
         now = TargetState(
             lock=lock,
             state=state,
-            why=why,
+            why=reason,
             image=image,
             promised=promised.digest if promised else "",
             behind=behind,
             left_out=lacking,
         )
         print_result(format_target(target, now, terminal_width()))
-        if why is None and state == "ok" and image is not None and not target.gpu:
+        if reason is None and state == "ok" and image is not None and not target.gpu:
             return print_next_command("run", target.name, "--", "python")
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
-        return print_next_command(doing, target.name) if why is None else None
-    unsolvable = UnsolvableRow(reason=why.reason, hint=why.hint, tree=why.tree) if why else None
+        return print_next_command(doing, target.name) if reason is None else None
+    unsolvable = UnsolvableRow(reason=reason.reason, hint=reason.hint, tree=reason.tree) if reason else None
     locked = LockedImageRow(digest=promised.digest, manifest=promised.manifest) if promised else None
     return print_json(
         ShowDocument(
@@ -271,27 +271,29 @@ def new(
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
     from imagefactory.recipes.read import read_bases, read_each
+    from imagefactory.settings.load import SHIPPED
 
     path = new_recipe_path(call, family, "recipe new", dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
         reject_conflict(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
         )
-    folder = call.settings.root_path / "recipes"
+    directory = call.settings.root_path / "recipes"
     if extends and not call.settings.shipped:
         copy_family(call, extends, dry_run=dry_run)
     if extends:
         check_name(family, "family")
         draft = scaffold_on(family, call.factory.select_single(extends))
     else:
-        draft = scaffold(family, read_bases(folder), framework=framework, source=source or "pypi")
+        bundled = read_each(SHIPPED / "recipes")[0]
+        draft = scaffold(family, read_bases(directory), bundled, framework=framework, source=source or "pypi")
     for line in draft.notes:
         call.progress.note(f"note: {line}")
     if dry_run and not as_json:
         print_result(draft.text.rstrip("\n"))
     if extends:
-        others = [recipe for recipe in read_each(folder)[0] if recipe.family != family]
-        check_draft(draft.text, family, others, all_bases(read_bases(folder), others))
+        others = [recipe for recipe in read_each(directory)[0] if recipe.family != family]
+        check_draft(draft.text, family, others, all_bases(read_bases(directory), others))
     value = recipe_json(family, "" if dry_run else str(path), draft)
     if dry_run:
         return print_json(value) if as_json else None
@@ -364,8 +366,8 @@ class InitDocument(TypedDict):
     """The next command."""
 
 
-def recipe_json(family: str, path: str, draft: RecipeDraft, why: Sequence[str] = ()) -> RecipeDocument:
-    """Return a new recipe as JSON. `why` are the reasons for the choices of an import."""
+def recipe_json(family: str, path: str, draft: RecipeDraft, reason: Sequence[str] = ()) -> RecipeDocument:
+    """Return a new recipe as JSON. `reason` are the reasons for the choices of an import."""
     choice = draft.choice
     return RecipeDocument(
         format="imagefactory.recipe/1",
@@ -377,7 +379,7 @@ def recipe_json(family: str, path: str, draft: RecipeDraft, why: Sequence[str] =
             version=choice.version,
             cuda=choice.cuda,
             python=choice.python,
-            reasons=list(why),
+            reasons=list(reason),
         )
         if choice
         else None,
@@ -538,19 +540,19 @@ def init(
     )
     if root.absolute() != Path.cwd():
         after = f"cd {shlex.quote(str(root))} && {after}"
-    where = str(root.absolute())
+    directory = str(root.absolute())
     if as_json:
         return print_json(
             InitDocument(
                 format="imagefactory.init/1",
-                root=where,
+                root=directory,
                 families=list(tree.families),
                 written=list(tree.written),
                 next=after,
             )
         )
-    what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
-    print_result(f"{where}: {what}")
+    summary = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
+    print_result(f"{directory}: {summary}")
     print_result(f"  families  {', '.join(tree.families) or 'none yet'}")
     for name in nights:
         if name.endswith("README.md"):

@@ -217,7 +217,7 @@ def _read_store(layout: Layout, failures: TargetFailures) -> _Contents:
     return _Contents(images=images, sifs=named, errors=errors, unusable=unusable)
 
 
-def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
+def _list_images(contents: _Contents, registry: str, *, as_json: bool) -> None:
     from imagefactory.views.text import format_table
 
     images, sifs = contents.images, contents.sifs
@@ -225,14 +225,14 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
         return print_json(
             ImageListDocument(
                 format="imagefactory.image-list/1",
-                store=place,
+                store=registry,
                 images=[image_json(image) for image in images],
                 sifs=[{**sif_json(sif), "name": name} for name, sif in sifs],
                 errors=contents.errors,
             )
         )
     if not images and not sifs and not contents.unusable:
-        print_result(f"no image yet in {place}")
+        print_result(f"no image yet in {registry}")
         return print_next_command("list")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
@@ -240,7 +240,7 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     print_result(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows, terminal_width()))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
-    print_result(f"{total} in {len(unique)} different layers, in {place}")
+    print_result(f"{total} in {len(unique)} different layers, in {registry}")
     runnable = [image.name for image in images if not image.name.startswith("base:")]
     return print_next_command("run", runnable[0], "--", "python") if runnable else None
 
@@ -432,12 +432,12 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
     return None
 
 
-def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, as_json: bool) -> None:
+def _list_registry(call: CommandContext, names: tuple[str, ...], registry: str, *, as_json: bool) -> None:
     from imagefactory.actions.store import list_registry
     from imagefactory.views.images import format_repositories
 
     factory = call.factory
-    shelves = list_registry(factory, factory.select(names), place, call.progress)
+    shelves = list_registry(factory, factory.select(names), registry, call.progress)
     if as_json:
         repositories = [
             RegistryRepositoryRow(

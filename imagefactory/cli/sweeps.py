@@ -480,7 +480,7 @@ def _print_plan(prepared: SweepDraft, *, as_json: bool, quiet: bool) -> None:
 
 def _submit(
     call: CommandContext,
-    folder: Path,
+    directory: Path,
     request: SweepRequest,
     failures: TargetFailures,
     plan: SweepCreated | None = None,
@@ -492,20 +492,20 @@ def _submit(
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.schedulers.sweep_file import read_sweep
 
-    sweep = read_sweep(folder)
+    sweep = read_sweep(directory)
     for name, fault in plan.faults if plan else ():
         failures.of(name).add(fault)
     if plan is None:
-        claim_again(call.access, folder, request.registry, sweep_dependencies(), call.progress)
+        claim_again(call.access, directory, request.registry, sweep_dependencies(), call.progress)
     try:
-        job = submit_sweep(folder, find_pool)
+        job = submit_sweep(directory, find_pool)
     except ToolError as error:
-        again = f"then continue it: imagefactory sweep start --scheduler {sweep.pool} --dir {folder}"
+        again = f"then continue it: imagefactory sweep start --scheduler {sweep.pool} --dir {directory}"
         raise ToolError(error.code, error.message, hint=f"{error.hint}; {again}") from error
     if request.wait:
-        _wait(call, folder)
+        _wait(call, directory)
         options = CollectOptions(registry=request.registry, promote=request.promote)
-        rows = collect_jobs(call, folder, options, failures, as_json=as_json)
+        rows = collect_jobs(call, directory, options, failures, as_json=as_json)
         if as_json:
             print_json(
                 SweepCollectDocument(
@@ -518,7 +518,7 @@ def _submit(
             SweepStartDocument(
                 format="imagefactory.sweep-start/1",
                 sweep=sweep.id,
-                directory=str(folder),
+                directory=str(directory),
                 job=job,
                 nodes=len(sweep.nodes),
                 skipped=list(sweep.left_out),
@@ -527,28 +527,28 @@ def _submit(
             )
         )
     else:
-        ours = sweep.id if folder == sweeps_directory(call.settings) / sweep.id else folder
+        ours = sweep.id if directory == sweeps_directory(call.settings) / sweep.id else directory
         print_result(
-            f"submitted {sweep.id} as job {job}, in {folder}\n"
+            f"submitted {sweep.id} as job {job}, in {directory}\n"
             f"its verdicts:    imagefactory sweep collect {ours}\n"
             f"cancel it:       imagefactory sweep cancel {ours}"
         )
         print_next_command("sweep", "status", str(ours))
 
 
-def _wait(call: CommandContext, folder: Path) -> None:
+def _wait(call: CommandContext, directory: Path) -> None:
     """Wait until every node has a final outcome.
 
     Raises CheckFailedError if no job runs the sweep, ToolError if the pool does not answer for a long time.
     """
     from imagefactory.actions.sweep import read_status
 
-    progress, first = call.progress, read_status(folder, find_pool, queue=False)
+    progress, first = call.progress, read_status(directory, find_pool, queue=False)
     with progress.task(f"sweep {first.sweep.id}", total=len(first.results), unit="nodes") as task:
         known = failed = 0
         while True:
             try:
-                now, failed = read_status(folder, find_pool), 0
+                now, failed = read_status(directory, find_pool), 0
             except ToolError:
                 if (failed := failed + 1) > QUEUE_WAIT_SECONDS:
                     raise
@@ -561,8 +561,9 @@ def _wait(call: CommandContext, folder: Path) -> None:
             if not now.driven:
                 raise CheckFailedError(
                     "sweep-stopped",
-                    f"no job works on {folder}, but {len(now.results) - now.ended} nodes are not done",
-                    hint=f"continue: imagefactory sweep start --scheduler {first.sweep.pool} --dir {folder}",
+                    f"no job works on {directory}, but {len(now.results) - now.ended} nodes are not done",
+                    hint=f"continue: imagefactory sweep start --scheduler {first.sweep.pool} "
+                    f"--dir {directory}",
                 )
             time.sleep(POLL)
 
@@ -578,14 +579,14 @@ def parse_sweep_argument(call: CommandContext, path: Path) -> Path | None:
 
 
 def collect_jobs(
-    call: CommandContext, folder: Path, options: CollectOptions, failures: TargetFailures, *, as_json: bool
+    call: CommandContext, directory: Path, options: CollectOptions, failures: TargetFailures, *, as_json: bool
 ) -> list[CollectedNodeRow]:
     """Collect and print a sweep. Return its rows. Unverified nodes are added to `failures`."""
     from imagefactory.actions.collect import collect_sweep
     from imagefactory.views.sweeps import format_collected, format_failed_machines, headline
     from imagefactory.views.verdicts import format_promotion
 
-    result = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
+    result = collect_sweep(call.factory, directory, options, datetime.now(UTC), call.progress)
     results = [node.result for node in result.nodes]
     blocks = [headline(result.sweep, results, None), format_collected(result.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in result.promotions]
@@ -596,7 +597,7 @@ def collect_jobs(
     for promotion in result.promotions:
         for _, fault in promotion.faults:
             failures.of(result.sweep.id).add(fault)
-    failures.of(str(folder))
+    failures.of(str(directory))
     rows = [_node_json(result, node) for node in result.nodes]
     if not result.verified:
         failures.add(not_verified_error(result))
@@ -655,16 +656,16 @@ def list_(call: CommandContext, as_json: bool) -> None:
     from imagefactory.actions.sweep import find_sweeps
     from imagefactory.views.sweeps import headline
 
-    folders = find_sweeps(call.settings)
+    directories = find_sweeps(call.settings)
     with exit_with_first_failure() as failures:
-        statuses = _read_statuses(folders, failures)
+        statuses = _read_statuses(directories, failures)
         if as_json:
             print_json(
                 SweepListDocument(
                     format="imagefactory.sweep-list/1", sweeps=[_status_json(row) for row in statuses]
                 )
             )
-        elif not folders:
+        elif not directories:
             print_result("no sweep was started here: imagefactory sweep start TARGET")
         elif statuses:
             print_result("\n".join(headline(row.sweep, row.results, row.driven) for row in statuses))
@@ -704,20 +705,20 @@ def status(call: CommandContext, sweep: str, as_json: bool) -> None:
     return None
 
 
-def _read_statuses(folders: Sequence[Path], failures: TargetFailures) -> list[SweepStatus]:
+def _read_statuses(directories: Sequence[Path], failures: TargetFailures) -> list[SweepStatus]:
     """Read sweeps. Without the commands of the pool, most is read from logs, and one error is printed."""
     from imagefactory.actions.sweep import read_status
 
     statuses: list[SweepStatus] = []
     queue = True
-    for folder in folders:
-        with failures.of(folder.name):
+    for directory in directories:
+        with failures.of(directory.name):
             try:
-                statuses.append(read_status(folder, find_pool, queue=queue))
+                statuses.append(read_status(directory, find_pool, queue=queue))
             except ToolError as error:
                 print_errors(error)
                 queue = False
-                statuses.append(read_status(folder, find_pool, queue=queue))
+                statuses.append(read_status(directory, find_pool, queue=queue))
     return statuses
 
 
@@ -753,14 +754,14 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     from imagefactory.errors import UsageError
     from imagefactory.schedulers.sweep_file import ID, read_pool, read_sweep
 
-    folder = find_sweep(call.settings, sweep)
-    pool = find_pool(read_pool(folder))
-    there = pool.running(folder)
-    pool.cancel(folder)
-    access, name = call.access, folder.name
+    directory = find_sweep(call.settings, sweep)
+    pool = find_pool(read_pool(directory))
+    there = pool.running(directory)
+    pool.cancel(directory)
+    access, name = call.access, directory.name
     if not ID.fullmatch(name):
         try:
-            name = read_sweep(folder).id
+            name = read_sweep(directory).id
         except UsageError as error:  # its jobs are gone, and its claim ends by itself
             access.tell(f"note: what it has claimed is not known: {error.message}")
     release_claim(access, name, (), datetime.now(UTC), call.progress)
@@ -768,13 +769,13 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
         return print_json(
             SweepCancelDocument(
                 format="imagefactory.sweep-cancel/1",
-                sweep=folder.name,
-                directory=str(folder),
+                sweep=directory.name,
+                directory=str(directory),
                 canceled=there,
             )
         )
     status = "canceled" if there else "it had no job in the queue"
-    print_result(f"{status}; its results are in {folder}")
+    print_result(f"{status}; its results are in {directory}")
     return print_next_command("sweep", "collect", sweep)
 
 
@@ -834,25 +835,25 @@ def collect(
     options = CollectOptions(nonce_dir=nonce_dir, registry=place, promote=promote)
     results: list[CollectedNodeRow | CollectedKitRow] = []
     with exit_with_first_failure() as failures:
-        for folder in folders:
-            with failures.of(str(folder)):
-                if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:
+        for directory in folders:
+            with failures.of(str(directory)):
+                if nonce_dir is None and (sweep := parse_sweep_argument(call, directory)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
-                if not folder.exists():
+                if not directory.exists():
                     raise UsageError(
                         "kit-invalid",
-                        f"'{folder}' is not a sweep or a directory",
+                        f"'{directory}' is not a sweep or a directory",
                         hint="`imagefactory sweep list` shows the sweeps",
                     )
-                kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
-                results.append(_as_json(folder, kit))
+                kit = collect_one(factory, directory, options, datetime.now(UTC), progress)
+                results.append(_as_json(directory, kit))
                 print_result(_as_text(kit), unless=as_json)
                 if not kit.passed:
                     raise CheckFailedError(
                         "verification-failed",
-                        f"{folder}: {kit.report.outcome}: {kit.report.reason}",
-                        hint=f"see its failed check: imagefactory sweep collect {folder} --json",
+                        f"{directory}: {kit.report.outcome}: {kit.report.reason}",
+                        hint=f"see its failed check: imagefactory sweep collect {directory} --json",
                     )
                 for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
@@ -876,20 +877,20 @@ def _as_text(kit: KitResult) -> str:
     verdict = kit.verdict
     signed = "signed before" if kit.again else "signed"
     fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
-    fields += [("attached", place) for place in kit.attached]
+    fields += [("attached", repository) for repository in kit.attached]
     blocks = [f"{format_gpu_run(kit.report, terminal_width())}\n{format_fields(fields, indent='')}"]
     if kit.promotion:
         blocks.append(format_promotion(kit.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 
-def _as_json(folder: Path, kit: KitResult) -> CollectedKitRow:
+def _as_json(directory: Path, kit: KitResult) -> CollectedKitRow:
     from imagefactory.cli.verdicts import promotion_json
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
     return CollectedKitRow(
-        kit=str(folder),
+        kit=str(directory),
         target=kit.report.subject.target,
         outcome=kit.report.outcome.value,
         reason=kit.report.reason,

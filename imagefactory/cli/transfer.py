@@ -235,15 +235,15 @@ def push(
 
 
 def pushed_json(pushed: PushResult) -> PushRow:
-    where = pushed.reference
+    image_reference = pushed.reference
     sent = _transfer_json(pushed.sent)
     row = PushRow(
         target=pushed.target.name,
-        reference=str(where),
-        registry=where.registry,
-        repository=where.repository,
-        tag=where.tag,
-        digest=where.digest,
+        reference=str(image_reference),
+        registry=image_reference.registry,
+        repository=image_reference.repository,
+        tag=image_reference.tag,
+        digest=image_reference.digest,
         manifest=pushed.manifest,
         tags=sent["tags"],
         bytes_sent=sent["bytes_sent"],
@@ -328,21 +328,23 @@ def pull(
         call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
         access, image = call.access, shelf.offers[0].image
-        where = offered_reference(image, sif=kind == "sif")
-        own, file, platform = local_name(access, where), image.target, image.platform
+        image_reference = offered_reference(image, sif=kind == "sif")
+        local_target, file, platform = local_name(access, image_reference), image.target, image.platform
     elif "/" in name:
         if place:
             raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
         access = call.access
-        where = parse_reference(name)
-        own = local_name(access, where)
-        file = where.repository.rpartition("/")[2]
+        image_reference = parse_reference(name)
+        local_target = local_name(access, image_reference)
+        file = image_reference.repository.rpartition("/")[2]
     else:
         access = factory = call.factory
-        target, where = target_reference(factory, name, place)
-        own, file, platform = reference(target), target.name, target.platform
+        target, image_reference = target_reference(factory, name, place)
+        local_target, file, platform = reference(target), target.name, target.platform
     if kind == "sif":
-        sif = pull_sif(access, where, own, file, call.progress, output=output, platform=platform)
+        sif = pull_sif(
+            access, image_reference, local_target, file, call.progress, output=output, platform=platform
+        )
         if as_json:
             return print_json(
                 PullSifDocument(
@@ -359,7 +361,7 @@ def pull(
         raise UsageError(
             "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"
         )
-    pulled = pull_image(access, where, own, call.progress, platform=platform)
+    pulled = pull_image(access, image_reference, local_target, call.progress, platform=platform)
     if as_json:
         return print_json(_pulled_json(pulled))
     print_result(format_pulled(pulled, access.settings.store.value))
@@ -428,15 +430,15 @@ def copy(
         dry_run=dry_run,
     )
     if as_json:
-        where = copied.destination
+        image_reference = copied.destination
         return print_json(
             ImageCopyDocument(
                 {
                     "format": "imagefactory.image-copy/1",
                     "dry_run": dry_run,
                     "source": str(copied.source),
-                    "destination": str(where),
-                    "digest": where.digest,
+                    "destination": str(image_reference),
+                    "digest": image_reference.digest,
                     "before": copied.before,
                     **_transfer_json(copied.sent),
                 }
@@ -542,11 +544,11 @@ def export(
     return None
 
 
-def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bool) -> None:
+def _export_module(call: CommandContext, name: str, directory: Path, *, as_json: bool) -> None:
 
     factory = call.factory
     write_module = load_extra("modules.action:write_module")
-    module = write_module(factory, factory.select_single(name), folder, call.progress)
+    module = write_module(factory, factory.select_single(name), directory, call.progress)
     if as_json:
         return print_json(module.as_json())
     return print_result(module.text)

@@ -235,13 +235,17 @@ def _find(
         return verdicts_on(shelf.offers[0]), shelf.center.trust
     if "/" in name:
         check_registry_option(name, registry)
-        where = parse_reference(name)
+        image_reference = parse_reference(name)
         access = call.access
-        return (verdicts_of(access, place_of(access, where), where.tag_or_digest, now),), None
+        return (
+            verdicts_of(access, place_of(access, image_reference), image_reference.tag_or_digest, now),
+        ), None
     factory = call.factory
     if ":" in name or "@" in name:
-        _, where = target_reference(factory, name, registry)
-        return (verdicts_of(factory, place_of(factory, where), where.tag_or_digest, now),), None
+        _, image_reference = target_reference(factory, name, registry)
+        return (
+            verdicts_of(factory, place_of(factory, image_reference), image_reference.tag_or_digest, now),
+        ), None
     target = factory.select_single(name)
     places: list[StoreRepository] = []
     if not registry:
@@ -250,9 +254,9 @@ def _find(
         places.append(registry_of(factory, target.family, registry))
     images = [
         image
-        for place in places
+        for repository in places
         for image in list_verdicts(
-            factory, PromotionRequest(target=target, place=place, now=now), call.progress
+            factory, PromotionRequest(target=target, place=repository, now=now), call.progress
         )
     ]
     if not registry and f"{reference(target)}.sif" in factory.layout.tags():
@@ -335,9 +339,9 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
     factory, now = call.factory, datetime.now(UTC)
     results: list[PromotionRow] = []
     with exit_with_first_failure(factory, names) as failures:
-        for target, where, digest in _targets(factory, names, place):
+        for target, image_reference, digest in _targets(factory, names, place):
             with failures.of(target.name):
-                request = PromotionRequest(target=target, place=where, now=now, dry_run=dry_run)
+                request = PromotionRequest(target=target, place=image_reference, now=now, dry_run=dry_run)
                 result = promote(factory, request, call.progress)
                 results.append(promotion_json(result))
                 print_result(format_promotion(result, terminal_width(), dry_run=dry_run), unless=as_json)
@@ -373,10 +377,10 @@ def _targets(
         if "/" not in name:
             continue
         check_registry_option(name, registry)
-        where = parse_reference(name)
-        place = place_of(factory, where)
-        digest = read_manifest(place, where.tag_or_digest).descriptor.digest
-        targets.append((target_at(factory, place, digest), place, digest))
+        image_reference = parse_reference(name)
+        repository = place_of(factory, image_reference)
+        digest = read_manifest(repository, image_reference.tag_or_digest).descriptor.digest
+        targets.append((target_at(factory, repository, digest), repository, digest))
     plain = [name for name in names if "/" not in name]
     chosen = choose_targets(factory, tuple(plain)) if plain else ()
     # A tag for several platforms waits for those of the others.
@@ -495,7 +499,7 @@ def revoke(
     from imagefactory.views.verdicts import format_promotion, format_revoke
 
     factory, now = call.factory, datetime.now(UTC)
-    where, reference, target = _resolve_image(factory, name, place, capability)
+    image_reference, reference, target = _resolve_image(factory, name, place, capability)
     key = signing_key(factory, now)
     if key is None:
         raise CheckFailedError(
@@ -504,7 +508,7 @@ def revoke(
             hint="run imagefactory key create NAME",
         )
     request = RevokeRequest(
-        place=where,
+        place=image_reference,
         wanted=reference,
         why=reason,
         now=now,
@@ -550,9 +554,9 @@ def _registry_of(name: str, registry: str) -> str:
 
     if "/" not in name:
         return registry
-    where = parse_reference(name)
-    path = where.repository.rpartition("/")[0]
-    return f"{where.registry}/{path}" if path else where.registry
+    image_reference = parse_reference(name)
+    path = image_reference.repository.rpartition("/")[0]
+    return f"{image_reference.registry}/{path}" if path else image_reference.registry
 
 
 def _publish(
@@ -592,13 +596,13 @@ def _resolve_image(
 
     if "/" in name:
         check_registry_option(name, registry)
-        where = parse_reference(name)
-        place = place_of(factory, where)
-        digest = read_manifest(place, where.tag_or_digest).descriptor.digest
-        return place, digest, target_at(factory, place, digest)
+        image_reference = parse_reference(name)
+        repository = place_of(factory, image_reference)
+        digest = read_manifest(repository, image_reference.tag_or_digest).descriptor.digest
+        return repository, digest, target_at(factory, repository, digest)
     if ":" in name or "@" in name:
-        target, where = target_reference(factory, name, registry)
-        return place_of(factory, where), where.tag_or_digest, target
+        target, image_reference = target_reference(factory, name, registry)
+        return place_of(factory, image_reference), image_reference.tag_or_digest, target
     target = factory.select_single(name)
     plain = plain_tag(target)
     return (

@@ -237,7 +237,7 @@ def _as_text(run: VerifyResult) -> str:
     if run.signed.signed:
         verdict = run.signed.signed.verdict
         fields[-1] = ("verdict", f"{run.signed.why}, expires {verdict.expires:%Y-%m-%d}")
-    fields += [("attached", place) for place in run.attached]
+    fields += [("attached", repository) for repository in run.attached]
     blocks = [f"{format_gpu_run(run.report, terminal_width())}\n{format_fields(fields, indent='')}"]
     if run.promotion:
         blocks.append(format_promotion(run.promotion, terminal_width()))

@@ -188,9 +188,9 @@ def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
             "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         )
     if facts.seccomp or facts.container:
-        where = facts.container or "a process with a seccomp filter"
+        context = facts.container or "a process with a seccomp filter"
         return (
-            f"this is {where}, whose filter or covered /proc forbids it",
+            f"this is {context}, whose filter or covered /proc forbids it",
             "start the container with: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
             "--security-opt systempaths=unconfined",
         )
@@ -223,16 +223,16 @@ def _programs(facts: MachineFacts) -> list[Diagnosis]:
 def _mirror(facts: MachineFacts) -> Diagnosis:
     name, probe = "debian mirror", facts.probe("debian mirror")
     if facts.debian_mirror:
-        where = f"set to {redact(facts.debian_mirror)}"
+        context = f"set to {redact(facts.debian_mirror)}"
     elif facts.apt_sources:
-        where = f"as apt's: {', '.join(facts.apt_sources)}"
+        context = f"as apt's: {', '.join(facts.apt_sources)}"
     else:
         remedy = "set IMAGEFACTORY_DEBIAN_MIRROR, or debian-mirror in imagefactory.toml"
         return Diagnosis(name, Health.MISSING, "apt has no Debian sources here, and no mirror is set", remedy)
     if probe is None:
-        return Diagnosis(name, Health.OK, where)
+        return Diagnosis(name, Health.OK, context)
     line = probe.judge(Health.DENIED, use="build")
-    return replace(line, detail=f"{where}; {line.detail}")
+    return replace(line, detail=f"{context}; {line.detail}")
 
 
 def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:

@@ -219,9 +219,9 @@ def gather_machine_facts(
         modules=tuple(name for name in MODULES if importlib.util.find_spec(name)),
         keyrings=tuple(
             str(path)
-            for folder in KEYRINGS
+            for directory in KEYRINGS
             for pattern in ("debian-archive-keyring.*", "debian-archive-*-stable.*")
-            for path in sorted((root / folder).glob(pattern))
+            for path in sorted((root / directory).glob(pattern))
         ),
         apt_sources=tuple(dict.fromkeys(source.suite for source in read_sources(root / "etc/apt"))),
         debian_mirror=settings.debian_mirror.value,
@@ -248,8 +248,8 @@ def gather_machine_facts(
 def try_sandbox(limits: RunLimits) -> SandboxAttempt:
     """Start a sandbox without a command. An error in it would occur in every run."""
     try:
-        with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
-            version, reason = attempt(Path(folder) / "run", limits=limits)
+        with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as directory:
+            version, reason = attempt(Path(directory) / "run", limits=limits)
     except ImagefactoryError as error:
         return SandboxAttempt(refusal=error.message)
     return SandboxAttempt(refusal="", cgroup=version, no_cgroup=reason)
@@ -260,8 +260,8 @@ def try_emulated() -> Iterator[ProbeResult]:
     for name in (name for name in PLATFORMS if name != this_platform()):
         try:
             emulator = find_emulator(architecture(name))
-            with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
-                attempt(Path(folder) / "run", emulator=emulator)
+            with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as directory:
+                attempt(Path(directory) / "run", emulator=emulator)
         except ImagefactoryError as error:
             yield ProbeResult(name=name, refusal=error.message, remedy=error.hint)
         else:
@@ -304,7 +304,7 @@ def _container(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def _read_disk(name: str, path: Path, origin: str) -> Disk:
-    there = next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
+    there = next((directory for directory in (path, *path.parents) if directory.is_dir()), Path("/"))
     try:
         with tempfile.TemporaryFile(dir=there):
             writable = True
@@ -323,7 +323,7 @@ def find_unusable_gpus(places: Places) -> tuple[str, ...]:
         return (str(error).removeprefix(UNUSABLE),)
     except NoGpu:
         return ()  # the driver's own lines report it
-    return tuple(f"GPU {index}: {why}" for index, why in lost_gpus(notes).items())
+    return tuple(f"GPU {index}: {reason}" for index, reason in lost_gpus(notes).items())
 
 
 def _driver_libraries() -> tuple[str, ...]:

@@ -56,8 +56,12 @@ class UsageFacts:
 def diagnose_submit(facts: UsageFacts) -> tuple[Diagnosis, ...]:
     """Return the lines for writing job files, with a project or without."""
     centers = (line for center in facts.centers for line in _center(center))
-    own = () if facts.centers else (*_diagnose_catalog(facts), *_trust(facts, own=facts.own), _site(facts))
-    return (*own, *centers, _pool(facts), *_reader(facts))
+    catalog_diagnoses = (
+        ()
+        if facts.centers
+        else (*_diagnose_catalog(facts), *_trust(facts, own_catalog=facts.own), _site(facts))
+    )
+    return (*catalog_diagnoses, *centers, _pool(facts), *_reader(facts))
 
 
 def _center(facts: UsageFacts) -> Iterator[Diagnosis]:
@@ -74,7 +78,7 @@ def diagnose_verify(facts: UsageFacts, machine: tuple[Diagnosis, ...]) -> tuple[
     pooled = facts.pool is not None and not facts.pool.refusal
     factory = (facts.factory.judge(Health.MISSING, use="use"),) if facts.factory else ()
     relevant = tuple(finding for finding in machine if not (pooled and finding.needed_for in ("run", "gpu")))
-    return (*factory, *_trust(facts, own=True), _signer(facts), _pool(facts), *relevant)
+    return (*factory, *_trust(facts, own_catalog=True), _signer(facts), _pool(facts), *relevant)
 
 
 def is_working(findings: tuple[Diagnosis, ...]) -> bool:
@@ -97,25 +101,28 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
             yield _line("images", Health.WARNING, summary, "see the predictions: imagefactory search")
 
 
-def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
-    """Yield the lines of trusted keys. `own`: verification signs with an own key, without an invitation."""
+def _trust(facts: UsageFacts, *, own_catalog: bool = False) -> Iterator[Diagnosis]:
+    """Yield the lines of trusted keys. `own_catalog`: verification signs with the user's key, uninvited."""
     if not facts.keys:
         yield _line(
-            "trust", Health.MISSING, "no key is trusted, so no verdict counts", NEW_KEY if own else JOIN
+            "trust",
+            Health.MISSING,
+            "no key is trusted, so no verdict counts",
+            NEW_KEY if own_catalog else JOIN,
         )
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
         if key.until <= facts.now and any(other.since <= facts.now < other.until for other in facts.keys):
             yield _line(name, Health.OK, f"retired on {until}: its older verdicts still count")
         elif key.until <= facts.now:
-            remedy = NEW_KEY if own else "join the center again, or delete this key"
+            remedy = NEW_KEY if own_catalog else "join the center again, or delete this key"
             yield _line(name, Health.WARNING, f"expired on {until}", remedy)
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"not valid before {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
             remedy = (
                 "replace it: imagefactory key rotate"
-                if own
+                if own_catalog
                 else "join the center again: imagefactory site join"
             )
             yield _line(name, Health.WARNING, f"expires soon, on {until}", remedy)

@@ -120,17 +120,17 @@ def is_object(library: GpuLibrary) -> bool:
 
 def _parts(contents: ScanResult, target: str) -> Iterator[_AmdLibrary]:
     framework = find_framework(contents)
-    folders: dict[str, list[GpuLibrary]] = {}
+    directories: dict[str, list[GpuLibrary]] = {}
     for library in filter(is_amd, contents.libraries):
         if is_object(library):
-            folders.setdefault(library.path.rpartition("/")[0], []).append(library)
+            directories.setdefault(library.path.rpartition("/")[0], []).append(library)
             continue
         fitting, total = count_amd_modules(library, target)
         gates = role_of(library.path, framework)[0] is LibraryRole.GATES
         yield _AmdLibrary(path=library.path, fitting=fitting, total=total, gates=gates)
-    for folder, files in folders.items():
+    for directory, files in directories.items():
         fits = any(count_amd_modules(library, target)[0] for library in files)
-        yield _AmdLibrary(path=f"{folder}/", fitting=int(fits), total=1, gates=False)
+        yield _AmdLibrary(path=f"{directory}/", fitting=int(fits), total=1, gates=False)
 
 
 def _answer(contents: ScanResult, parts: list[_AmdLibrary], target: str) -> tuple[Compatibility, str]:

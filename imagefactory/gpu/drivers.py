@@ -191,7 +191,7 @@ def driver_floor(cuda: str) -> str:
     """
     match = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
     if not match:
-        what = f"cuda '{cuda}' is not a version"
-        raise RecipeError([Diagnostic("value-invalid", "", what, "write 12.1, or 12")])
+        message = f"cuda '{cuda}' is not a version"
+        raise RecipeError([Diagnostic("value-invalid", "", message, "write 12.1, or 12")])
     major, minor = int(match[1]), int(match[2] or 0)
     return f"{major}.{0 if major >= 11 else minor}"

@@ -217,9 +217,9 @@ def cpu_only(contents: ScanResult) -> str:
     version = package.version.partition("+")[0]
     build = f" (build {package.build})" if package.build else ""
     plugin = not package.build and framework.name == "jax"
-    what = "is here without a CUDA plugin" if plugin else "has no code for GPUs"
+    message = "is here without a CUDA plugin" if plugin else "has no code for GPUs"
     return (
-        f"{package.name} {package.version}{build} {what} and computes only on the CPU: "
+        f"{package.name} {package.version}{build} {message} and computes only on the CPU: "
         f"install {_instead(framework, version, conda=bool(package.build))} instead"
     )
 

@@ -286,13 +286,13 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
 
 def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Iterable[str]:
     """Yield warnings about libraries of the driver, if the code would run."""
-    own = dict(_own_libraries(contents))
-    if own:
-        wrong = [name for name, version in own.items() if driver and version != driver]
+    libraries = dict(_own_libraries(contents))
+    if libraries:
+        wrong = [name for name, version in libraries.items() if driver and version != driver]
         yield (
-            f"the image itself has {_join(own)}, which the driver brings: only driver "
-            f"{_join(dict.fromkeys(own.values()))} works with that{', not ' + driver if wrong else ''}; "
-            "remove it from the image"
+            f"the image itself has {_join(libraries)}, which the driver brings: only "
+            f"driver {_join(dict.fromkeys(libraries.values()))} works with that"
+            f"{', not ' + driver if wrong else ''}; remove it from the image"
         )
     if not driver or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return
@@ -328,9 +328,9 @@ def _compat_libraries(contents: ScanResult) -> list[str]:
     """Return the driver versions of libcuda files for forward compatibility in the image, the newest
     first.
     """
-    own = {name for name, _ in _own_libraries(contents)}
+    libraries = {name for name, _ in _own_libraries(contents)}
     versions = [
-        match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))
+        match[1] for name in contents.toolkit if name not in libraries and (match := _DRIVER.fullmatch(name))
     ]
     return sorted((version for version in versions if "." in version), key=numbers, reverse=True)
 
@@ -362,19 +362,19 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
         return replace(bare, driver_reason=f"{bare.driver_reason}; {note}")
     if not older(driver, bare.driver) or gpu_refusal(bare.capability, driver)[0]:
         return None
-    why = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
+    cause = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
     branches = _branches(contents, newest)
     if branches and driver.partition(".")[0] not in branches:
-        reason = f"{why}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
+        reason = f"{cause}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
         return replace(bare, answer=Compatibility.NO, reason=reason)
     if _GEFORCE.match(gpu):
-        return replace(bare, answer=Compatibility.NO, reason=f"{why}; {note}, and {gpu} is none")
+        return replace(bare, answer=Compatibility.NO, reason=f"{cause}; {note}, and {gpu} is none")
     if branches and (bare.capability.major, bare.capability.minor) in _DATA_CENTER:
         how = (
             f"with driver {driver} by forward compatibility: libcuda.so {newest} must come first in the path"
         )
         return replace(bare, reason=f"{bare.reason}; {how}")
-    reason = f"{why}, but {note}"
+    reason = f"{cause}, but {note}"
     return replace(bare, answer=Compatibility.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 
@@ -441,27 +441,35 @@ def with_driver(prediction: Prediction, driver: str) -> Prediction:
 def _parts(
     contents: ScanResult, framework: Framework | None, capability: Capability
 ) -> list[_LibraryPrediction]:
-    own = cuda_of(contents).replace(".", "")
+    cuda_digits = cuda_of(contents).replace(".", "")
     roles = [(library, *_role(library, framework)) for library in contents.libraries]
-    if any(variant_of(library.path) == own for library, _, _ in roles):
+    if any(variant_of(library.path) == cuda_digits for library, _, _ in roles):
         roles = [
-            (library, LibraryRole.REPORT if variant_of(library.path) not in ("", own) else role, what)
-            for library, role, what in roles
+            (
+                library,
+                LibraryRole.REPORT if variant_of(library.path) not in ("", cuda_digits) else role,
+                role_text,
+            )
+            for library, role, role_text in roles
         ]
     if framework is None:  # every library counts; those that only report count if they are the only ones
         nothing_else = all(role is LibraryRole.REPORT for _, role, _ in roles)
         roles = [
-            (library, LibraryRole.GATES if role is not LibraryRole.REPORT or nothing_else else role, what)
-            for library, role, what in roles
+            (
+                library,
+                LibraryRole.GATES if role is not LibraryRole.REPORT or nothing_else else role,
+                role_text,
+            )
+            for library, role, role_text in roles
         ]
     return [
         _LibraryPrediction(
             library=library,
             reach=reach(library, capability, gates=role is LibraryRole.GATES),
             role=role,
-            what=what,
+            what=role_text,
         )
-        for library, role, what in roles
+        for library, role, role_text in roles
     ]
 
 
@@ -470,10 +478,10 @@ def _role(library: GpuLibrary, framework: Framework | None) -> tuple[LibraryRole
 
     Libraries outside Python packages belong to the system.
     """
-    role, what = role_of(library.path, framework)
+    role, role_text = role_of(library.path, framework)
     if _is_amd(library) or (role is LibraryRole.OTHER and framework and not _in_package(library.path)):
         return LibraryRole.REPORT, ""
-    return role, what
+    return role, role_text
 
 
 def _is_amd(library: GpuLibrary) -> bool:
@@ -522,10 +530,10 @@ def _answer(
         and (part.library.damage or part.reach.reach in (SupportLevel.NONE, SupportLevel.PARTIAL))
     ]
     if lacking:
-        what = _join(dict.fromkeys(part.what or _package(part.library.path) for part in lacking))
+        role_text = _join(dict.fromkeys(part.what or _package(part.library.path) for part in lacking))
         return (
             Compatibility.PARTLY,
-            f"{subject} runs on {capability}, all but {what}: {_lacking(lacking)}",
+            f"{subject} runs on {capability}, all but {role_text}: {_lacking(lacking)}",
         )
     return _full(gates, capability)
 

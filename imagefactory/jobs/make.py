@@ -53,7 +53,7 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
         forms_of(offer, request.sif_folder),
         request.site,
         request.kind,
-        own=image.target if request.own else "",
+        default_form=image.target if request.own else "",
     )
     if rocm_of(image.cuda) and request.site.batch != KUBERNETES:
         raise UsageError(
@@ -126,7 +126,7 @@ def _not_verified(
     if not trust.keys:
         reasons = [f"{name}: you trust no key, so no verdict counts"]
     reasons += [f"a verdict is {row.standing.value}: {row.why}" for row in poor[:5]]
-    reasons += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
+    reasons += [f"not {capability}: {reason}" for capability, reason in form.grounds.refused]
     reasons += [f"not {row.where}: {row.summary}" for row in form.grounds.revoked if not row.capability]
     predicted = ", ".join(str(gpu_class.capability) for gpu_class in expected.classes)
     denied = ", ".join(str(row[0]) for row in expected.refused if row not in form.grounds.refused)
@@ -211,8 +211,8 @@ def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
     if not path.parent.is_dir():
         return
     if not path.is_file():
-        where = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError("sif-missing", f"{path} does not exist", hint=f"fetch it: {spec.fetch}{where}")
+        location = "" if path.parent == Path() else f"  (in {path.parent})"
+        raise UsageError("sif-missing", f"{path} does not exist", hint=f"fetch it: {spec.fetch}{location}")
     sha256 = hashlib.sha256()
     with path.open("rb") as file, progress.task(f"checking {path.name}", total=path.stat().st_size) as task:
         while data := file.read(_CHUNK):
@@ -262,14 +262,14 @@ def save_files(spec: JobSpec, files: Mapping[str, str], *, force: bool) -> tuple
 
     Raises UsageError if the files exist, unless `force` is set, or if they cannot be written.
     """
-    dag, folder = f"{spec.name}.dag", Path(spec.directory)
-    if dag in files and (rescues := sorted(folder.glob(f"{dag}.rescue*"))):
+    dag, directory = f"{spec.name}.dag", Path(spec.directory)
+    if dag in files and (rescues := sorted(directory.glob(f"{dag}.rescue*"))):
         raise UsageError(
             "sweep-rescue-exists",
             f"{rescues[0]} exists, so DAGMan would continue that sweep and skip its finished runs",
             hint=f"delete {rescues[0]}, or use another name: -o NAME.sub",
         )
-    texts = {str(folder / name): text for name, text in files.items()}
+    texts = {str(directory / name): text for name, text in files.items()}
     runs = [run_directory(number + 1) for number in range(len(spec.rows))] if dag in files else []
     if not force:
         existing = [path for path in texts if os.path.lexists(path)]
@@ -283,14 +283,14 @@ def save_files(spec: JobSpec, files: Mapping[str, str], *, force: bool) -> tuple
                 + ("change to another directory" if existing[0] in runs else f"another name: {another}"),
             )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(*os_problem("create", folder, error), hint="choose another directory") from error
+        raise UsageError(*os_problem("create", directory, error), hint="choose another directory") from error
     for run in runs:
         Path(run).mkdir(exist_ok=True)
     replace_all({Path(path): text.encode("ascii") for path, text in texts.items()})
     return tuple(texts)
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not any(directory.iterdir())

@@ -95,8 +95,8 @@ def verified_evidence(
         if known:
             classes.append(GpuClass(capability=capability, cuda=known[-1][0], claim=known[-1][1]))
         else:
-            why = f"{failure.rule}: {failure.reason}" if failure else "the CUDA of its driver is not known"
-            refused.append((capability, why))
+            cause = f"{failure.rule}: {failure.reason}" if failure else "the CUDA of its driver is not known"
+            refused.append((capability, cause))
     verified = {str(gpu_class.capability) for gpu_class in classes}
     rows = tuple(row for row in revoked if row.capability not in verified)
     failed = {capability for capability, _ in refused}
@@ -236,30 +236,30 @@ class ImageForm:
     fetch: str = ""
 
 
-def forms_of(offer: ImageOffer, folder: str) -> tuple[ImageForm, ...]:
+def forms_of(offer: ImageOffer, directory: str) -> tuple[ImageForm, ...]:
     """Return all forms of an image.
 
-    `folder` contains its .sif files: a path, `osdf:///...`, or "" for this directory.
+    `directory` contains its .sif files: a path, `osdf:///...`, or "" for this directory.
 
     Raises UsageError for another address.
     """
-    if folder and not SIF_DIRECTORY.fullmatch(folder):
+    if directory and not SIF_DIRECTORY.fullmatch(directory):
         raise UsageError(
             "sif-folder-invalid",
-            f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
+            f"sif-folder: '{directory[:80]}' is neither an absolute path nor osdf:///...",
             hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + - "
             "without '..'",
         )
-    return tuple(_forms(offer, folder.rstrip("/")))
+    return tuple(_forms(offer, directory.rstrip("/")))
 
 
 def choose_form(
-    forms: Sequence[ImageForm], site: Site, kind: ImageKind | None, *, own: str = ""
+    forms: Sequence[ImageForm], site: Site, kind: ImageKind | None, *, default_form: str = ""
 ) -> ImageForm:
     """Return the first verified form that works at a site, or else the first form that works there.
 
-    `own` is the target if it is in the user's project: then its image is in the store, and a .sif can be
-    exported. Raises UsageError for a type that does not work at the site, NothingSelectedError if no form
+    `default_form` is the target if the project has it: then its image is in the store, and a .sif can
+    be exported. Raises UsageError for a type that does not work at the site, NothingSelectedError if no form
     does.
     """
     if kind is not None and kind not in site.kinds:
@@ -273,12 +273,14 @@ def choose_form(
     if fitting:
         return next((form for form in fitting if form.grounds.verified), fitting[0])
     offered = ", ".join(dict.fromkeys(form.image.kind.value for form in forms))
-    if own and ImageKind.SIF in kinds and not any(form.image.sha256 for form in forms):
-        why = f"only available as {offered}, which this site does not run"
+    if default_form and ImageKind.SIF in kinds and not any(form.image.sha256 for form in forms):
+        reason = "not in a registry or file"
+        if offered:
+            reason = f"only available as {offered}, which this site does not run"
         raise NothingSelectedError(
             "image-not-exported",
-            f"jobs cannot fetch {own}, because it is {why if offered else 'not in a registry or file'}",
-            hint=f"run imagefactory image export {own} --format sif, then write the job again",
+            f"jobs cannot fetch {default_form}, because it is {reason}",
+            hint=f"run imagefactory image export {default_form} --format sif, then write the job again",
         )
     if not offered:
         raise NothingSelectedError(
@@ -293,7 +295,7 @@ def choose_form(
     )
 
 
-def _forms(offer: ImageOffer, folder: str) -> Iterator[ImageForm]:
+def _forms(offer: ImageOffer, directory: str) -> Iterator[ImageForm]:
     image = offer.image
     if _is_pinned(image.reference) and not image.only_sif:
         yield ImageForm(
@@ -311,8 +313,8 @@ def _forms(offer: ImageOffer, folder: str) -> Iterator[ImageForm]:
         name = sif_name(image.target, sif.sha256)
         grounds = verified_evidence(offered.judged, image.revoked_of(sif.subject))
         file = PoolImage(
-            kind=ImageKind.OSDF if folder.startswith("osdf:") else ImageKind.SIF,
-            address=f"{folder}/{name}" if folder else name,
+            kind=ImageKind.OSDF if directory.startswith("osdf:") else ImageKind.SIF,
+            address=f"{directory}/{name}" if directory else name,
             subject=sif.subject,
             size=sif.size,
             unpacked=image.unpacked,
@@ -421,7 +423,7 @@ def find_available_gpus(
     classify: GpuClassifier, request: ResourceRequest, machines: Iterable[MachineIndex]
 ) -> tuple[AvailableGpu, ...]:
     """Return the GPUs of these machines that a job with an image can get."""
-    return tuple(place for machine in machines for place in _on(machine, classify, request))
+    return tuple(gpu for machine in machines for gpu in _on(machine, classify, request))
 
 
 def fits(gpu: PoolGpu, request: ResourceRequest) -> bool:

@@ -111,13 +111,13 @@ class EmulatedRun:
     asked: Annotated[tuple[tuple[str, int], ...], PairsAsObject()]
 
 
-def parse_emulated(text: bytes | str, where: str) -> EmulatedRun:
-    """Parse a summary. Raises StatementError; its messages begin with `where`."""
+def parse_emulated(text: bytes | str, location: str) -> EmulatedRun:
+    """Parse a summary. Raises StatementError; its messages begin with `location`."""
     try:
         value = parse_json(text)
     except ValueError as error:
-        raise invalid_value_error(where, f"it is not JSON: {error}") from error
-    run = parse_document(value, EmulatedRun, FORMAT, where)
+        raise invalid_value_error(location, f"it is not JSON: {error}") from error
+    run = parse_document(value, EmulatedRun, FORMAT, location)
     assert isinstance(run, EmulatedRun)
     return run
 
@@ -176,7 +176,7 @@ def recommended_time(run: EmulatedRun) -> timedelta | None:
 
 def recommended_workers(loader: EmulatedLoader) -> int | None:
     """Return the number of workers that load a batch while the program computes one, None if not measured."""
-    own = computing(loader)
-    if not loader.made or not own:
+    compute_time = computing(loader)
+    if not loader.made or not compute_time:
         return None
-    return min(MOST_WORKERS, max(1, math.ceil(loader.made / own)))
+    return min(MOST_WORKERS, max(1, math.ceil(loader.made / compute_time)))

@@ -111,11 +111,13 @@ def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
     request = request_gpu_count(inventory, matches, spec.gpus)
     if request is None:
         types = sorted({f"{gpu.name or 'of no type'} ({gpu.capability or '?'})" for gpu in inventory.gpus})
-        what = f"the image is verified on {', '.join(sorted(names))}, but this cluster has {', '.join(types)}"
+        message = (
+            f"the image is verified on {', '.join(sorted(names))}, but this cluster has {', '.join(types)}"
+        )
         if not all(gpu.capability for gpu in inventory.gpus):
             hint = "find out what the types with (?) are: imagefactory gpus --probe 5m"
-            raise UnknownAnswerError("gpu-match-unknown", what, hint=hint)
-        raise CheckFailedError("no-matching-gpu", what, hint="choose another image: imagefactory search")
+            raise UnknownAnswerError("gpu-match-unknown", message, hint=hint)
+        raise CheckFailedError("no-matching-gpu", message, hint="choose another image: imagefactory search")
     if not request[0]:
         types = sorted({gpu.name for gpu in inventory.gpus if matches(gpu)})
         raise UsageError(

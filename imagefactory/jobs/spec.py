@@ -308,11 +308,11 @@ def _unknown_macro(word: str, macros: Sequence[str]) -> UsageError:
     )
 
 
-def _check(allowed: re.Pattern[str], value: str, what: str) -> None:
+def _check(allowed: re.Pattern[str], value: str, field_name: str) -> None:
     if not allowed.fullmatch(value):
         raise UsageError(
             "submit-value-invalid",
-            f"{value[:80]!r} is not {what}",
+            f"{value[:80]!r} is not {field_name}",
             hint="use only letters, digits and . _ - /, without spaces",
         )
 
@@ -414,7 +414,7 @@ def read_rows(path: Path) -> tuple[tuple[str, ...], Rows]:
     return parse_rows(content, path.name)
 
 
-def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], Rows]:
+def parse_rows(text: str, location: str) -> tuple[tuple[str, ...], Rows]:
     """Return the columns and rows of a CSV text, without empty lines. Raises UsageError."""
     reader = csv.reader(io.StringIO(text), strict=True)
     rows: list[tuple[str, ...]] = []
@@ -427,17 +427,17 @@ def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], Rows]:
             if len(cells) != len(rows[0]):
                 raise UsageError(
                     "sweep-values-invalid",
-                    f"{where}:{reader.line_num}: {len(cells)} values for {len(rows[0])} columns",
+                    f"{location}:{reader.line_num}: {len(cells)} values for {len(rows[0])} columns",
                     hint=f"write one value for each of {', '.join(rows[0])}",
                 )
     except csv.Error as error:
         raise UsageError(
-            "sweep-values-invalid", f"{where}:{reader.line_num}: {error}", hint="separate values by commas"
+            "sweep-values-invalid", f"{location}:{reader.line_num}: {error}", hint="separate values by commas"
         ) from error
     if len(rows) < 2:
         raise UsageError(
             "sweep-values-invalid",
-            f"{where} has no values",
+            f"{location} has no values",
             hint="write column names in the first line (lr,seed), then one line per run",
         )
     return (RUN, *rows[0]), tuple(rows[1:])

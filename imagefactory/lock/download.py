@@ -82,8 +82,10 @@ Package = TypeVar("Package", bound=LockedPackage)
 class PackageCache:
     """Packages of locks in `folder`, fetched from `source`: a package index, or conda channels."""
 
-    def __init__(self, folder: Path, source: WebAccess, *, retry_policy: RetryPolicy | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self, directory: Path, source: WebAccess, *, retry_policy: RetryPolicy | None = None
+    ) -> None:
+        self.folder = directory
         self._source = source
         self._retry_policy = retry_policy or RetryPolicy()
 
@@ -378,17 +380,17 @@ def _size_of(path: Path) -> int | None:
 
 
 @contextmanager
-def _disk_errors(folder: Path, needed: int) -> Iterator[None]:
+def _disk_errors(directory: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DownloadError(
                 "cache-full",
-                f"the disk of {folder} is full: {needed} bytes are needed",
+                f"the disk of {directory} is full: {needed} bytes are needed",
                 hint="free some space, or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             ) from error
         raise DownloadError(
-            *os_problem("write", error.filename or folder, error),
+            *os_problem("write", error.filename or directory, error),
             hint="set 'cache' (or $IMAGEFACTORY_CACHE) to a directory that you can write",
         ) from error

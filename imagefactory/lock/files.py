@@ -38,23 +38,23 @@ def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
     return tuple(f"{target_name}.{suffix}" for suffix in ((CONDA, WHEELS) if conda else (WHEELS,)))
 
 
-def lock_path(folder: Path, target: Target) -> Path:
+def lock_path(directory: Path, target: Target) -> Path:
     """Return the file of a target's lock that exists for every lock."""
-    return folder / lock_names(target.name, conda=target.conda)[0]
+    return directory / lock_names(target.name, conda=target.conda)[0]
 
 
-def read_lock(folder: Path, target: Target) -> Lock | None:
-    """Return the lock of `target` in `folder`, or None.
+def read_lock(directory: Path, target: Target) -> Lock | None:
+    """Return the lock of `target` in `directory`, or None.
 
     Raises LockError for a malformed or unreadable lock, and for two files of different locks.
     """
-    path = lock_path(folder, target)
+    path = lock_path(directory, target)
     try:
         if not path.exists():
             return None
         if not target.conda:
             return requirements.read_lock(path)
-        return _read_pair(path, folder / f"{target.name}.{WHEELS}")
+        return _read_pair(path, directory / f"{target.name}.{WHEELS}")
     except LockError as error:
         # A file with a corrupt head does not name its target; here it is known.
         error.hint = error.hint.replace("TARGET", target.name)
@@ -79,12 +79,12 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
     return replace(lock, wheels=on_top.wheels, origins=on_top.origins)
 
 
-def read_remains(folder: Path, target: Target) -> Lock | None:
+def read_remains(directory: Path, target: Target) -> Lock | None:
     """Return the packages in two files of different locks, with a content hash of no target.
 
     A killed write leaves such files. None if one of them is malformed.
     """
-    path, beside = lock_path(folder, target), folder / f"{target.name}.{WHEELS}"
+    path, beside = lock_path(directory, target), directory / f"{target.name}.{WHEELS}"
     if not target.conda:
         return None
     try:
@@ -95,7 +95,7 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
     return replace(lock, wheels=wheels, content_hash=NOBODYS)
 
 
-def write_lock(folder: Path, lock: Lock) -> None:
+def write_lock(directory: Path, lock: Lock) -> None:
     """Write the files of a lock atomically, and remove those that are no longer part of it.
 
     Raises LockError if they cannot be written, or if imagefactory or conda-lock could not read them again: a
@@ -105,17 +105,17 @@ def write_lock(folder: Path, lock: Lock) -> None:
     _check_readable(lock, texts)
     try:
         for suffix in (WHEELS, CONDA):  # the file that names the other one last
-            path = folder / f"{lock.target}.{suffix}"
+            path = directory / f"{lock.target}.{suffix}"
             if suffix in texts:
                 _replace_file(path, texts[suffix])
             else:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise LockError(
-            *os_problem("write", folder / lock.target, error),
+            *os_problem("write", directory / lock.target, error),
             hint="check the disk space and the permissions",
         ) from error
-    remove_unsolvable(folder, lock.target)
+    remove_unsolvable(directory, lock.target)
 
 
 def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
@@ -272,15 +272,15 @@ def parse_unsolvable(text: str, file: str) -> UnsolvableTarget:
     )
 
 
-def read_unsolvable(folder: Path, target: Target) -> UnsolvableTarget | None:
-    """Return the record of a target in `folder`, or None. Raises LockError for a malformed one."""
-    path = folder / f"{target.name}.{UNSOLVABLE}"
+def read_unsolvable(directory: Path, target: Target) -> UnsolvableTarget | None:
+    """Return the record of a target in `directory`, or None. Raises LockError for a malformed one."""
+    path = directory / f"{target.name}.{UNSOLVABLE}"
     return parse_unsolvable(requirements.read_text(path), str(path)) if path.exists() else None
 
 
-def write_unsolvable(folder: Path, record: UnsolvableTarget) -> None:
+def write_unsolvable(directory: Path, record: UnsolvableTarget) -> None:
     """Write a record, with a very long output truncated. Raises LockError."""
-    path = folder / f"{record.target}.{UNSOLVABLE}"
+    path = directory / f"{record.target}.{UNSOLVABLE}"
     reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "unknown"
     tree = "\n".join(_plain(line) for line in record.tree[:MAX_TREE].split("\n"))
     hint = _plain(" ".join(record.hint.split())) or "change the recipe"
@@ -292,8 +292,8 @@ def write_unsolvable(folder: Path, record: UnsolvableTarget) -> None:
         ) from error
 
 
-def remove_unsolvable(folder: Path, target_name: str) -> None:
-    (folder / f"{target_name}.{UNSOLVABLE}").unlink(missing_ok=True)
+def remove_unsolvable(directory: Path, target_name: str) -> None:
+    (directory / f"{target_name}.{UNSOLVABLE}").unlink(missing_ok=True)
 
 
 def _plain(line: str) -> str:
@@ -317,12 +317,12 @@ class LockRevision:
     day: str
 
 
-def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRevision]:
+def former_locks(directory: Path, targets: Sequence[Target]) -> Mapping[str, LockRevision]:
     """Return the previous lock of each target that has one, by name; empty without git or a repository.
 
     A shallow clone has only some. An unreadable lock is skipped.
     """
-    log = git_output(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
+    log = git_output(directory, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
     files = {name: target for target in targets for name in _names(target)}
     days: dict[str, str] = {}
     commits: dict[str, str] = {}
@@ -336,7 +336,7 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRe
     requests = [
         (f"{commits[target.name]}:./{name}", target, name) for target in revised for name in _names(target)
     ]
-    texts = _blobs(folder, [request for request, _, _ in requests])
+    texts = _blobs(directory, [request for request, _, _ in requests])
     revisions: dict[str, LockRevision] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for (_, _, name), text in zip(requests, texts, strict=False):
@@ -364,22 +364,24 @@ def _commits(log: str) -> Iterator[tuple[str, str, list[str]]]:
         yield commit, day, [line.rpartition("/")[2] for line in lines if line]
 
 
-def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
+def _blobs(directory: Path, names: Iterable[str]) -> list[bytes | None]:
     """Return git's content of each `commit:./file`, None for missing ones."""
     listed = list(names)
     if not listed:
         return []
-    output = git_output(folder, "cat-file", "--batch", stdin="".join(f"{name}\n" for name in listed).encode())
+    output = git_output(
+        directory, "cat-file", "--batch", stdin="".join(f"{name}\n" for name in listed).encode()
+    )
     blobs: list[bytes | None] = []
-    at = 0
-    while at < len(output):
-        end = output.index(b"\n", at)
-        words = output[at:end].split(b" ")
-        at = end + 1
+    position = 0
+    while position < len(output):
+        end = output.index(b"\n", position)
+        words = output[position:end].split(b" ")
+        position = end + 1
         if len(words) == 3 and words[1] == b"blob":
             size = int(words[2])
-            blobs.append(output[at : at + size])
-            at += size + 1
+            blobs.append(output[position : position + size])
+            position += size + 1
         else:
             blobs.append(None)
     return blobs

@@ -22,15 +22,15 @@ that this variable omits. (Its `protocol.NAME.allow` outweighs `-c protocol.allo
 SECONDS = 60
 
 
-def git_output(folder: Path, *arguments: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
-    """Return the output of git in the repository of `folder`, empty if git fails or is missing.
+def git_output(directory: Path, *arguments: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
+    """Return the output of git in the repository of `directory`, empty if git fails or is missing.
 
     `arguments` must only read objects and references: a command that reads the work tree would run the
     filters of the repository's configuration.
     """
     try:
         result = subprocess.run(
-            ["git", *options, *_SETTINGS, "-C", str(folder), *arguments],
+            ["git", *options, *_SETTINGS, "-C", str(directory), *arguments],
             input=stdin,
             capture_output=True,
             timeout=SECONDS,
@@ -61,31 +61,31 @@ class NoGitVersionError(Exception):
     """A directory has no version in git. The text is the reason."""
 
 
-def git_version(folder: Path) -> str:
+def git_version(directory: Path) -> str:
     """Return the version of a directory's commit: 1.2.3, or 1.2.4.dev5+g0123abcd five commits later.
 
     Changes that are not committed are ignored. Raises NoGitVersionError.
     """
-    commit = _tag_parts(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    commit = _tag_parts(directory, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
         raise NoGitVersionError("the directory is not in a git repository with a commit")
     described = _tag_parts(
-        folder, "describe", "--tags", "--long", f"--abbrev={len(commit)}", "--match", _RELEASE_TAGS, "HEAD"
+        directory, "describe", "--tags", "--long", f"--abbrev={len(commit)}", "--match", _RELEASE_TAGS, "HEAD"
     )
     if described:
         tag, distance, _ = described.rsplit("-", 2)
         last = _version_of(tag)
-    elif _tag_parts(folder, "rev-parse", "--is-shallow-repository") == "true":
+    elif _tag_parts(directory, "rev-parse", "--is-shallow-repository") == "true":
         raise NoGitVersionError("the git repository is a shallow clone without a tag")
     else:
-        last, distance = Version("0.0"), _tag_parts(folder, "rev-list", "--count", "HEAD")
+        last, distance = Version("0.0"), _tag_parts(directory, "rev-list", "--count", "HEAD")
     if distance == "0":
         return str(last)
     return f"{_next(last)}.dev{int(distance)}+g{commit[:_DIGITS]}"
 
 
-def _tag_parts(folder: Path, *arguments: str) -> str:
-    return git_output(folder, *arguments).decode("utf-8", "replace").strip()
+def _tag_parts(directory: Path, *arguments: str) -> str:
+    return git_output(directory, *arguments).decode("utf-8", "replace").strip()
 
 
 def _version_of(tag: str) -> Version:

@@ -51,8 +51,8 @@ class LayerLock:
     layers: tuple[OciLayer, ...]
 
 
-def layers_path(folder: Path, target: str) -> Path:
-    return folder / f"{target}.{LAYERS}"
+def layers_path(directory: Path, target: str) -> Path:
+    return directory / f"{target}.{LAYERS}"
 
 
 def format_layer_lock(lock: LayerLock) -> str:
@@ -91,9 +91,9 @@ def parse_layer_lock(text: str, file: str) -> LayerLock:
     )
 
 
-def read_layer_lock(folder: Path, target: str) -> LayerLock | None:
-    """Return the layer lock of a target in `folder`, or None. Raises LockError for a malformed one."""
-    path = layers_path(folder, target)
+def read_layer_lock(directory: Path, target: str) -> LayerLock | None:
+    """Return the layer lock of a target in `directory`, or None. Raises LockError for a malformed one."""
+    path = layers_path(directory, target)
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError:
@@ -110,9 +110,9 @@ def read_layer_lock(folder: Path, target: str) -> LayerLock | None:
     return lock
 
 
-def write_layer_lock(folder: Path, lock: LayerLock) -> None:
+def write_layer_lock(directory: Path, lock: LayerLock) -> None:
     """Write a layer lock atomically. Raises LockError."""
-    path = layers_path(folder, lock.target)
+    path = layers_path(directory, lock.target)
     try:
         replace_text(path, format_layer_lock(lock))
     except OSError as error:

@@ -192,8 +192,8 @@ def check_known(table: Sequence[CompatRow]) -> None:
         for question in questions
     ]
     known = sorted({row.version for row in knowledge.releases(questions[0].framework)}, key=natural)
-    at = bisect(known, natural(questions[0].version), key=natural)
-    near = ", ".join(known[max(at - 2, 0) : at + 2])
+    index = bisect(known, natural(questions[0].version), key=natural)
+    near = ", ".join(known[max(index - 2, 0) : index + 2])
     hint = f"the nearest known versions are {near}" if near else "`imagefactory compat` lists what is known"
     verb = "is not a known release" if len(named) == 1 else "are not known releases"
     raise UnknownAnswerError(
@@ -205,15 +205,15 @@ def check_known(table: Sequence[CompatRow]) -> None:
 
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:
     """Return candidates and the other versions x CUDA of their framework, the newest first."""
-    own = tuple(candidates)
-    questions = [candidate.question for candidate in own]
+    candidate_list = tuple(candidates)
+    questions = [candidate.question for candidate in candidate_list]
     built = {(question.framework, question.version, question.cuda) for question in questions}
     more = (
         row
         for row in releases(framework)
         if (framework, row.question.version, row.question.cuda) not in built
     )
-    return newest_first((*own, *more))
+    return newest_first((*candidate_list, *more))
 
 
 def columns(*, amd: bool = False) -> tuple[CompatGpu, ...]:

@@ -211,8 +211,8 @@ def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
 
 def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> RowRuling:
     """Return the decision for a row on one type of GPU, None if no listed GPU has its capability."""
-    own, device = row.device.driver, listed or row.device
-    ruled = replace(row, device=replace(device, driver=own, cuda="") if own else device)
+    row_driver, device = row.device.driver, listed or row.device
+    ruled = replace(row, device=replace(device, driver=row_driver, cuda="") if row_driver else device)
     question = CellQuery(
         framework=row.framework,
         version=row.version,

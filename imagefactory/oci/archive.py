@@ -425,7 +425,7 @@ def check_output(out: Path) -> None:
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """Yield a new file next to `out` that replaces it at the end."""
-    folder = out.absolute().parent
+    directory = out.absolute().parent
     check_output(out)
     try:
         with replacing(out) as stream:
@@ -436,7 +436,7 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreError(
                 "disk-full",
-                f"no space left in {folder} for {out.name}",
+                f"no space left in {directory} for {out.name}",
                 hint="free some space, or choose another file",
             ) from error
         raise StoreError(

@@ -147,7 +147,9 @@ class _FixedChunks:
         whole = len(self._waiting) - len(self._waiting) % PIECE
         ready = bytes(self._waiting[:whole])
         del self._waiting[:whole]
-        return b"".join(self._inner.compress(ready[at : at + PIECE]) for at in range(0, whole, PIECE))
+        return b"".join(
+            self._inner.compress(ready[offset : offset + PIECE]) for offset in range(0, whole, PIECE)
+        )
 
     def flush(self) -> bytes:
         return self._inner.compress(bytes(self._waiting)) + self._inner.flush()
@@ -224,9 +226,9 @@ class TarSegment:
                     if self._tree:
                         self._tree.folder(*entry)
 
-    def known(self, *folders: str) -> None:
+    def known(self, *directories: str) -> None:
         """Register directories of lower layers. They get no entry, which would change their mode."""
-        self.folders.update(folders)
+        self.folders.update(directories)
 
     def _parent(self, path: str) -> None:
         self.folder(path.rpartition("/")[0])

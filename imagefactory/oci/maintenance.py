@@ -71,19 +71,19 @@ class ReachableDigests:
 
     def reach_whole(self, digest: str) -> None:
         """Add a manifest without a tag, unless it is missing or incomplete."""
-        own = self._copy()
+        copy = self._copy()
         try:
             manifest = self.layout.manifest(digest)
             if manifest:
-                own.reach(manifest[0])
+                copy.reach(manifest[0])
         except StoreError:
             return
-        self._take(own)
+        self._take(copy)
 
     def _copy(self) -> ReachableDigests:
-        own = ReachableDigests(self.layout, self.bad)
-        own._take(self)
-        return own
+        copied = ReachableDigests(self.layout, self.bad)
+        copied._take(self)
+        return copied
 
     def _take(self, other: ReachableDigests) -> None:
         self.digests |= other.digests
@@ -97,13 +97,13 @@ class ReachableDigests:
         """
         records = self._reach_below(root)
         while records:
-            own = self._copy()
+            copy = self._copy()
             try:
                 referrer = self.layout.referrer(records.pop())
-                more = own._reach_below(referrer[0]) if referrer else []
+                more = copy._reach_below(referrer[0]) if referrer else []
             except StoreError:
                 continue
-            self._take(own)
+            self._take(copy)
             records += more
 
     def _reach_below(self, root: Descriptor) -> list[Path]:
@@ -197,7 +197,9 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
         blobs = entries_of(layout.path / "blobs" / "sha256")
         records = [path for kind in CHECKSUMMED_DIRECTORIES for path in entries_of(layout.path / kind)]
         sealed = [path for path in records if not path.name.startswith(".")]  # dot files are being written
-        referring = [path for folder in entries_of(layout.path / "referrers") for path in entries_of(folder)]
+        referring = [
+            path for directory in entries_of(layout.path / "referrers") for path in entries_of(directory)
+        ]
         size = sum(path.lstat().st_size for path in blobs)
         with progress.task(f"check {len(blobs)} blobs", total=size) as task:
             wrong = [*_wrong_blobs(blobs, task)]
@@ -370,8 +372,8 @@ def collect(
 
 def _remove_others(layout: Layout, needed: ReachableDigests, *, dry_run: bool) -> CollectResult:
     removal = Removal(layout.path, dry_run=dry_run)
-    folder = layout.path / "blobs" / "sha256"
-    blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
+    directory = layout.path / "blobs" / "sha256"
+    blobs = [path for path in entries_of(directory) if f"sha256:{path.name}" not in needed.digests]
     records = _records(layout, needed.digests)
     # Records first: an interrupted removal leaves no record of a missing part.
     records_gone, blobs_gone = (sum(map(removal.remove, paths)) for paths in (records, blobs))
@@ -406,8 +408,8 @@ def _records(layout: Layout, digests: set[str]) -> list[Path]:
     files = [path.with_suffix(".files") for path in inputs if path.with_suffix(".files").exists()]
     referring = [
         path
-        for folder in entries_of(layout.path / "referrers")
-        for path in entries_of(folder)
+        for directory in entries_of(layout.path / "referrers")
+        for path in entries_of(directory)
         if f"sha256:{path.stem}" not in digests
     ]
     about = [

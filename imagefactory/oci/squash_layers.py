@@ -245,7 +245,7 @@ def _blocks(piece: bytes, block: int) -> Iterator[bytes]:
     if len(piece) <= block:
         yield piece
     else:
-        yield from (piece[at : at + block] for at in range(0, len(piece), block))
+        yield from (piece[offset : offset + block] for offset in range(0, len(piece), block))
 
 
 def _inode_attributes(member: TarMember) -> InodeAttributes:
@@ -359,8 +359,8 @@ class SquashStore:
     def __init__(self, layout: Layout, squeeze: SquashCompression, workers: int) -> None:
         self.layout, self.squeeze, self.workers = layout, squeeze, workers
 
-    def rows(self, layers: list[OciLayer], folder: Path, progress: Progress) -> list[SquashRow]:
-        """Return the layers' rows in their order; missing rows are written to new files in `folder`.
+    def rows(self, layers: list[OciLayer], directory: Path, progress: Progress) -> list[SquashRow]:
+        """Return the layers' rows in their order; missing rows are written to new files in `directory`.
 
         Raises StoreError for a corrupt layer, ToolError for a missing codec.
         """
@@ -377,7 +377,7 @@ class SquashStore:
             ):
                 packing = {
                     readers.submit(
-                        self._pack, layers[number], folder / f"row-{number}", packers, task, progress
+                        self._pack, layers[number], directory / f"row-{number}", packers, task, progress
                     ): number
                     for number in missing
                 }
@@ -434,14 +434,14 @@ class SquashStore:
         New rows are removed from their old place. Raises StoredSifChangedError if a row does not match its
         record.
         """
-        starts, at = [], len(head)
+        starts, offset = [], len(head)
         for row in rows:
-            starts.append(at)
-            at += row.size
+            starts.append(offset)
+            offset += row.size
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             _write_all(file, head, 0)
-            _write_all(file, tail, at)
+            _write_all(file, tail, offset)
             whole = _PrefixChecksum(file)
             written = []
             whole.to(len(head))
@@ -460,7 +460,7 @@ class SquashStore:
                         )
                     )
                     whole.to(starts[number] + row.size)
-            whole.to(at + len(tail))
+            whole.to(offset + len(tail))
         finally:
             os.close(file)
         return whole.digest, written
@@ -504,11 +504,11 @@ def _copy(row: SquashRow, file: int, start: int, task: ProgressTask) -> str:
     return sha256.hexdigest()
 
 
-def _write_all(file: int, data: bytes, at: int) -> None:
+def _write_all(file: int, data: bytes, offset: int) -> None:
     rest = memoryview(data)
     while rest:
-        written = os.pwrite(file, rest, at)
-        rest, at = rest[written:], at + written
+        written = os.pwrite(file, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 @contextmanager
@@ -532,17 +532,17 @@ def format_image(
     `rows` are indexes and sizes of the layers in the file, apptainer's addition last. `order` are the
     numbers of the image's layers, the lowest first. An image may have a layer twice.
     """
-    tree, starts, at = SquashTree(), [], SUPERBLOCK
+    tree, starts, offset = SquashTree(), [], SUPERBLOCK
     for _, size in rows:
-        starts.append(at)
-        at += size
+        starts.append(offset)
+        offset += size
     for number in order:
         tree.lay(rows[number][0], starts[number])
     tree.dress(rows[-1][0], starts[-1])
     return format_tables(
         tree.root,
         tree.fragments,
-        data_end=at,
+        data_end=offset,
         block=squeeze.block,
         mtime=mtime,
         compress=squeeze.compressor(),
@@ -561,9 +561,9 @@ class SquashTree:
         for path in layer.hidden:
             _remove(self.root, path)
         for path in layer.opaque:
-            folder = _find(self.root, path)
-            if isinstance(folder, SquashDirectory):
-                folder.entries.clear()
+            directory = _find(self.root, path)
+            if isinstance(directory, SquashDirectory):
+                directory.entries.clear()
         _lay(self.root, layer.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(layer, start)
 
@@ -576,7 +576,7 @@ class SquashTree:
         self._take_fragments(index, start)
 
     def _take_fragments(self, layer: LayerIndex, start: int) -> None:
-        self.fragments += [(start + at, size) for at, size in layer.fragments]
+        self.fragments += [(start + offset, size) for offset, size in layer.fragments]
 
 
 class _RelocatedFiles:
@@ -614,8 +614,8 @@ def _lay(below: SquashDirectory, above: SquashDirectory, moved: _RelocatedFiles)
             below.entries[name] = moved(node)
 
 
-def _set_attributes(image: SquashDirectory, own: SquashDirectory, moved: _RelocatedFiles) -> None:
-    for name, node in own.entries.items():
+def _set_attributes(image: SquashDirectory, source: SquashDirectory, moved: _RelocatedFiles) -> None:
+    for name, node in source.entries.items():
         there = image.entries.get(name)
         if isinstance(node, SquashDirectory):
             if there is None:

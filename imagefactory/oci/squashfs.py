@@ -106,7 +106,7 @@ def format_tables(
         table.put(data)
         table.close()
         start = place(table.packed)
-        return place(b"".join(struct.pack("<Q", start + at) for at in table.starts))
+        return place(b"".join(struct.pack("<Q", start + offset) for offset in table.starts))
 
     inode_start = place(inodes.table.packed)
     folder_start = place(inodes.folders.packed)
@@ -185,29 +185,29 @@ class _InodeTable:
         self._names[id(node)] = self._names.get(id(node), 0) + 1
         self._numbers.setdefault(id(node), len(self._numbers) + 1)
 
-    def _count(self, folder: SquashDirectory) -> None:
-        for _, node in _sorted(folder):
+    def _count(self, directory: SquashDirectory) -> None:
+        for _, node in _sorted(directory):
             self._number(node)
-        for _, node in _sorted(folder):
+        for _, node in _sorted(directory):
             if isinstance(node, SquashDirectory):
                 self._count(node)
 
-    def write(self, folder: SquashDirectory, above: int) -> None:
-        """Write the entries of `folder`, its list, then itself; `above` is the number of its parent."""
-        number = self._numbers[id(folder)]
-        for _, node in _sorted(folder):
+    def write(self, directory: SquashDirectory, above: int) -> None:
+        """Write the entries of `directory`, its list, then itself; `above` is the number of its parent."""
+        number = self._numbers[id(directory)]
+        for _, node in _sorted(directory):
             if isinstance(node, SquashDirectory):
                 self.write(node, number)
             elif self._numbers[id(node)] not in self._places:
                 self._begin(node)
                 self.table.put(self._file(node) if isinstance(node, SquashFile) else self._link(node))
-        listed = b"".join(self._list(_sorted(folder)))
+        listed = b"".join(self._list(_sorted(directory)))
         start, offset = self.folders.place
         self.folders.put(listed)
-        self._begin(folder)
-        names = 2 + sum(isinstance(node, SquashDirectory) for node in folder.entries.values())
+        self._begin(directory)
+        names = 2 + sum(isinstance(node, SquashDirectory) for node in directory.entries.values())
         size = len(listed) + 3  # the format counts `.` and `..`, which are in no list
-        owned = folder.owned or IMPLIED
+        owned = directory.owned or IMPLIED
         if size < 1 << 16:
             head = self._head(_DIRECTORY_INODE, number, owned)
             self.table.put(head + struct.pack("<IIHHI", start, names, size, offset, above))
@@ -282,8 +282,8 @@ def encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _sorted(folder: SquashDirectory) -> list[tuple[bytes, Node]]:
-    named = ((encode(name), node) for name, node in folder.entries.items())
+def _sorted(directory: SquashDirectory) -> list[tuple[bytes, Node]]:
+    named = ((encode(name), node) for name, node in directory.entries.items())
     return sorted(named, key=lambda entry: entry[0])
 
 

@@ -63,8 +63,8 @@ def parse_reference(text: str) -> ImageReference:
 
     Raises UsageError for another text, and for one without a host, or without both tag and digest.
     """
-    rest, at, digest = text.rpartition("@") if "@" in text else (text, "", "")
-    if "@" in rest or (at and "/" in digest):
+    rest, offset, digest = text.rpartition("@") if "@" in text else (text, "", "")
+    if "@" in rest or (offset and "/" in digest):
         raise UsageError(
             "reference-has-login",
             "a reference must not contain a user or password",
@@ -81,7 +81,7 @@ def parse_reference(text: str) -> ImageReference:
     if (
         not REPOSITORY.fullmatch(repository)
         or (colon and not TAG.fullmatch(tag))
-        or (at and not DIGEST.fullmatch(digest))
+        or (offset and not DIGEST.fullmatch(digest))
     ):
         raise UsageError(
             "reference-invalid",

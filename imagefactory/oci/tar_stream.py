@@ -285,20 +285,20 @@ class _LayerNames:
         """Return the path and the entries of the directory `parts`, following links inside the layer."""
         todo = list(reversed(parts))
         above: list[str] = []
-        folders = [self._root]
+        directories = [self._root]
         links = 0
         while todo:
             part = todo.pop()
             if part == "..":  # only in a link's target; the root is its own parent
                 if above:
                     above.pop()
-                    folders.pop()
+                    directories.pop()
                 continue
-            node = folders[-1].get(part)
+            node = directories[-1].get(part)
             if node is None:
                 node = {}
                 if make:
-                    folders[-1][part] = node
+                    directories[-1][part] = node
             if isinstance(node, _LayerSymlink):
                 links += 1
                 self._followed += len(node)
@@ -308,17 +308,17 @@ class _LayerNames:
                     )
                 if node.startswith("/"):
                     above.clear()
-                    del folders[1:]
+                    del directories[1:]
                 todo += reversed([part for part in node.split("/") if part not in ("", ".")])
             elif isinstance(node, dict):
                 above.append(part)
-                folders.append(node)
+                directories.append(node)
                 if len(above) >= DEEPEST:
                     raise EntryError(f"'{printable(name)}' is more than {DEEPEST} directories deep")
             else:
                 path = printable("/".join((*above, part)))
                 raise EntryError(f"'{path}' is used as a directory but is a file")
-        return tuple(above), folders[-1]
+        return tuple(above), directories[-1]
 
 
 def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
@@ -371,7 +371,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
         block = stream.exactly(BLOCK)
         if not block or not any(block):
             return  # the end of the archive is a block of zeros; some tools omit it
-        at = stream.position - BLOCK
+        offset = stream.position - BLOCK
         try:
             name, kind, length = _parse_header(block)
             if kind in _EXTENDED:
@@ -386,7 +386,7 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
             mode = _number(block[100:108])
             mtime = float(extended.get("mtime") or _number(block[136:148]))
         except ValueError as error:
-            raise CorruptDataError(f"broken header at byte {at}: {printable(str(error))}") from error
+            raise CorruptDataError(f"broken header at byte {offset}: {printable(str(error))}") from error
         if kind not in _ENTRY_TYPES:
             raise EntryError(f"'{printable(name)}' has the type {kind!r}, which is not allowed in a layer")
         sparse = None
@@ -460,18 +460,18 @@ def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
         return {_LONG[kind]: _name(data)}
     records: dict[str, str] = {}
     regions: list[str] = []  # of the oldest sparse format, which repeats its keys
-    at = 0
-    while kind in _PAX and at < len(data):
-        digits = data[at : at + 9].partition(b" ")[0]
-        if not digits.isdigit() or not len(digits) + 1 < int(digits) <= len(data) - at:
+    offset = 0
+    while kind in _PAX and offset < len(data):
+        digits = data[offset : offset + 9].partition(b" ")[0]
+        if not digits.isdigit() or not len(digits) + 1 < int(digits) <= len(data) - offset:
             raise CorruptDataError("broken extended header")
-        end = at + int(digits)
-        key, _, value = data[at + len(digits) + 1 : end].rstrip(b"\n").partition(b"=")
+        end = offset + int(digits)
+        key, _, value = data[offset + len(digits) + 1 : end].rstrip(b"\n").partition(b"=")
         if key in _KEYS or (key.startswith(_SPARSE) and key[len(_SPARSE) :] in _SPARSE_KEYS):
             records[key.decode()] = value.decode("utf-8", "surrogateescape")
         elif key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
             regions.append(value.decode("utf-8", "surrogateescape"))
-        at = end
+        offset = end
     return records | ({"GNU.sparse.map": ",".join(regions)} if regions else {})
 
 
@@ -529,10 +529,12 @@ def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
     fields, more, rest = block[386:482], block[482], HEADER_LIMIT
     regions: list[tuple[int, int]] = []
     while True:
-        for at in range(0, len(fields), 24):
-            if not any(fields[at : at + 24]):
+        for offset in range(0, len(fields), 24):
+            if not any(fields[offset : offset + 24]):
                 break
-            regions.append((_number(fields[at : at + 12]), _number(fields[at + 12 : at + 24])))
+            regions.append(
+                (_number(fields[offset : offset + 12]), _number(fields[offset + 12 : offset + 24]))
+            )
         rest -= BLOCK
         if not more:
             return regions

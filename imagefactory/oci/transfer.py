@@ -290,8 +290,8 @@ def _put_manifests(repo: StoreRepository, sending: TransferRequest) -> None:
 
 
 def _around_root(graph: ManifestGraph) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
-    at = graph.manifests.index(graph.root)
-    return graph.manifests[:at], graph.manifests[at + 1 :]
+    offset = graph.manifests.index(graph.root)
+    return graph.manifests[:offset], graph.manifests[offset + 1 :]
 
 
 def _move_tag(repo: StoreRepository, tag: str, root: Manifest) -> str:

@@ -97,9 +97,9 @@ class LayerTree:
     `digests` are the sha256 of its files, by inode.
     """
 
-    def __init__(self, folder: Path, *, owners: bool) -> None:
+    def __init__(self, directory: Path, *, owners: bool) -> None:
         self.owners = owners
-        self.root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.opened: OrderedDict[tuple[str, ...], int] = OrderedDict()
         self.folders: dict[tuple[str, ...], TarMember] = {}
         self.digests: dict[int, str] = {}
@@ -203,9 +203,9 @@ class LayerTree:
                     hint="move the store to a local disk; Linux 5.8 or newer is needed",
                 ) from error
 
-    def _set_opaque(self, folder: int) -> None:
+    def _set_opaque(self, directory: int) -> None:
         try:
-            os.setxattr(folder, OPAQUE_ATTRIBUTE, b"y")
+            os.setxattr(directory, OPAQUE_ATTRIBUTE, b"y")
         except OSError as error:
             raise StoreError(
                 "filesystem-unsupported",

@@ -75,19 +75,21 @@ class EntrySink(Protocol):
 
 
 def unpack_layer(
-    layer: OciLayer, blob: Path, folder: Path, task: ProgressTask, progress: Progress
+    layer: OciLayer, blob: Path, directory: Path, task: ProgressTask, progress: Progress
 ) -> Mapping[int, str]:
-    """Write the layer in `blob` to the empty `folder` and check its diff_id.
+    """Write the layer in `blob` to the empty `directory` and check its diff_id.
 
     Return the sha256 of the files there, by inode.
     """
-    tree = LayerTree(folder, owners=os.geteuid() == 0)
-    report_skipped(layer, read_layer(layer, blob, folder, tree, task), progress)
+    tree = LayerTree(directory, owners=os.geteuid() == 0)
+    report_skipped(layer, read_layer(layer, blob, directory, tree, task), progress)
     return tree.digests
 
 
-def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task: ProgressTask) -> list[str]:
-    """Pass the entries in `blob` to `tree`, which writes to `folder`, and check the diff_id.
+def read_layer(
+    layer: OciLayer, blob: Path, directory: Path, tree: EntrySink, task: ProgressTask
+) -> list[str]:
+    """Pass the entries in `blob` to `tree`, which writes to `directory`, and check the diff_id.
 
     Return the names of skipped device nodes and FIFOs. Raises StoreError for another diff_id, an entry that
     is not allowed in a layer, or a full disk, and ToolError for a missing codec.
@@ -103,10 +105,10 @@ def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task:
         raise layer_error(title, error) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(folder, stream, content, error) from error
+            raise _full(directory, stream, content, error) from error
         raise StoreError(
             "layer-unpack-failed",
-            f"cannot unpack layer {title} into {folder}: {error}",
+            f"cannot unpack layer {title} into {directory}: {error}",
             hint="check the directory's permissions and file system",
         ) from error
     if content.digest != layer.diff_id:
@@ -160,13 +162,13 @@ class _HashingReader:
         return f"sha256:{self._sha256.hexdigest()}"
 
 
-def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSError) -> StoreError:
+def _full(directory: Path, stream: TarStream, content: _HashingReader, error: OSError) -> StoreError:
     """Return the error of a full disk. Reads the layer to its end for its size."""
     stream.drain()
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(directory).free
     return StoreError(
         "disk-full",
-        f"{folder.parent}: {os_reason(error)}: this layer needs {format_bytes(content.size)} "
+        f"{directory.parent}: {os_reason(error)}: this layer needs {format_bytes(content.size)} "
         f"({content.size} bytes), {format_bytes(free)} are free",
         hint="free space there (imagefactory image prune), or set `store` to another disk",
     )
@@ -209,7 +211,7 @@ class _TreeChangedError(Exception):
     """A change in a tree, named by the message. Only used in this file."""
 
 
-def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
+def record_tree(directory: Path, digests: Mapping[int, str]) -> bytes:
     """Return the record of a new unpacked layer; `digests` are the sha256 of its files by inode."""
     known: dict[str, Rows] = {}
 
@@ -225,11 +227,11 @@ def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
                 inner.append(name)
         return inner
 
-    _visit(folder, look)
+    _visit(directory, look)
     return json.dumps(known, separators=(",", ":")).encode()
 
 
-def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
+def find_tree_changes(directory: Path, recorded: bytes, *, every_byte: bool) -> str:
     """Return the fault of the first entry that changed since its record, "" for none.
 
     Content counts as unchanged if ctime and inode are, unless `every_byte` is set: then it is read.
@@ -250,7 +252,7 @@ def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str
         return [name for name in rows if f"{path}{name}/" in known]
 
     try:
-        _visit(folder, look)
+        _visit(directory, look)
     except _TreeChangedError as changed:
         return str(changed)
     except OSError as error:
@@ -331,8 +333,8 @@ def _marks(opened: int, name: str) -> str:
 class UnpackedLayers:
     """The unpacked layers under `folder` (usually `<store>/unpacked`), which is created with mode 0700."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory
 
     def path(self, diff_id: str) -> Path:
         """Return the path of the layer with this diff_id (`sha256:<64 hex>`), which may not exist."""
@@ -536,12 +538,12 @@ class UnpackedLayers:
 
 
 @contextmanager
-def _unused(folder: Path, before_waiting: Callable[[], None] | None = None) -> Iterator[bool]:
+def _unused(directory: Path, before_waiting: Callable[[], None] | None = None) -> Iterator[bool]:
     """Yield whether no sandbox has the shared lock on this layer.
 
     With `before_waiting`, call it and wait for the lock.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

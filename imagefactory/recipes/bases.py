@@ -95,9 +95,9 @@ def _described(base: BaseSpec, other: BaseSpec) -> tuple[str, ...]:
 
 def without_tag(image: str) -> str:
     """Return a reference without a tag, as some tools reject a tag with a digest."""
-    reference, at, digest = image.partition("@")
+    reference, separator, digest = image.partition("@")
     host, slash, path = reference.partition("/")
-    return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
+    return f"{host}{slash}{path.partition(':')[0]}{separator}{digest}"
 
 
 BASE_ONLY_KEYS = ("glibc", "interpreter")

@@ -210,11 +210,11 @@ def with_origins(
     _check_index_used(reader, root.get("index"), frozenset().union(*required), kind)
     section = root.get("matrix")
     nodes = section.items if section and section.kind == "list" else []
-    for node, own in zip(nodes, required, strict=False):
-        _check_index_used(reader, node.get("index"), own, kind)
+    for node, node_origins in zip(nodes, required, strict=False):
+        _check_index_used(reader, node.get("index"), node_origins, kind)
     rows = []
-    for row, own, node in zip_longest(matrix, required, nodes[: len(matrix)]):
-        named = {name: index for name, index in row.origins if name in own}
+    for row, node_origins, node in zip_longest(matrix, required, nodes[: len(matrix)]):
+        named = {name: index for name, index in row.origins if name in node_origins}
         files = _files(reader, [section for section in (node, root) if section], row, named)
         rows.append(
             replace(
@@ -287,8 +287,8 @@ def _exact(text: str) -> str:
 
 def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[str]:
     """Return the names that a row requires from PyPI, for a row on a parent all possible ones."""
-    own = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
-    return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
+    row_requirements = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
+    return frozenset({*map(package_of, row_requirements), *((framework,) if kind == "pypi" else ())})
 
 
 def _check_index_used(
@@ -346,10 +346,10 @@ def expand_lenient(
                 return tuple(whole.values()), targets, dict(sorted(faulty.items()))
         except RecipeError as error:
             for recipe in sound:
-                if own := tuple(
+                if own_faults := tuple(
                     f for f in error.diagnostics if f.location.startswith(f"{recipe.where.file}:")
                 ):
-                    waiting[recipe.family] = own
+                    waiting[recipe.family] = own_faults
             if not waiting:
                 raise
         faulty |= waiting
@@ -423,12 +423,12 @@ def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
     name = f"{recipe.family}-{row.version}-{built_for.replace('.', '')}"
     if row.python != recipe.python:
         name += f"-py{row.python.replace('.', '')}"
-    own = {
+    own_fields = {
         "description": row.description or recipe.description,
         "labels": tuple((dict(recipe.labels) | dict(row.labels)).items()),
     }
     return Target(
-        **row.shared() | own,
+        **row.shared() | own_fields,
         name=with_suffix(name, platform, recipe.platform),
         family=recipe.family,
         source=recipe.source,
@@ -545,8 +545,8 @@ def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, R
 
 
 def _target_on(recipe: Recipe, row: RecipeRow, under: Target) -> Target:
-    def with_own(theirs: tuple[str, ...], own: tuple[str, ...], kind: str) -> tuple[str, ...]:
-        allowed = [text for text in own if RULES[REQUIREMENT_RULES[kind][0]].allows(text)]
+    def with_own(theirs: tuple[str, ...], added: tuple[str, ...], kind: str) -> tuple[str, ...]:
+        allowed = [text for text in added if RULES[REQUIREMENT_RULES[kind][0]].allows(text)]
         return tuple(dict.fromkeys((*theirs, *(normal_requirement(text, kind) for text in allowed))))
 
     return replace(
@@ -572,13 +572,13 @@ def _target_on(recipe: Recipe, row: RecipeRow, under: Target) -> Target:
     )
 
 
-def _start_on(own: ContainerStart, under: ContainerStart) -> ContainerStart:
+def _start_on(child: ContainerStart, under: ContainerStart) -> ContainerStart:
     """Return a child's start. Its own values win, and a new entry point drops the parent's command."""
     return ContainerStart(
-        entrypoint=own.entrypoint or under.entrypoint,
-        command=own.command or (() if own.entrypoint else under.command),
-        workdir=own.workdir or under.workdir,
-        user=own.user or under.user,
+        entrypoint=child.entrypoint or under.entrypoint,
+        command=child.command or (() if child.entrypoint else under.command),
+        workdir=child.workdir or under.workdir,
+        user=child.user or under.user,
     )
 
 

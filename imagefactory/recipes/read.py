@@ -13,32 +13,32 @@ from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.yaml_tree import MAX_BYTES, first_place, recipe_problem, show, too_large
 
 
-def read_recipes(folder: Path) -> tuple[Recipe, ...]:
+def read_recipes(directory: Path) -> tuple[Recipe, ...]:
     """Return all recipes of a directory, sorted by file name.
 
     Raises UsageError if the directory is missing, RecipeError with the problems of all files.
     """
-    recipes, faults = read_each(folder)
+    recipes, faults = read_each(directory)
     if faults:
         raise RecipeError([fault for diagnostics in faults.values() for fault in diagnostics])
     return recipes
 
 
-def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnostic, ...]]]:
+def read_each(directory: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnostic, ...]]]:
     """Return the valid recipes, sorted by file name, and the problems of the other files by family.
 
     Raises UsageError if the directory is missing.
     """
-    if not folder.is_dir():
+    if not directory.is_dir():
         raise UsageError(
             "project-not-found",
-            f"no recipes in {show(str(folder), limit=200)}",
+            f"no recipes in {show(str(directory), limit=200)}",
             hint="pass the project's directory with -C DIR, or create a recipe: imagefactory recipe new "
             "FAMILY",
         )
     recipes: list[Recipe] = []
     faults: dict[str, tuple[Diagnostic, ...]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.suffix not in (".yaml", ".yml") or path.name == BASES_FILE:
             continue
         try:
@@ -55,9 +55,9 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
     return tuple(recipes), faults
 
 
-def read_bases(folder: Path) -> tuple[BaseSpec, ...]:
-    """Return the bases of `folder`/bases.yaml. Raises RecipeError, also for a missing file."""
-    return parse_bases(*read_file(folder / BASES_FILE))
+def read_bases(directory: Path) -> tuple[BaseSpec, ...]:
+    """Return the bases of `directory`/bases.yaml. Raises RecipeError, also for a missing file."""
+    return parse_bases(*read_file(directory / BASES_FILE))
 
 
 def read_file(path: Path) -> tuple[str, str]:

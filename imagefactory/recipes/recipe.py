@@ -84,11 +84,11 @@ def _read_settings(
 
 def read_files(reader: NodeReader, node: YamlNode | None) -> tuple[FilesSpec, ...]:
     files = []
-    for folder, key, value in reader.pairs(node, "files"):
+    for directory, key, value in reader.pairs(node, "files"):
         reader.text(key, "files", "folder")
-        patterns = reader.texts(value, folder, "pattern", empty=False)
+        patterns = reader.texts(value, directory, "pattern", empty=False)
         files += [
-            FilesSpec(folder=folder, pattern=item.text, where=item.where)
+            FilesSpec(folder=directory, pattern=item.text, where=item.where)
             for item in value.items
             if item.text in patterns
         ]
@@ -264,8 +264,11 @@ def parse_recipe(text: str, file: str) -> Recipe:
         rows = reader.items(fields.get("matrix"), "matrix", "rows, each starting with - version:")
         make_row = _row_on if kind == "on" else _row
         matrix = [make_row(reader, family, row) for row in rows]
-        own = [(framework, family.common.channels), *((row.framework, row.channels) for row in matrix)]
-        for section, (named, channels) in zip((root, *rows), own, strict=True):
+        channel_rows = [
+            (framework, family.common.channels),
+            *((row.framework, row.channels) for row in matrix),
+        ]
+        for section, (named, channels) in zip((root, *rows), channel_rows, strict=True):
             _check_fit(reader, section, RequirementContext(kind=kind, framework=named, channels=channels))
     matrix = with_origins(reader, root, kind, framework, matrix)
     files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
@@ -378,24 +381,27 @@ def _common(
     )
 
 
-def _merge(reader: NodeReader, common: RecipeRow, own: RecipeRow, row: Mapping[str, YamlNode]) -> RecipeRow:
+def _merge(
+    reader: NodeReader, common: RecipeRow, child_row: RecipeRow, row: Mapping[str, YamlNode]
+) -> RecipeRow:
     """Return a row's values. Some extend the family's; those in `row` replace them."""
     joined: dict[str, Any] = {
-        key: tuple(dict.fromkeys((*getattr(common, key), *getattr(own, key))))
+        key: tuple(dict.fromkeys((*getattr(common, key), *getattr(child_row, key))))
         for key in ("packages", "constraints", "pip", "exclude")
     }
     replaced: dict[str, Any] = {
-        key: getattr(own if key in row else common, key) for key in ("capabilities", "environment", "waive")
+        key: getattr(child_row if key in row else common, key)
+        for key in ("capabilities", "environment", "waive")
     }
     return replace(
-        own,
+        child_row,
         **joined,
         **replaced,
-        checks=own.checks or common.checks,
-        origins=tuple((dict(common.origins) | dict(own.origins)).items()),
-        channels=own.channels or common.channels,
-        priority=own.priority or common.priority or "strict",
-        virtual=tuple((dict(common.virtual) | dict(own.virtual)).items()),
+        checks=child_row.checks or common.checks,
+        origins=tuple((dict(common.origins) | dict(child_row.origins)).items()),
+        channels=child_row.channels or common.channels,
+        priority=child_row.priority or common.priority or "strict",
+        virtual=tuple((dict(common.virtual) | dict(child_row.virtual)).items()),
         description=reader.text(row.get("description"), "description", "description"),
         labels=read_labels(reader, row.get("labels")),
     )
@@ -459,18 +465,18 @@ def _row_on(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> Reci
     """Return the additions of a family, or of its row, to another target. Only `expand` can check them."""
     fields = family.fields
     if "on" in fields:
-        row, own = fields, family.common
+        row, common = fields, family.common
     else:
         row = reader.mapping(node, _ROW_KEYS, {"on": "on: pytorch-2.3-cu121"})
         _check_misplaced_keys(reader, node, "on")
-        own = _common(reader, row, "on", node.where)
+        common = _common(reader, row, "on", node.where)
     sections = (("on", row), ("system", fields))
     places = {key: section[key].where for key, section in sections if key in section}
     places |= _requirement_places(fields, row)
     for section in (fields, row):
         checks = section["checks"].items if "checks" in section else ()
         places |= {f"checks.{item.text}": item.where for item in checks}
-    merged = _merge(reader, family.common, own, row)
+    merged = _merge(reader, family.common, common, row)
     return replace(
         merged,
         where=node.where,

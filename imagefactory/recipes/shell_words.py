@@ -138,12 +138,12 @@ def read_shell(text: str) -> Shell:
         count = 0
         while count < len(words) and (_ASSIGNED.match(words[count].text) or words[count].text in _BEFORE):
             count += 1
-        own = _assignments(words[:count])
+        assignments = _assignments(words[:count])
         rest = words[count:]
         if rest:
-            commands.append(ShellCommand(words=tuple(rest), sets=own))
-            own = _assignments(rest[1:]) if rest[0].text == "export" else {}
-        sets |= own
+            commands.append(ShellCommand(words=tuple(rest), sets=assignments))
+            assignments = _assignments(rest[1:]) if rest[0].text == "export" else {}
+        sets |= assignments
     return Shell(commands=tuple(commands), sets=sets)
 
 
@@ -208,9 +208,9 @@ class _ShellReader:
         self._plain = re.compile(f"[^{re.escape(special)}]+")
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
-    def place(self, at: int) -> SourceLocation:
-        row = bisect_right(self._starts, at) - 1
-        column = at - self._starts[row] + (self.first.column if row == 0 else 1)
+    def place(self, position: int) -> SourceLocation:
+        row = bisect_right(self._starts, position) - 1
+        column = position - self._starts[row] + (self.first.column if row == 0 else 1)
         return SourceLocation(file=self.first.file, line=self.first.line + row, column=column)
 
     def rest(self) -> Iterator[RunWord]:
@@ -247,25 +247,25 @@ class _ShellReader:
     def _pieces(self) -> Iterator[_Piece]:
         start = self.at
         while self.at < len(self.text):
-            at, char = self.at, self.text[self.at]
-            if char == "(" and self.shell and _ASSIGNED.fullmatch(self.text, start, at):  # an array
-                self.at = self.close(at)
-                yield _Piece(self.text[at : self.at], known=False)
+            position, char = self.at, self.text[self.at]
+            if char == "(" and self.shell and _ASSIGNED.fullmatch(self.text, start, position):  # an array
+                self.at = self.close(position)
+                yield _Piece(self.text[position : self.at], known=False)
             elif char in self.ends:
                 return
             elif char == "\\":
                 self.at += 2
-                if (piece := self.text[at + 1 : self.at]) not in ("", "\n"):
+                if (piece := self.text[position + 1 : self.at]) not in ("", "\n"):
                     yield _Piece(piece)
             elif char in "'\"":
                 yield from self._quoted(char)
             elif char in "$`":
                 yield self._expansion(splits=True)
-            elif self.loose and (char in "*?[" or (char == "~" and at == start)):
+            elif self.loose and (char in "*?[" or (char == "~" and position == start)):
                 self.at += 1
                 yield _Piece(char, known=False)
             else:
-                match = self._plain.match(self.text, at)
+                match = self._plain.match(self.text, position)
                 assert match
                 self.at = match.end()
                 yield _Piece(match[0])
@@ -326,17 +326,17 @@ class _ShellReader:
             known = len(opened) < 2 or opened[1] in self.ends
         return _Piece(self.text[start : self.at], known, splits=splits)
 
-    def close(self, at: int) -> int:
-        """Return the position after the bracket that closes the one at `at`."""
-        opened, depth = self.text[at], 0
-        for match in _BRACKETS[opened].finditer(self.text, at):
+    def close(self, position: int) -> int:
+        """Return the position after the bracket that closes the one at `position`."""
+        opened, depth = self.text[position], 0
+        for match in _BRACKETS[opened].finditer(self.text, position):
             depth += {opened: 1, ")": -1, "}": -1}.get(match[0], 0)
             if depth == 0:
                 return match.end()
         if self.loose:
             return len(self.text)
         message = f"a bracket ({opened}) is not closed"
-        raise recipe_problem(self.place(at), "bracket-unclosed", message, "add the closing bracket")
+        raise recipe_problem(self.place(position), "bracket-unclosed", message, "add the closing bracket")
 
 
 _BRACKETS = {

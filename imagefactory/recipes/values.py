@@ -483,8 +483,8 @@ class NodeReader:
         self.file = file
         self.faults: set[tuple[int, int, Diagnostic]] = set()
 
-    def fault(self, location: SourceLocation, code: str, what: str, write: str) -> None:
-        self.faults.add((location.line, location.column, Diagnostic(code, str(location), what, write)))
+    def fault(self, location: SourceLocation, code: str, message: str, write: str) -> None:
+        self.faults.add((location.line, location.column, Diagnostic(code, str(location), message, write)))
 
     def finish(self) -> None:
         """Raise RecipeError with all problems in the order of the file."""

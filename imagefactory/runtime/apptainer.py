@@ -167,8 +167,8 @@ class ApptainerRunner:
     def _run(self, invocation: ApptainerInvocation, spec: RunSpec, started: int, lost: int) -> CommandResult:
         # apptainer needs a home for settings: an empty one.
         with temporary_directory("imagefactory-apptainer-") as home:
-            own = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
-            extra = {**dict(invocation.environment), **own}
+            private_homes = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
+            extra = {**dict(invocation.environment), **private_homes}
             pipe = subprocess.PIPE if spec.capture else None
             relay = (sys.executable, "-I", "-S", str(SANDBOX), "relay", str(lost), str(started))
             begun = time.monotonic()

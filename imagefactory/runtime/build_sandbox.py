@@ -32,12 +32,12 @@ class IdMaps:
     delegated: bool
 
 
-def prepare_directory(folder: Path) -> None:
+def prepare_directory(directory: Path) -> None:
     """Create the directories of a build, for ids that belong to no user and cannot reach its files."""
-    folder.chmod(0o700)
+    directory.chmod(0o700)
     for name, mode in ((TREE, 0o1777), (INPUT, 0o755)):
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name).chmod(mode)  # whatever the umask
+        (directory / name).mkdir(exist_ok=True)
+        (directory / name).chmod(mode)  # whatever the umask
 
 
 class BuildProcess:
@@ -45,7 +45,7 @@ class BuildProcess:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         argv: tuple[str, ...],
         *,
         environment: Mapping[str, str],
@@ -60,7 +60,7 @@ class BuildProcess:
                 hint=f"build on {' or '.join(sorted(ARCHITECTURES))}",
             )
         # The disk's reserve limits what is written: counting the files of a whole base would slow it down.
-        self.limits = replace(decide_limits({}, read_capacity(folder)), scratch=None)
+        self.limits = replace(decide_limits({}, read_capacity(directory)), scratch=None)
         plan = {
             "argv": argv,
             "environment": tuple(environment.items()),
@@ -76,7 +76,7 @@ class BuildProcess:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in), "build"],
-                cwd=folder,
+                cwd=directory,
                 env={**inherited, "PATH": SYSTEM_PATH},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

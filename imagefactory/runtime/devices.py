@@ -202,7 +202,11 @@ def find_gpus(
         programs=tuple(
             str(program.resolve())
             for name in PROGRAMS
-            if (program := next((folder / name for folder in programs if (folder / name).is_file()), None))
+            if (
+                program := next(
+                    (directory / name for directory in programs if (directory / name).is_file()), None
+                )
+            )
         ),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
     )

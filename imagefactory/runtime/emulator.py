@@ -56,9 +56,9 @@ def read_facts(registered: Path = REGISTERED) -> EmulationFacts:
     )
 
 
-def _read_registered(folder: Path) -> Iterable[tuple[str, str]]:
+def _read_registered(directory: Path) -> Iterable[tuple[str, str]]:
     for name in MACHINES.values():
-        for entry in sorted(folder.glob("*")):
+        for entry in sorted(directory.glob("*")):
             try:
                 program = parse_registered(entry.read_text(errors="replace"), name)
             except OSError:  # `register` can only be written
@@ -90,21 +90,22 @@ def files_of(machine: str) -> str:
     return f"M::{begin}:{counts}"
 
 
-def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) -> Emulator | None:
+def choose_emulator(machine: str, facts: EmulationFacts, *, include_own: bool = True) -> Emulator | None:
     """Return the emulator for programs of `machine`, None for this machine's own or an unknown one.
 
-    Docker and apptainer use only the machine's (not `own`). Raises ToolError with the package to install.
+    Docker and apptainer use only the machine's (not `include_own`). Raises ToolError, with the package to
+    install.
     """
     if machine in ("", facts.machine):
         return None
     numbers = re.match(r"(\d+)\.(\d+)", facts.kernel)
     new = numbers is not None and (int(numbers[1]), int(numbers[2])) >= OWN_SINCE
     program, registered = dict(facts.programs).get(machine, ""), dict(facts.registered).get(machine, "")
-    if program and new and own:
+    if program and new and include_own:
         return Emulator(machine=machine, program=program, own=True, files=files_of(machine))
     if registered:
         return Emulator(machine=machine, program=registered, own=False, files=files_of(machine))
-    if not own:
+    if not include_own:
         raise ToolError(
             "emulation-unavailable",
             f"this machine cannot run programs for {machine} in containers of docker and apptainer",
@@ -124,7 +125,7 @@ def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) ->
     )
 
 
-def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
+def find_emulator(processor: str, *, include_own: bool = True) -> Emulator | None:
     """Return this machine's emulator for an image's architecture (`arm64`, empty if it has none)."""
     machine = machine_of(processor)
     if processor and not machine:
@@ -133,7 +134,7 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
             f"images for {processor} are not supported",
             hint=f"supported processors: {', '.join(MACHINES)}",
         )
-    return choose_emulator(machine, read_facts(), own=own)
+    return choose_emulator(machine, read_facts(), include_own=include_own)
 
 
 def check_not_emulated(name: str, processor: str) -> None:
@@ -147,7 +148,7 @@ def check_not_emulated(name: str, processor: str) -> None:
         )
 
 
-def emulation(processor: str, *, own: bool = True) -> str:
+def emulation(processor: str, *, include_own: bool = True) -> str:
     """Return a note on an image's emulation, empty without one. Raises ToolError like `choose_emulator`."""
-    emulator = find_emulator(processor, own=own)
+    emulator = find_emulator(processor, include_own=include_own)
     return f"emulated for {emulator.machine} by qemu, slowly" if emulator else ""

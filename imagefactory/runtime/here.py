@@ -34,7 +34,7 @@ SYSTEM_PLACES = (
 
 
 def private_directories(
-    homes: Sequence[Path], *, own: Sequence[Path], runtime: Sequence[Path]
+    homes: Sequence[Path], *, own_directories: Sequence[Path], runtime: Sequence[Path]
 ) -> tuple[PrivateDirectory, ...]:
     """Return the caller's homes, imagefactory's own directories, those of running programs and the system's.
 
@@ -42,7 +42,7 @@ def private_directories(
     """
     return (
         *(PrivateDirectory(path=path, name="your home", below=False) for path in homes),
-        *(PrivateDirectory(path=path, name="a directory of imagefactory itself") for path in own),
+        *(PrivateDirectory(path=path, name="a directory of imagefactory itself") for path in own_directories),
         *(PrivateDirectory(path=path, name="a directory of running programs") for path in runtime),
         *(
             replace(
@@ -55,13 +55,13 @@ def private_directories(
 
 
 def mount_current_directory(
-    folder: Path, *, readable: bool, private: Sequence[PrivateDirectory], mounted: Sequence[str] = ()
+    directory: Path, *, readable: bool, private: Sequence[PrivateDirectory], mounted: Sequence[str] = ()
 ) -> tuple[Mount | None, str]:
     """Return the mount of the current directory, or None, with a message.
 
     `readable` is true if the caller may list and enter the directory. `mounted` are the mount points in it.
     """
-    reason = _hidden_reason(folder, private)
+    reason = _hidden_reason(directory, private)
     if mounted:
         reason = reason or f"contains {mounted[0]}, where another disk is mounted,"
     if not readable:
@@ -69,11 +69,12 @@ def mount_current_directory(
     if reason:
         return (
             None,
-            f"{folder} {reason} and is not mounted; to mount another directory: --mount DIR:{WORKDIR} "
+            f"{directory} {reason} and is not mounted; to mount another directory: --mount DIR:{WORKDIR} "
             f"--workdir {WORKDIR}",
         )
-    return Mount(source=folder, target=WORKDIR), (
-        f"{folder} is {WORKDIR} inside, read-only; to write there: --mount .:{WORKDIR}:rw --workdir {WORKDIR}"
+    return Mount(source=directory, target=WORKDIR), (
+        f"{directory} is {WORKDIR} inside, read-only; "
+        f"to write there: --mount .:{WORKDIR}:rw --workdir {WORKDIR}"
     )
 
 

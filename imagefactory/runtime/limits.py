@@ -72,8 +72,8 @@ def parse_amount(name: str, amount: str) -> int:
     return int(match[1]) * units[match[2]]
 
 
-def read_capacity(folder: Path) -> MachineCapacity:
-    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.is_dir()))
+def read_capacity(directory: Path) -> MachineCapacity:
+    disk = os.statvfs(next(path for path in (directory, *directory.parents) if path.is_dir()))
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return MachineCapacity(
         memory=min(whole, memory_limit(*read_own()) or whole),

@@ -193,9 +193,9 @@ def plan(
     )
 
 
-def identity_map(own: str) -> str:
+def identity_map(own_map: str) -> str:
     """Return an identity map of every id of the caller's own namespace (/proc/self/uid_map)."""
-    ranges = [line.split() for line in own.splitlines() if line.strip()]
+    ranges = [line.split() for line in own_map.splitlines() if line.strip()]
     return "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges)
 
 

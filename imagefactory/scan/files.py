@@ -184,17 +184,17 @@ def _check_not_archive(path: Path) -> None:
         )
 
 
-def scan_directory(folder: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
+def scan_directory(directory: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
     """Scan all regular files below a directory, each inode once, without links; of `/` only disks."""
-    return format_contents(str(folder), _find_in_directory(folder, progress, workers))
+    return format_contents(str(directory), _find_in_directory(directory, progress, workers))
 
 
-def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
-    files = sorted(_files(folder))
+def _find_in_directory(directory: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
+    files = sorted(_files(directory))
     total = sum(size for _, size in files)
-    root = folder.absolute().as_posix().rstrip("/")
+    root = directory.absolute().as_posix().rstrip("/")
     with (
-        progress.task(f"scan {folder.name or folder}", total=total) as task,
+        progress.task(f"scan {directory.name or directory}", total=total) as task,
         stopping_pool(workers) as pool,
     ):
 
@@ -228,14 +228,14 @@ def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[
         )
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int]]:
+def _files(directory: Path) -> Iterator[tuple[str, int]]:
     """Yield relative path and size of the regular files to scan."""
     seen: set[tuple[int, int]] = set()
     waiting = [""]
-    not_on_disk = {"proc", "sys", "dev"} if folder.resolve() == Path("/") else set()
+    not_on_disk = {"proc", "sys", "dev"} if directory.resolve() == Path("/") else set()
     while waiting:
         below = waiting.pop()
-        with readable(folder / below), os.scandir(folder / below) as entries:
+        with readable(directory / below), os.scandir(directory / below) as entries:
             # By name: of a file's several names the same one is reported in any directory order.
             for entry in sorted(entries, key=lambda entry: entry.name):
                 path = f"{below}/{entry.name}" if below else entry.name

@@ -178,9 +178,9 @@ def group_loose(libraries: Iterable[GpuLibrary]) -> tuple[GpuLibrary, ...]:
     """
     groups: dict[str, list[GpuLibrary]] = {}
     for library in libraries:
-        folder, slash, name = library.path.rpartition("/")
+        directory, slash, name = library.path.rpartition("/")
         loose = name.rpartition(".")[2] if name.endswith((".cubin", ".fatbin")) else ""
-        groups.setdefault(f"{folder}{slash}*.{loose}" if loose else library.path, []).append(library)
+        groups.setdefault(f"{directory}{slash}*.{loose}" if loose else library.path, []).append(library)
     grouped = (some[0] if len(some) == 1 else _merge_findings(some, path) for path, some in groups.items())
     return tuple(sorted(grouped, key=lambda library: library.path))
 

@@ -196,9 +196,13 @@ def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
 def _renamed(finding: FileFinding, named: FileFinding | None, name: str) -> FileFinding:
     """Return a finding under another name of the file. `named` is the finding of that name itself."""
     library = replace(finding.library, path=name) if finding.library else None
-    own = named or read_name(name)
+    library_name = named or read_name(name)
     return FileFinding(
-        path=name, library=library, package=own.package, facts=finding.facts, toolkit=own.toolkit
+        path=name,
+        library=library,
+        package=library_name.package,
+        facts=finding.facts,
+        toolkit=library_name.toolkit,
     )
 
 
@@ -241,11 +245,11 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     for entry in entries(stream):
         path = readable_path(entry.path)
         if entry.kind == HIDDEN:
-            folder, _, name = path.rpartition("/")
+            directory, _, name = path.rpartition("/")
             if name == OPAQUE:
-                opaque.append(folder)
+                opaque.append(directory)
             else:
-                removed.append(f"{folder}/{name[len(WHITEOUT) :]}".lstrip("/"))
+                removed.append(f"{directory}/{name[len(WHITEOUT) :]}".lstrip("/"))
         elif entry.kind == REMOVED:
             for below in [
                 name_ for name_ in (*findings, *plain) if name_ == path or name_.startswith(f"{path}/")
@@ -382,8 +386,8 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
             hint="install squashfs-tools (Debian: apt install squashfs-tools)",
         )
     scratch.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=scratch, prefix="sif-"))
-    root = folder / "root"
+    directory = Path(tempfile.mkdtemp(dir=scratch, prefix="sif-"))
+    root = directory / "root"
     argv = [command, "-offset", str(partition.offset), "-dest", str(root)]
     argv += ["-no-xattrs", "-no-progress", "-quiet", str(path.absolute())]
     try:
@@ -401,4 +405,4 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
             )
         yield root
     finally:
-        remove_tree(folder)
+        remove_tree(directory)

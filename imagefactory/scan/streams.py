@@ -129,17 +129,17 @@ def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, 
     """
     position, first, limit = len(data), b"", len(data)
     for mark in _MARKS:
-        at = places.get(mark, -1)
-        if at < start:
-            at = _find(data, mark, start, limit)
-            if at >= 0 and mark == COMPRESSED_BUNDLE:
-                match = _COMPRESSED.search(data, at, limit)
-                at = match.start() if match else -1
-            if at < 0 and limit < len(data):
+        offset = places.get(mark, -1)
+        if offset < start:
+            offset = _find(data, mark, start, limit)
+            if offset >= 0 and mark == COMPRESSED_BUNDLE:
+                match = _COMPRESSED.search(data, offset, limit)
+                offset = match.start() if match else -1
+            if offset < 0 and limit < len(data):
                 continue
-            places[mark] = at = at if at >= 0 else len(data)
-        if at < position:
-            position, first, limit = at, mark, min(limit, at + _OVERLAP)
+            places[mark] = offset = offset if offset >= 0 else len(data)
+        if offset < position:
+            position, first, limit = offset, mark, min(limit, offset + _OVERLAP)
     return position, first
 
 
@@ -151,8 +151,8 @@ def _find_by_memmem(data: bytes, mark: bytes, start: int, end: int) -> int:
     if start >= end:
         return -1
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-    at = _memmem(address + start, end - start, mark, len(mark))
-    return at - address if at else -1
+    offset = _memmem(address + start, end - start, mark, len(mark))
+    return offset - address if offset else -1
 
 
 # The C library's search is five times as fast as bytes.find, and lets other threads run meanwhile.
@@ -176,30 +176,30 @@ ZSTD_START = ZSTD_BLOCK + 64  # bytes that contain a frame's header and first bl
 def lz4_start(packed: bytes, most: int) -> bytes:
     """Return the first bytes, at most `most`, of a raw block; fewer if it is truncated or invalid."""
     plain = bytearray()
-    at = 0
-    while len(plain) < most and at < len(packed):
-        token = packed[at]
-        count, at = _length(packed, at + 1, token >> 4)
-        plain += packed[at : at + min(count, most - len(plain))]
-        at += count
-        back = int.from_bytes(packed[at : at + 2], "little")
-        if at + 2 > len(packed) or not 0 < back <= len(plain):
+    offset = 0
+    while len(plain) < most and offset < len(packed):
+        token = packed[offset]
+        count, offset = _length(packed, offset + 1, token >> 4)
+        plain += packed[offset : offset + min(count, most - len(plain))]
+        offset += count
+        back = int.from_bytes(packed[offset : offset + 2], "little")
+        if offset + 2 > len(packed) or not 0 < back <= len(plain):
             break
-        count, at = _length(packed, at + 2, token & 15)
+        count, offset = _length(packed, offset + 2, token & 15)
         for _ in range(min(count + 4, most - len(plain))):
             plain.append(plain[-back])
     return bytes(plain)
 
 
-def _length(packed: bytes, at: int, count: int) -> tuple[int, int]:
+def _length(packed: bytes, offset: int, count: int) -> tuple[int, int]:
     """Return a length that begins with `count` in the token, and the position after it."""
     if count < 15:
-        return count, at
-    while at < len(packed):
-        count, at = count + packed[at], at + 1
-        if packed[at - 1] < 255:
+        return count, offset
+    while offset < len(packed):
+        count, offset = count + packed[offset], offset + 1
+        if packed[offset - 1] < 255:
             break
-    return count, at
+    return count, offset
 
 
 def zstd_start(packed: bytes, most: int) -> bytes:

@@ -68,9 +68,11 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
         packed, plain = _sizes(sizes, file.read(extra))
         header |= {"CRC": crc, "packed size": packed, "size": plain}
         listed |= {"CRC": member.CRC, "packed size": member.compress_size, "size": member.file_size}
-    for message, own in header.items():
-        if own != listed[message]:
-            difference = f"{str(own)[:80]!r} in its own header, {str(listed[message])[:80]!r} in the list"
+    for message, entry_value in header.items():
+        if entry_value != listed[message]:
+            difference = (
+                f"{str(entry_value)[:80]!r} in its own header, {str(listed[message])[:80]!r} in the list"
+            )
             raise ValueError(f"{name[:80]!r} has the {message} {difference}")
     return member.header_offset + _HEADER.size + int(named) + int(extra)
 

@@ -140,10 +140,10 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
     everywhere = _by_row(inventory)
     allowed = _by_row(choose_machines(inventory, request.machines))
     rows = _rows(everywhere, request.capabilities)
-    others = {stage.target.name: why for stage in stages if (why := _for_others(stage))}
+    others = {stage.target.name: reason for stage in stages if (reason := _for_others(stage))}
     recent, left_out = _newest([stage for stage in stages if stage.target.name not in others], request)
     left_out += [
-        SkippedCell(target=name, capability="", rule=NO_GPU, reason=why) for name, why in others.items()
+        SkippedCell(target=name, capability="", rule=NO_GPU, reason=reason) for name, reason in others.items()
     ]
     cells: list[QueuedCell] = []
     devices = {(row[0], driver_of(gpu), gpu.host, gpu.part) for row in rows for gpu in allowed.get(row, ())}
@@ -334,8 +334,8 @@ def _skip(stage: TargetStatus, row: _Row, rule: str, reason: str) -> SkippedCell
     )
 
 
-def _no_gpu(stage: TargetStatus, row: _Row, why: str = "") -> SkippedCell:
-    return _skip(stage, row, NO_MATCH, f"{why}no GPU of this pool has that capability")
+def _no_gpu(stage: TargetStatus, row: _Row, reason: str = "") -> SkippedCell:
+    return _skip(stage, row, NO_MATCH, f"{reason}no GPU of this pool has that capability")
 
 
 def _weigh(
@@ -470,7 +470,7 @@ def driver_of(gpu: PoolGpu) -> str:
 
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     """Return the rules to ignore, of plans and of sweeps. Raises UsageError for an unknown rule."""
-    own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED, BAD_MACHINE, BUDGET)
+    ignorable_rules = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED, BAD_MACHINE, BUDGET)
     if NO_GPU in rules:
         raise UsageError(
             "rule-not-allowed",
@@ -490,7 +490,9 @@ def check_allowed(rules: Sequence[str]) -> frozenset[str]:
                 f"--ignore-rule {rule} is not supported: {rule} has its own option",
                 hint=hint,
             )
-    return check_rules([rule for rule in rules if rule not in own]) | (frozenset(rules) & frozenset(own))
+    return check_rules([rule for rule in rules if rule not in ignorable_rules]) | (
+        frozenset(rules) & frozenset(ignorable_rules)
+    )
 
 
 # --- One framework, version, CUDA and capability in place of targets: its target. Pure

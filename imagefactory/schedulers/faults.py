@@ -60,9 +60,9 @@ class MachineFaults:
     faults: tuple[MachineFault, ...]
 
 
-def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults, ...]:
-    """Return the machines that failed jobs of the sweep in `folder`, sorted by name."""
-    faults = read_machine_faults(folder)
+def read_failed_machines(directory: Path, sweep: SweepSpec) -> tuple[MachineFaults, ...]:
+    """Return the machines that failed jobs of the sweep in `directory`, sorted by name."""
+    faults = read_machine_faults(directory)
     bad = _bad(faults, sweep.machines)
     return tuple(
         MachineFaults(
@@ -72,10 +72,10 @@ def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults,
                 MachineFault(
                     node=fault.node, job=fault.job, at=datetime.fromtimestamp(fault.at, UTC), reason=fault.why
                 )
-                for fault in own
+                for fault in machine_faults
             ),
         )
-        for name, own in _by_machine(faults)
+        for name, machine_faults in _by_machine(faults)
     )
 
 
@@ -84,9 +84,9 @@ def _by_machine(faults: Sequence[NodeFault]) -> list[tuple[str, list[NodeFault]]
     return [(name, [fault for fault in faults if fault.machine == name]) for name in names]
 
 
-def read_machine_faults(folder: Path) -> tuple[NodeFault, ...]:
+def read_machine_faults(directory: Path) -> tuple[NodeFault, ...]:
     """Return the faults in the directory of a sweep."""
-    return tuple(parse_faults(read(folder / FAULT_FILES, LARGEST_LOG)))
+    return tuple(parse_faults(read(directory / FAULT_FILES, LARGEST_LOG)))
 
 
 def blamed_machines(
@@ -146,10 +146,10 @@ def format_machine_faults(faults: Iterable[NodeFault]) -> str:
 def format_excluded(faults: Sequence[NodeFault]) -> tuple[str, ...]:
     """Return a line for each machine that these faults exclude."""
     lines = []
-    for name, own in _by_machine(faults):
-        last = max(own, key=lambda fault: fault.at)
+    for name, machine_faults in _by_machine(faults):
+        last = max(machine_faults, key=lambda fault: fault.at)
         lines.append(
-            f"{name} gets no job: it failed {len(own)} within {REMEMBERED.days} days, the last on "
+            f"{name} gets no job: it failed {len(machine_faults)} within {REMEMBERED.days} days, the last on "
             f"{datetime.fromtimestamp(last.at, UTC):%Y-%m-%d %H:%M} UTC: {last.why[:200]}"
         )
     return tuple(lines)
@@ -169,16 +169,16 @@ def checked_name(name: str) -> str:
     return name
 
 
-def node_directory(folder: Path, name: str) -> Path:
+def node_directory(directory: Path, name: str) -> Path:
     """Return the directory of a node.
 
     Raises UsageError for a name that would leave the directory of the sweep.
     """
-    return folder / NODES / checked_name(name)
+    return directory / NODES / checked_name(name)
 
 
 def with_outcome(
-    folder: Path, state: NodeState, job_report: Callable[[Any, Any, NodeState], GpuReport]
+    directory: Path, state: NodeState, job_report: Callable[[Any, Any, NodeState], GpuReport]
 ) -> NodeResult:
     """Return the result of a node. If a run was returned, `job_report` of the pool sets its outcome.
 
@@ -186,9 +186,11 @@ def with_outcome(
     """
     if state.run is None:
         return state.result
-    place = node_directory(folder, state.result.node)
+    job_directory = node_directory(directory, state.result.node)
     try:
-        kit, expectations = (parse_json(read_report(place, name) or b"") for name in (KIT, EXPECTATIONS))
+        kit, expectations = (
+            parse_json(read_report(job_directory, name) or b"") for name in (KIT, EXPECTATIONS)
+        )
         report = job_report(kit, expectations, state)
     except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = error.message if isinstance(error, StatementError) else "its files were changed"
@@ -196,13 +198,13 @@ def with_outcome(
     return replace(state.result, outcome=report.outcome, reason=report.reason)
 
 
-def write_nodes(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+def write_nodes(directory: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Write the directory of each node.
 
     `texts` are kit.json and expectations.json by node. Raises OSError.
     """
     for node in sweep.nodes:
-        place = node_directory(folder, node.name)
-        place.mkdir(parents=True, exist_ok=True)
+        job_directory = node_directory(directory, node.name)
+        job_directory.mkdir(parents=True, exist_ok=True)
         for name in (KIT, EXPECTATIONS):
-            (place / name).write_bytes(texts[node.name][name])
+            (job_directory / name).write_bytes(texts[node.name][name])

@@ -277,27 +277,29 @@ class _JsonLocation:
 
     def refuse(self, value: object, write: str) -> NoReturn:
         text = clean(json.dumps(value, ensure_ascii=False))
-        where = f"{self.file}: {self.path}" if self.path else self.file
+        location = f"{self.file}: {self.path}" if self.path else self.file
         raise UsageError(
             "inventory-value-invalid",
-            f"{where}: {text[:60]}{'...' if len(text) > 60 else ''} is not a valid value",
+            f"{location}: {text[:60]}{'...' if len(text) > 60 else ''} is not a valid value",
             hint=write,
         )
 
     def fields(self, value: object, known: tuple[str, ...], required: tuple[str, ...]) -> _JsonLocation:
         if not isinstance(value, dict):
             self.refuse(value, f"write an object with {', '.join(known)}")
-        where = f"{self.file}: {self.path}".rstrip(": ")
+        location = f"{self.file}: {self.path}".rstrip(": ")
         for name in value:
             if name not in known:
                 near = nearest(name, known)
                 hint = f"did you mean '{near}'?" if near else f"the keys are {', '.join(known)}"
                 raise UsageError(
-                    "inventory-key-unknown", f"{where}: unknown key '{clean(name)[:60]}'", hint=hint
+                    "inventory-key-unknown", f"{location}: unknown key '{clean(name)[:60]}'", hint=hint
                 )
         for name in required:
             if name not in value:
-                raise UsageError("inventory-key-missing", f"{where}: the key '{name}' is missing", hint=HINT)
+                raise UsageError(
+                    "inventory-key-missing", f"{location}: the key '{name}' is missing", hint=HINT
+                )
         return _JsonLocation(self.file, self.path, value)
 
     def rows(self, key: str, most: int, default: object = None) -> list[Any]:
@@ -306,11 +308,11 @@ class _JsonLocation:
             self.at(key).refuse(value, f"write a list of at most {most:,}")
         return value
 
-    def text(self, key: str, pattern: str, what: str) -> str:
+    def text(self, key: str, pattern: str, value_name: str) -> str:
         """Return a string that fully matches the pattern, or an empty one."""
         value = self.values.get(key, "")
         if not isinstance(value, str) or (value and not re.fullmatch(pattern, value, re.ASCII)):
-            self.at(key).refuse(value, f"write {what}")
+            self.at(key).refuse(value, f"write {value_name}")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -328,8 +330,8 @@ def _moment(top: _JsonLocation) -> datetime:
         top.at("taken").refuse(value, "write the time in UTC: 2026-11-22T06:00:00Z")
 
 
-def _machine(place: _JsonLocation, value: object) -> PoolMachine:
-    row = place.fields(value, _MACHINE, ("name", "gpus"))
+def _machine(job_directory: _JsonLocation, value: object) -> PoolMachine:
+    row = job_directory.fields(value, _MACHINE, ("name", "gpus"))
     name = row.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
     if not name:
         row.at("name").refuse(name, "write the name of the machine")
@@ -346,12 +348,14 @@ def _machine(place: _JsonLocation, value: object) -> PoolMachine:
     )
 
 
-def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | float | bool]:
+def _attributes(job_directory: _JsonLocation, value: object) -> dict[str, str | int | float | bool]:
     if not isinstance(value, dict) or len(value) > MAX_ATTRIBUTES:
-        place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine")
+        job_directory.refuse(
+            value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine"
+        )
     for key, attribute in value.items():
         if not re.fullmatch(ATTRIBUTE, key, re.ASCII):
-            place.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
+            job_directory.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
         text = isinstance(attribute, str) and len(attribute) <= MAX_TEXT and attribute.isprintable()
         number = (
             math.isfinite(attribute)
@@ -359,12 +363,12 @@ def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | fl
             else isinstance(attribute, int) and abs(attribute) < 1 << 63
         )
         if not text and not number:
-            place.at(key).refuse(attribute, "write a string in one line, a number, true or false")
+            job_directory.at(key).refuse(attribute, "write a string in one line, a number, true or false")
     return value
 
 
-def _gpu(place: _JsonLocation, value: object) -> PoolGpu:
-    row = place.fields(value, _GPU, ("capability",))
+def _gpu(job_directory: _JsonLocation, value: object) -> PoolGpu:
+    row = job_directory.fields(value, _GPU, ("capability",))
     memory = row.values.get("memory", 0)
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:
         row.at("memory").refuse(memory, "write its memory in bytes, or 0 if unknown")

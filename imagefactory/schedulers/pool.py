@@ -313,43 +313,43 @@ class Pool(Protocol):
     def inventory(self, now: datetime) -> Inventory:
         """Return the GPUs of the pool."""
 
-    def submit(self, folder: Path) -> str:
-        """Submit or continue the sweep in `folder`. Return the job that runs it."""
+    def submit(self, directory: Path) -> str:
+        """Submit or continue the sweep in `directory`. Return the job that runs it."""
 
-    def running(self, folder: Path) -> bool:
+    def running(self, directory: Path) -> bool:
         """Return whether a job that runs the sweep is in the queue."""
 
     def driven(self) -> frozenset[Path]:
         """Return the directories of all sweeps that jobs of this user run, by one query of the queue."""
 
-    def look(self, folder: Path) -> None:
+    def look(self, directory: Path) -> None:
         """Store the state of the queue in the directory, if the logs of the jobs do not show all of it."""
 
-    def cancel(self, folder: Path) -> None:
-        """Remove the jobs of the sweep in `folder`."""
+    def cancel(self, directory: Path) -> None:
+        """Remove the jobs of the sweep in `directory`."""
 
-    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
+    def run_limit(self, limits: JobLimits, timeout: float, own_options: Sequence[str]) -> timedelta:
         """Return the time limit of a job with a suite of `timeout` seconds.
 
-        `own` are the additions of the settings.
+        `own_options` are the additions of the settings.
         """
 
-    def check_folder(self, folder: Path) -> None:
+    def check_folder(self, directory: Path) -> None:
         """Raise UsageError for a directory that jobs cannot use, before any file is created."""
 
-    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+    def write(self, directory: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         """Write all files that the jobs need, except sweep.json. Raises UsageError.
 
         `texts` are kit.json and expectations.json by node. `is_whole` returns whether all files are written.
         """
 
-    def is_whole(self, folder: Path) -> bool:
-        """Return whether `write` completed the sweep in `folder`."""
+    def is_whole(self, directory: Path) -> bool:
+        """Return whether `write` completed the sweep in `directory`."""
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
+    def read_node(self, directory: Path, node: SweepNode, limits: JobLimits) -> NodeState:
         """Return the state of a node from the files of its jobs. Raises UsageError for an invalid name."""
 
-    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+    def read_result(self, directory: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
         """Return `read_node` with the outcome of a returned run.
 
         `sweep collect` decides which outcomes it signs.

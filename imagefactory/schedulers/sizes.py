@@ -41,9 +41,9 @@ def image_disk(kind: ImageKind, size: int, unpacked: int) -> int:
     return 2 * size if kind is ImageKind.ORAS else size
 
 
-def disk_of(kind: ImageKind, size: int, unpacked: int, own: int = DISK_RESERVE) -> int:
-    """Return the bytes for the image and for `own` inputs and results, in whole GB."""
-    return _whole_units(image_disk(kind, size, unpacked) + own)
+def disk_of(kind: ImageKind, size: int, unpacked: int, reserve: int = DISK_RESERVE) -> int:
+    """Return the bytes for the image and for `reserve` inputs and results, in whole GB."""
+    return _whole_units(image_disk(kind, size, unpacked) + reserve)
 
 
 def memory_of(unpacked: int, size: int = 0) -> int:

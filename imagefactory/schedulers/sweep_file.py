@@ -58,17 +58,17 @@ class CollectedNode:
 _NODES = Annotated[tuple[CollectedNode, ...], MaxRows(MOST_NODES)]
 
 
-def read_sweep(folder: Path, selected: NodeFilter | None = None) -> SweepSpec:
+def read_sweep(directory: Path, selected: NodeFilter | None = None) -> SweepSpec:
     """Return the sweep of a directory. Raises UsageError without a valid sweep.json.
 
     With `selected`, the sweep has only these nodes and no skipped cells. The others are not parsed, which
     takes most of the time for a sweep of thousands of nodes.
     """
-    data = _read(folder / SWEEP)
+    data = _read(directory / SWEEP)
     if data is None:
         raise UsageError(
             "sweep-not-found",
-            f"{folder} is not a sweep",
+            f"{directory} is not a sweep",
             hint="list the sweeps of this store: imagefactory sweep list",
         )
 
@@ -80,7 +80,7 @@ def read_sweep(folder: Path, selected: NodeFilter | None = None) -> SweepSpec:
             return value
         return {**value, "nodes": _narrowed(value.get("nodes"), selected), "left_out": []}
 
-    sweep = _parse(data, folder / SWEEP, "sweep", SweepSpec, narrow)
+    sweep = _parse(data, directory / SWEEP, "sweep", SweepSpec, narrow)
     assert isinstance(sweep, SweepSpec)
     return sweep
 
@@ -110,47 +110,47 @@ def _upgraded(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_pool(folder: Path) -> str:
+def read_pool(directory: Path) -> str:
     """Return the pool of a sweep.
 
     The rest of the file may be corrupt, so that such a sweep can be canceled.
     """
     try:
-        name = json.loads((folder / SWEEP).read_bytes())["sweep"]["pool"]
+        name = json.loads((directory / SWEEP).read_bytes())["sweep"]["pool"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return HTCONDOR
     return name if isinstance(name, str) else HTCONDOR
 
 
-def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
+def write_sweep_file(directory: Path, sweep: SweepSpec) -> None:
     """Write sweep.json. Raises UsageError."""
     row = _printable(format_value(sweep))
     if sweep.pool == HTCONDOR:  # as before other schedulers existed
         del row["pool"]
-    write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
+    write_document(directory / SWEEP, {"format": FORMAT, "sweep": row})
 
 
-def read_collected(folder: Path, selected: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
+def read_collected(directory: Path, selected: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
     """Return the nodes in the last collected.json, empty without one. Raises UsageError.
 
     `selected` has the same meaning as in `read_sweep`.
     """
-    data = _read(folder / COLLECTED)
+    data = _read(directory / COLLECTED)
     if data is None:
         return ()
 
     def narrow(value: object) -> object:
         return value if selected is None else _narrowed(value, selected)
 
-    value = _parse(data, folder / COLLECTED, "nodes", _NODES, narrow)
+    value = _parse(data, directory / COLLECTED, "nodes", _NODES, narrow)
     assert isinstance(value, tuple)
     return value
 
 
-def write_collected(folder: Path, nodes: Sequence[CollectedNode]) -> None:
+def write_collected(directory: Path, nodes: Sequence[CollectedNode]) -> None:
     """Write collected.json. Raises UsageError."""
     rows = _printable(format_value(tuple(nodes), _NODES))
-    write_document(folder / COLLECTED, {"format": FORMAT, "nodes": rows})
+    write_document(directory / COLLECTED, {"format": FORMAT, "nodes": rows})
 
 
 def format_results(results: tuple[NodeResult, ...]) -> Any:

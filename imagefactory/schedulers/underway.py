@@ -191,21 +191,25 @@ def image_of(node: SweepNode) -> str:
 
 
 def read_underway(
-    place: Path, images: Images, lookup: SweepLookup
+    sweeps_directory: Path, images: Images, lookup: SweepLookup
 ) -> tuple[tuple[RunningSweep, ...], tuple[str, ...]]:
-    """Return the sweeps in `place` that have some of these cells, and a note for each that cannot be read.
+    """Return the sweeps in a directory that have some of these cells, and a note for each unreadable one.
 
     The queue of a pool is queried once, and only if a sweep may have a cell. This happens before the logs are
     read, so that they show jobs that end in between.
     """
     notes: list[str] = []
     try:
-        paths = [path for path in place.iterdir() if not _is_expired(path.name, lookup.now)] if images else []
+        paths = (
+            [path for path in sweeps_directory.iterdir() if not _is_expired(path.name, lookup.now)]
+            if images
+            else []
+        )
     except FileNotFoundError:
         return (), ()
     except OSError as error:
-        return (), (f"the sweeps in {place} are skipped: {os_reason(error)}",)
-    rows = (_candidate(folder, images, lookup, notes) for folder in sorted(paths, reverse=True))
+        return (), (f"the sweeps in {sweeps_directory} are skipped: {os_reason(error)}",)
+    rows = (_candidate(directory, images, lookup, notes) for directory in sorted(paths, reverse=True))
     candidates = [candidate for candidate in rows if candidate]
     queues: dict[str, frozenset[Path] | str] = {}
     if lookup.queue:
@@ -234,7 +238,9 @@ def _is_expired(name: str, now: datetime) -> bool:
         return False
 
 
-def _candidate(folder: Path, images: Images, lookup: SweepLookup, notes: list[str]) -> _SweepCandidate | None:
+def _candidate(
+    directory: Path, images: Images, lookup: SweepLookup, notes: list[str]
+) -> _SweepCandidate | None:
     """Return a sweep with nodes of these cells whose verdict is still missing. Most sweeps have none."""
     cells = {(target, row.partition(" ")[0]) for target, row in images}
 
@@ -242,16 +248,16 @@ def _candidate(folder: Path, images: Images, lookup: SweepLookup, notes: list[st
         return (target, capability) in cells
 
     try:
-        owner = (folder / SWEEP).stat().st_uid
-        sweep = read_sweep(folder, is_cell)
+        owner = (directory / SWEEP).stat().st_uid
+        sweep = read_sweep(directory, is_cell)
         try:
-            collected = {node.nonce: node for node in read_collected(folder, is_cell)}
+            collected = {node.nonce: node for node in read_collected(directory, is_cell)}
         except UsageError:  # it can be lost: `sweep collect` writes it again
             collected = {}
     except (FileNotFoundError, NotADirectoryError):
         return None  # it is being created, or deleted
     except (ImagefactoryError, OSError) as error:
-        notes.append(_unread_note(folder, error))
+        notes.append(_unread_note(directory, error))
         return None
     nodes = tuple(
         node
@@ -263,19 +269,19 @@ def _candidate(folder: Path, images: Images, lookup: SweepLookup, notes: list[st
         return None
     foreign = lookup.user is not None and owner != lookup.user
     return _SweepCandidate(
-        folder=folder, sweep=sweep, nodes=nodes, collected=collected, owner=_user(owner) if foreign else ""
+        folder=directory, sweep=sweep, nodes=nodes, collected=collected, owner=_user(owner) if foreign else ""
     )
 
 
 def _read_running(
     candidate: _SweepCandidate, queue: frozenset[Path] | str, lookup: SweepLookup
 ) -> RunningSweep:
-    folder = candidate.folder
+    directory = candidate.folder
     sweep = RunningSweep(
-        name=folder.name if ID.fullmatch(folder.name) else str(folder),
-        folder=folder,
+        name=directory.name if ID.fullmatch(directory.name) else str(directory),
+        folder=directory,
         made=candidate.sweep.made,
-        driven=None if isinstance(queue, str) else folder.resolve() in queue,
+        driven=None if isinstance(queue, str) else directory.resolve() in queue,
         cells={},
         why=queue if isinstance(queue, str) else "",
         pool=candidate.sweep.pool,
@@ -285,7 +291,7 @@ def _read_running(
         return replace(sweep, driven=None, why=f"it is a sweep of user {candidate.owner}", cells=cells)
     try:
         kit: Any = parse_plain_json(
-            read_file(node_directory(folder, candidate.nodes[0].name), KIT, LARGEST_REPORT)
+            read_file(node_directory(directory, candidate.nodes[0].name), KIT, LARGEST_REPORT)
         )
         suite = str(kit["suite"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -335,9 +341,9 @@ def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgre
     return None if final else NodeProgress.NOT_ATTACHED
 
 
-def _unread_note(folder: Path, error: ImagefactoryError | OSError) -> str:
+def _unread_note(directory: Path, error: ImagefactoryError | OSError) -> str:
     text = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {os_reason(error)}"
-    return f"sweep {folder.name} is skipped, and its cells are not known: {text}"
+    return f"sweep {directory.name} is skipped, and its cells are not known: {text}"
 
 
 def _user(number: int) -> str:
@@ -465,23 +471,25 @@ def open_claims(data: bytes, store: str, trust: TrustRules, now: datetime) -> tu
 
     Raises StatementError with the reason if the list is not valid.
     """
-    where = f"the claims of store {store}"
+    location = f"the claims of store {store}"
     verified = verify_envelope(data, trust, FORM)
     if verified.envelope is None or verified.key is None or verified.standing is not VerdictStatus.GOOD:
-        raise invalid_value_error(where, f"{verified.standing}, {verified.why}")
-    claims = parse_document(parse_json(verified.envelope.payload, where, LARGEST), StoreClaims, FORMAT, where)
+        raise invalid_value_error(location, f"{verified.standing}, {verified.why}")
+    claims = parse_document(
+        parse_json(verified.envelope.payload, location, LARGEST), StoreClaims, FORMAT, location
+    )
     assert isinstance(claims, StoreClaims)
     late = period_problem(verified.key, claims.issued) or period_problem(
         verified.key, max(now, claims.issued)
     )
     if late:
-        raise invalid_value_error(where, f"{late[0]}, {late[1]}")
+        raise invalid_value_error(location, f"{late[0]}, {late[1]}")
     if claims.store != store:
-        raise invalid_value_error(where, f"it has the claims of store {claims.store}")
+        raise invalid_value_error(location, f"it has the claims of store {claims.store}")
     if claims.issued - now > SKEW or any(claim.made - now > SKEW for claim in claims.sweeps):
-        raise invalid_value_error(where, "its claims are dated in the future")
+        raise invalid_value_error(location, "its claims are dated in the future")
     if any(claim.until - claim.made > LIFETIME for claim in claims.sweeps):
-        raise invalid_value_error(where, f"a claim is valid for longer than {LIFETIME.days} days")
+        raise invalid_value_error(location, f"a claim is valid for longer than {LIFETIME.days} days")
     return tuple(
         OtherClaim(by=verified.key.name, store=store, claim=claim)
         for claim in claims.sweeps
@@ -515,11 +523,11 @@ def skipped_by_claim(other: OtherClaim, cell: QueuedCell | SweepNode) -> Skipped
     return _skip(cell, CLAIMED, other.reason)
 
 
-def parse_own(data: bytes, where: str) -> OwnClaims:
+def parse_own(data: bytes, location: str) -> OwnClaims:
     """Parse the output of `format_own`. Raises StatementError."""
-    claims = parse_document(parse_json(data, where, LARGEST), OwnClaims, FORMAT, where)
+    claims = parse_document(parse_json(data, location, LARGEST), OwnClaims, FORMAT, location)
     if not isinstance(claims, OwnClaims):
-        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete the file")
+        raise StatementError("claims-invalid", f"{location} has no claims", hint="delete the file")
     return claims
 
 

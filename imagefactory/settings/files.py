@@ -60,8 +60,10 @@ def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
     Relative directories in XDG_CONFIG_DIRS are ignored, as the specification requires.
     """
-    folders = (environ.get("XDG_CONFIG_DIRS") or SITE_CONFIG_DIRS).split(":")
-    sites = (Path(folder) / "imagefactory" / FILE_NAME for folder in folders if folder.startswith("/"))
+    directories = (environ.get("XDG_CONFIG_DIRS") or SITE_CONFIG_DIRS).split(":")
+    sites = (
+        Path(directory) / "imagefactory" / FILE_NAME for directory in directories if directory.startswith("/")
+    )
     return tuple(dict.fromkeys((user_file(environ), *sites)))
 
 
@@ -70,8 +72,10 @@ def user_file(environ: Mapping[str, str]) -> Path:
 
     A relative HOME is ignored, because it could be a directory of any project.
     """
-    home, own = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
-    return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
+    home, config_home = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
+    return (
+        (Path(config_home) if config_home.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
+    )
 
 
 def center_directory(environ: Mapping[str, str]) -> Path:
@@ -150,20 +154,20 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
 
 def _table(path: Path, key: str, value: object) -> str:
     """Return a table in the format of its environment variable, which is then checked."""
-    if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(address, str) for address in value.values()):
         raise UsageError(
             "setting-invalid",
             f"{path}: '{key}' is not a table of strings",
             hint=f"write [{key}], followed by lines such as {TABLES[key]}",
         )
     for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
-        what = _TABLE_VALUES[key]
+        value_type = _TABLE_VALUES[key]
         raise UsageError(
             "setting-invalid",
-            f"{path}: '{without_secrets(text)}' in '{key}' is not {what}",
+            f"{path}: '{without_secrets(text)}' in '{key}' is not {value_type}",
             hint=f"write one line for each: {TABLES[key]}",
         )
-    return ",".join(f"{prefix}={place}" for prefix, place in value.items())
+    return ",".join(f"{prefix}={address}" for prefix, address in value.items())
 
 
 def without_secrets(text: str) -> str:
@@ -180,12 +184,12 @@ class UntrustedProjectError(UsageError):
     def __init__(self, file: Path, content: bytes, settings: tuple[RestrictedSetting, ...]) -> None:
         self.file, self.content, self.settings = file, content, settings
         first, *others = settings
-        place = f"{file}:{first.line}" if first.line else str(file)
+        location = f"{file}:{first.line}" if first.line else str(file)
         names = ", ".join(f"'{setting.name}'" for setting in others)
         more = f"; also {names}" if others else ""
         super().__init__(
             "project-not-trusted",
-            f"{place}: '{first.name}' is allowed only in a project that you trust ({first.reason}){more}",
+            f"{location}: '{first.name}' is allowed only in a project that you trust ({first.reason}){more}",
             hint=f"read the file; to trust it: {trust_command(file.parent)}",
         )
 
@@ -252,8 +256,8 @@ def check_project_owner(root: Path, user: int, environ: Mapping[str, str]) -> No
     except OSError as error:
         raise UsageError(*os_problem("read", file, error), hint="check its permissions") from error
     hint = f"to use that project: imagefactory -C {shlex.quote(str(root))} ..., or {trust_command(root)}"
-    for path, (own, target) in states.items():
-        if own.st_uid not in owners or target.st_uid not in owners:
+    for path, (owner_uid, target) in states.items():
+        if owner_uid.st_uid not in owners or target.st_uid not in owners:
             raise UsageError(
                 "project-owner-not-trusted",
                 f"{path} belongs to another user, who could decide what is built here",

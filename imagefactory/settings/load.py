@@ -59,8 +59,8 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
         try:
             parse(values[name].value)
         except UsageError as error:
-            place = f"{_toml_name(name)} ({values[name].origin})"
-            raise UsageError(error.code, f"{place}: {error.message}", hint=error.hint) from error
+            setting_location = f"{_toml_name(name)} ({values[name].origin})"
+            raise UsageError(error.code, f"{setting_location}: {error.message}", hint=error.hint) from error
     _check_mirrors(values["mirrors"])
     _check_indexes(values["indexes"])
     _check_channels(values["channels"])
@@ -124,11 +124,11 @@ def _check_unique(name: str, setting: SettingValue, keys: Iterable[str], hint: s
 
 def _check_mirrors(setting: SettingValue) -> None:
     for item in listed(setting.value):
-        prefix, equals, place = item.partition("=")
+        prefix, equals, address = item.partition("=")
         if not equals:
             hint = "write pairs separated by commas: docker.io=registry.example.org/hub,quay.io=..."
             raise _invalid("mirrors", setting, "HOST=MIRROR", hint, item)
-        for text in (prefix, place):
+        for text in (prefix, address):
             _check_place("mirrors", setting, text)
     prefixes = (prefix for prefix, _ in _pairs(setting))
     _check_unique("mirrors", setting, prefixes, "write one mirror for each host")
@@ -136,14 +136,14 @@ def _check_mirrors(setting: SettingValue) -> None:
 
 def _check_indexes(setting: SettingValue) -> None:
     for item in listed(setting.value):
-        name, _, place = item.partition("=")
+        name, _, address = item.partition("=")
         if "@" in item:
             raise UsageError(
                 "setting-has-credentials",
                 f"indexes ({setting.origin}): a user or password is not allowed here",
                 hint="put credentials into ~/.netrc, or use uv's keyring provider",
             )
-        if not RULES["index name"].allows(name) or not _INDEX.fullmatch(place):
+        if not RULES["index name"].allows(name) or not _INDEX.fullmatch(address):
             hint = "separate several by commas: pytorch-cu128=https://packages.example.org/cu128/simple"
             raise _invalid("indexes", setting, "NAME=ADDRESS", hint, item)
     _check_unique(
@@ -153,19 +153,19 @@ def _check_indexes(setting: SettingValue) -> None:
 
 def _check_channels(setting: SettingValue) -> None:
     for item in listed(setting.value):
-        channel, equals, place = item.partition("=")
+        channel, equals, address = item.partition("=")
         if "@" in item or "/t/" in item:
             raise UsageError(
                 "setting-has-credentials",
                 f"channels ({setting.origin}): a user, password or token is not allowed here",
                 hint="put credentials into ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
             )
-        if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
+        if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(address):
             hint = "separate several by commas: conda-forge=https://mirror.example.org/conda-forge"
             raise _invalid("channels", setting, "CHANNEL=ADDRESS or CHANNEL=DIRECTORY", hint, item)
-        if place.startswith("/") and not Path(place).is_dir():
+        if address.startswith("/") and not Path(address).is_dir():
             hint = "write the directory that contains noarch/repodata.json"
-            raise _invalid("channels", setting, "a directory", hint, place)
+            raise _invalid("channels", setting, "a directory", hint, address)
     addresses = (channel_address(channel) for channel, _ in _pairs(setting))
     _check_unique("channels", setting, addresses, "write one address for each channel")
 
@@ -321,7 +321,7 @@ class Settings:
 
 def _pairs(setting: SettingValue) -> tuple[tuple[str, str], ...]:
     pairs = (item.partition("=") for item in listed(setting.value))
-    return tuple((name, place) for name, _, place in pairs)
+    return tuple((name, address) for name, _, address in pairs)
 
 
 def find_root(start: Path) -> Path | None:
@@ -415,9 +415,9 @@ def load_settings(
             )
     check_values(values)
     trusted_files = files if trusted else tuple(path for path in files if path != project)
-    own = set(map(str, own_files(environ)))
+    own_paths = set(map(str, own_files(environ)))
     named = values["catalog"] if values["catalog"].value else values["registry"]
-    theirs = named.origin in own or named.origin == "default"
+    theirs = named.origin in own_paths or named.origin == "default"
     centers = center_files(environ) if theirs else ()
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
@@ -456,13 +456,13 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             )
     unset = {key.replace("-", "_"): SettingValue(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = SettingValue(value=SITES[0], origin="default")
-    own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
-    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *own)}
+    center_values = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
+    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *center_values)}
     named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
     result = replace(
         settings,
-        **{**unset, **own, **values, **named, "center": center},
+        **{**unset, **center_values, **values, **named, "center": center},
         files=(path,),
         limits=settings.files,
         centers=(),
@@ -504,11 +504,11 @@ def _with_absolute_directories(setting: SettingValue, root: Path, home: Path) ->
     """Return the channels with absolute directories: relative ones start at the root, like `store`."""
     items = []
     for item in listed(setting.value):
-        channel, equals, place = item.partition("=")
-        if place and "://" not in place:
-            path = home / place[2:] if place.startswith("~/") else Path(place)
-            place = str(path if path.is_absolute() else root / path)
-        items.append(f"{channel}{equals}{place}")
+        channel, equals, address = item.partition("=")
+        if address and "://" not in address:
+            path = home / address[2:] if address.startswith("~/") else Path(address)
+            address = str(path if path.is_absolute() else root / path)
+        items.append(f"{channel}{equals}{address}")
     return SettingValue(value=",".join(items), origin=setting.origin)
 
 

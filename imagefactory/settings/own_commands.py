@@ -79,8 +79,8 @@ def parse_options(text: str) -> tuple[str, ...]:
     return tuple(options.values())
 
 
-def _check(name: str, own: Collection[str], names: Collection[str]) -> None:
-    if name in own:
+def _check(name: str, own_names: Collection[str], names: Collection[str]) -> None:
+    if name in own_names:
         raise UsageError(
             "submit-command-reserved", f"imagefactory sets '{name}' itself", hint=f"remove '{name}'"
         )

@@ -89,7 +89,7 @@ def key_ids(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _shorten(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name}={place}" for name, place in value.items())
+        return ", ".join(f"{name}={address}" for name, address in value.items())
     if isinstance(value, list):
         return ", ".join(str(row.get("name", row)) if isinstance(row, dict) else str(row) for row in value)
     return str(value)

@@ -74,18 +74,20 @@ def format_approval(subject: ApprovalSubject, issued: datetime) -> bytes:
     return format_statement(subject.subject, APPROVAL, {**times, **format_document(subject, FORMAT)})
 
 
-def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetime]:
+def parse_approval(payload: bytes, location: str) -> tuple[ApprovalSubject, datetime]:
     """Parse a payload into the subject of an approval and its time. Raises StatementError for other bytes."""
-    row = dict(parse_predicate(payload, where, APPROVAL))
+    row = dict(parse_predicate(payload, location, APPROVAL))
     row.pop("expires", None)
-    issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
-    subject: ApprovalSubject = parse_document(row, ApprovalSubject, FORMAT, where)
+    issued = parse_value(row.pop("issued", None), datetime, f"{location}: issued")
+    subject: ApprovalSubject = parse_document(row, ApprovalSubject, FORMAT, location)
     try:
         same = format_approval(subject, issued) == payload
     except OverflowError:  # at the end of the calendar
         same = False
     if not same:
-        raise invalid_value_error(where, "its times or subjects do not match, or it is not in canonical form")
+        raise invalid_value_error(
+            location, "its times or subjects do not match, or it is not in canonical form"
+        )
     return subject, issued
 
 

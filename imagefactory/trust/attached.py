@@ -140,12 +140,12 @@ class AttachJournal:
         finally:
             os.close(handle)
 
-    def append(self, place: StoreRepository, *statements: SignedStatement) -> None:
+    def append(self, repository: StoreRepository, *statements: SignedStatement) -> None:
         """Append a row for each statement and flush the file to the disk.
 
         The caller must be inside `alone`.
         """
-        path = self._file(place)
+        path = self._file(repository)
         with explain_full_disk(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as file:
@@ -178,9 +178,9 @@ class AttachJournal:
             statements[statement.artifact.manifest.descriptor.digest] = statement
         return JournalRows(statements=tuple(statements.values()), damaged=damaged)
 
-    def keep(self, place: StoreRepository, statements: Iterable[SignedStatement]) -> None:
-        """Replace the journal of `place` with these statements. The caller must be inside `alone`."""
-        path = self._file(place)
+    def keep(self, repository: StoreRepository, statements: Iterable[SignedStatement]) -> None:
+        """Replace the journal of `repository` with these statements. The caller must be inside `alone`."""
+        path = self._file(repository)
         rows = b"".join(format_row(statement) + b"\n" for statement in statements)
         if not rows:
             remove_inside(self.path, path)
@@ -196,8 +196,8 @@ class AttachJournal:
     def _files(self) -> list[Path]:
         return sorted(self.path.glob("*/**/*.jsonl"))
 
-    def _file(self, place: StoreRepository) -> Path:
-        return self.path / place.store.name / f"{place.repository}.jsonl"
+    def _file(self, repository: StoreRepository) -> Path:
+        return self.path / repository.store.name / f"{repository.repository}.jsonl"
 
 
 def format_row(statement: SignedStatement) -> bytes:
@@ -253,17 +253,17 @@ def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJo
     return put_statement(place, statement)
 
 
-def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
+def put_statement(repository: StoreRepository, statement: SignedStatement) -> str:
     """Attach a statement like `attach`, but allow that the store does not have the subject."""
     artifact = statement.artifact
     for blob, data in artifact.blobs:
-        place.store.write(place.repository, blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
+        repository.store.write(repository.repository, blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
     manifest = artifact.manifest
-    put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type)
+    put = repository.store.put_manifest(repository.repository, manifest.data, manifest.descriptor.media_type)
     if put.digest != manifest.descriptor.digest:
         raise RegistryError(
             "registry-changed-digest",
-            f"{place}: imagefactory pushed {manifest.descriptor.digest}, but the registry stored "
+            f"{repository}: imagefactory pushed {manifest.descriptor.digest}, but the registry stored "
             f"{put.digest}",
             hint="use a registry that stores manifests unchanged: push to another HOST/PATH",
         )
@@ -271,7 +271,7 @@ def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
 
 
 def put_all(
-    place: StoreRepository, statements: Sequence[SignedStatement], *, workers: int
+    repository: StoreRepository, statements: Sequence[SignedStatement], *, workers: int
 ) -> tuple[ImagefactoryError | None, ...]:
     """Attach statements like `put_statement` with `workers` threads.
 
@@ -286,7 +286,7 @@ def put_all(
         if len(known) >= MAX_REJECTED:
             return known[-1]
         try:
-            put_statement(place, statement)
+            put_statement(repository, statement)
         except ImagefactoryError as error:
             refused.append(error)
             return error
@@ -306,45 +306,45 @@ def put_all(
     return faults
 
 
-def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
+def read_statements(repository: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
     """Return the statements of type `kind` about the manifest `subject`, sorted by digest, not verified.
 
     If there are more than MOST verdicts, only the last ones in the list are read, which are the newest in
     most registries. An extra row reports this. More than MOST revocations raise RegistryError, because a
     revocation that is not read would have no effect.
     """
-    referrers = place.store.referrers(place.repository, subject, kind)
+    referrers = repository.store.referrers(repository.repository, subject, kind)
     digests = tuple(dict.fromkeys(referrer.digest for referrer in referrers))
     excess = len(digests) - MOST
     if excess > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
             "revocations-too-many",
-            f"{place} has {len(digests)} revocations of {subject}, the limit is {MOST}",
+            f"{repository} has {len(digests)} revocations of {subject}, the limit is {MOST}",
             hint="delete the revocations that you did not push, and limit who can push there",
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
-        read = pool.map(lambda digest: _read_statement(place, digest, kind), sorted(digests[-MOST:]))
+        read = pool.map(lambda digest: _read_statement(repository, digest, kind), sorted(digests[-MOST:]))
         statements = tuple(statement for statement in read if statement is not None)
     if excess <= 0:
         return statements
-    fault = f"{excess} more that {place} lists first were not read: the list has more than {MOST}"
+    fault = f"{excess} more that {repository} lists first were not read: the list has more than {MOST}"
     return (*statements, AttachedStatement(digest="", kind=kind, envelope=b"", fault=fault))
 
 
-def read_verdicts(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
+def read_verdicts(repository: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
     """Return the verdicts about the manifest `subject`, sorted by the digests of their artifacts, not
     verified.
     """
-    return read_statements(place, subject, VERDICT_TYPE)
+    return read_statements(repository, subject, VERDICT_TYPE)
 
 
-def read_revocations(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
+def read_revocations(repository: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
     """Return the revocations about the manifest `subject`, not verified."""
-    return read_statements(place, subject, REVOCATION_TYPE)
+    return read_statements(repository, subject, REVOCATION_TYPE)
 
 
-def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedStatement | None:
-    there = place.store.manifest(place.repository, digest)
+def _read_statement(repository: StoreRepository, digest: str, kind: str) -> AttachedStatement | None:
+    there = repository.store.manifest(repository.repository, digest)
     if there is None:
         return None  # deleted in the meantime
     try:
@@ -357,10 +357,10 @@ def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedS
     except MALFORMED as error:
         fault = f"not an artifact of imagefactory: {error}"
         return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=fault)
-    if not place.store.has(place.repository, layer):
+    if not repository.store.has(repository.repository, layer):
         fault = "its envelope is missing there"
         return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=fault)
-    data = b"".join(place.store.read(place.repository, layer))
+    data = b"".join(repository.store.read(repository.repository, layer))
     return AttachedStatement(digest=digest, kind=kind, envelope=data)
 
 
@@ -389,7 +389,7 @@ class RepairResult:
 
 
 def repair_referrers(
-    place: StoreRepository, journal: AttachJournal, local: Sequence[SignedStatement], now: datetime
+    repository: StoreRepository, journal: AttachJournal, local: Sequence[SignedStatement], now: datetime
 ) -> RepairResult:
     """Add every statement that is in the journal or in `local` to the lists of a registry, if it is missing
     there.
@@ -397,22 +397,22 @@ def repair_referrers(
     `local` are the statements of the store on disk (`stored_statements`). The caller must be inside `alone`.
     Raises RegistryError if other writers keep overwriting the lists.
     """
-    rows = journal.read(place)
+    rows = journal.read(repository)
     expired = [statement for statement in rows.statements if statement.until and statement.until <= now]
     current = [statement for statement in rows.statements if statement not in expired]
     by_subject: dict[str, dict[str, SignedStatement]] = {}
     for statement in (*current, *(other for other in local if not (other.until and other.until <= now))):
         digest = statement.artifact.manifest.descriptor.digest
         by_subject.setdefault(statement.subject.digest, {})[digest] = statement
-    there = {subject for subject in by_subject if place.store.manifest(place.repository, subject)}
+    there = {subject for subject in by_subject if repository.store.manifest(repository.repository, subject)}
     repaired = [
-        digest for subject in sorted(there) for digest in _relist(place, subject, by_subject[subject])
+        digest for subject in sorted(there) for digest in _relist(repository, subject, by_subject[subject])
     ]
     live = [statement for statement in current if statement.subject.digest in there]
     if len(live) < len(rows.statements) or rows.damaged:
-        journal.keep(place, live)
+        journal.keep(repository, live)
     return RepairResult(
-        place=str(place),
+        place=str(repository),
         listed=sum(len(by_subject[subject]) for subject in there) - len(repaired),
         repaired=tuple(repaired),
         gone=len(current) - len(live),
@@ -421,20 +421,20 @@ def repair_referrers(
     )
 
 
-def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedStatement]) -> list[str]:
+def _relist(repository: StoreRepository, subject: str, statements: dict[str, SignedStatement]) -> list[str]:
     """List missing artifacts again and return their digests."""
     first: list[str] = []
     for _ in range(TRIES):
-        listed = {row.digest for row in place.store.referrers(place.repository, subject)}
+        listed = {row.digest for row in repository.store.referrers(repository.repository, subject)}
         missing = [digest for digest in statements if digest not in listed]
         if not missing:
             return first
         first = first or missing
         for digest in missing:
-            put_statement(place, statements[digest])
+            put_statement(repository, statements[digest])
     raise RegistryError(
         "referrers-contended",
-        f"{place}: other writers keep overwriting the list of {subject}",
+        f"{repository}: other writers keep overwriting the list of {subject}",
         hint="run it again when no other job pushes verdicts of this image",
     )
 
@@ -462,25 +462,25 @@ def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement |
     return statement if statement.artifact.manifest.descriptor.digest == descriptor.digest else None
 
 
-def read_subject(place: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:
+def read_subject(repository: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:
     """Return the subject of verdicts on an image: its .sif file, or its manifest for `platform` with its
     config.
 
     Without a platform, the only one is used, or else linux/amd64. Raises RegistryError or StoreError if
-    `place` does not have the image. Raises NoImageError if it is not an image, or if it is an index in which
-    other tools may choose another image.
+    `repository` does not have the image. Raises NoImageError if it is not an image, or if it is an index in
+    which other tools may choose another image.
     """
-    root = read_manifest(place, digest)
+    root = read_manifest(repository, digest)
     with _image_errors(root):
         check_unambiguous(root)
         chosen = choose_platform(root, platform).digest
-    manifest = read_manifest(place, chosen)
+    manifest = read_manifest(repository, chosen)
     if manifest.descriptor.media_type in INDEX_TYPES:  # one image and its attestations
         with _image_errors(root):
             check_unambiguous(manifest)
             entries = json.loads(manifest.data)["manifests"]
             (image,) = images_of(entries)
-        manifest = read_manifest(place, str(image["digest"]))
+        manifest = read_manifest(repository, str(image["digest"]))
     with _image_errors(root):
         blobs = parse_parts(manifest)[1]
         config = blobs[1] if is_sif_manifest(json.loads(manifest.data)) else blobs[0]

@@ -277,29 +277,31 @@ def sign_catalog(catalog: Catalog, key: SigningKey) -> bytes:
     return envelope
 
 
-def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "the catalog") -> Catalog:
-    """Return a catalog that a trusted key signed and that has not expired. Messages begin with `where`.
+def verify_catalog(data: bytes, trust: TrustRules, now: datetime, location: str = "the catalog") -> Catalog:
+    """Return a catalog that a trusted key signed and that has not expired. Messages begin with `location`.
 
     Raises StatementError with the status of the problem: unsigned, edited, wrong-key, key-retired, expired,
     not-yet, malformed.
     """
     opened = verify_envelope(data, trust, FORM)
     if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
-        raise _rejection(where, opened.standing, opened.why)
+        raise _rejection(location, opened.standing, opened.why)
     try:
         catalog = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
     except StatementError as error:
-        raise _rejection(where, VerdictStatus.MALFORMED, error.message) from error
+        raise _rejection(location, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
     late = period_problem(opened.key, catalog.made) or period_problem(opened.key, max(now, catalog.made))
     if late:
-        raise _rejection(where, *late)
+        raise _rejection(location, *late)
     if catalog.made - now > SKEW:
         raise _rejection(
-            where, VerdictStatus.NOT_YET, f"made at {format_time(catalog.made)}, which is in the future"
+            location, VerdictStatus.NOT_YET, f"made at {format_time(catalog.made)}, which is in the future"
         )
     if now >= catalog.expires:
-        raise _rejection(where, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalog.expires)}")
+        raise _rejection(
+            location, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalog.expires)}"
+        )
     return catalog
 
 
@@ -324,11 +326,11 @@ _STATUS_HINTS = {
 }
 
 
-def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
+def _rejection(location: str, standing: VerdictStatus, reason: str) -> StatementError:
     hint = _STATUS_HINTS.get(
         standing, "get it again from the maintainers of the project, and find out who changed it"
     )
-    return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
+    return StatementError("catalog-rejected", f"{location} is rejected: {standing}, {reason}", hint=hint)
 
 
 def format_catalog(catalog: Catalog) -> bytes:
@@ -381,29 +383,31 @@ def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
     return {digest: parse_json(data, digest) for digest, data in envelopes}
 
 
-def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
+def parse_catalog(payload: bytes, location: str, keyid: str) -> Catalog:
     """Parse a payload. Raises StatementError for anything but the output of `format_catalog`."""
-    row = _CATALOG_SCHEMA.parse(parse_json(payload, where, LARGEST), where)
+    row = _CATALOG_SCHEMA.parse(parse_json(payload, location, LARGEST), location)
     catalog = Catalog(
         made=row["made"],
         expires=row["expires"],
         suites=row["suites"],
         images=tuple(
-            _parse_image(value, f"{where}: images[{number}]") for number, value in enumerate(row["images"])
+            _parse_image(value, f"{location}: images[{number}]") for number, value in enumerate(row["images"])
         ),
         keyid=keyid,
     )
     if not timedelta(0) < catalog.expires - catalog.made <= LIFE:
-        raise invalid_value_error(f"{where}: expires", f"it is not within {LIFE.days} days after it was made")
+        raise invalid_value_error(
+            f"{location}: expires", f"it is not within {LIFE.days} days after it was made"
+        )
     names = [image.target for image in catalog.images]
     if len(set(names)) != len(names):
-        raise invalid_value_error(f"{where}: images", "it has a duplicate target")
+        raise invalid_value_error(f"{location}: images", "it has a duplicate target")
     return catalog
 
 
-def _parse_image(value: object, where: str) -> CatalogImage:
-    row = _IMAGE.parse(value, where)
-    at = f"{where} ({row['target']})"
+def _parse_image(value: object, location: str) -> CatalogImage:
+    row = _IMAGE.parse(value, location)
+    at = f"{location} ({row['target']})"
     subject = VerifiedImage(target=row["target"], **row["subject"])
     return CatalogImage(
         **{
@@ -422,34 +426,34 @@ def _parse_image(value: object, where: str) -> CatalogImage:
     )
 
 
-def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CatalogSif:
+def _parse_sif(row: Mapping[str, Any], location: str, target: str) -> CatalogSif:
     subject = VerifiedImage(target=target, **row["subject"])
     if row["sha256"] != subject.config:
-        raise invalid_value_error(f"{where}: sha256", "it is not the file of its subject")
+        raise invalid_value_error(f"{location}: sha256", "it is not the file of its subject")
     return CatalogSif(
         **{
             **row,
-            "reference": _image_reference(row["reference"], f"{where}: reference", subject),
+            "reference": _image_reference(row["reference"], f"{location}: reference", subject),
             "subject": subject,
-            "envelopes": _parse_envelopes(row["envelopes"], f"{where}: envelopes"),
-            "revocations": _parse_envelopes(row["revocations"], f"{where}: revocations"),
+            "envelopes": _parse_envelopes(row["envelopes"], f"{location}: envelopes"),
+            "revocations": _parse_envelopes(row["revocations"], f"{location}: revocations"),
         }
     )
 
 
-def _parse_claim(row: Mapping[str, Any], where: str) -> tuple[str, CellClaim]:
+def _parse_claim(row: Mapping[str, Any], location: str) -> tuple[str, CellClaim]:
     if row["basis"] is ClaimBasis.VERIFIED:
-        raise invalid_value_error(f"{where}.basis", "a catalog verifies nothing, verdicts do")
+        raise invalid_value_error(f"{location}.basis", "a catalog verifies nothing, verdicts do")
     return row["capability"], CellClaim(
         **{name: value for name, value in row.items() if name != "capability"}
     )
 
 
-def _parse_envelopes(value: tuple[tuple[str, object], ...], where: str) -> Envelopes:
-    return tuple((parse_value(digest, Digest, where), format_json(document)) for digest, document in value)
+def _parse_envelopes(value: tuple[tuple[str, object], ...], location: str) -> Envelopes:
+    return tuple((parse_value(digest, Digest, location), format_json(document)) for digest, document in value)
 
 
-def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
+def _image_reference(value: str, location: str, subject: VerifiedImage) -> str:
     """Return HOST/NAME@sha256:... if it has the digest of the subject. Job files contain this text."""
     if value == "":
         return ""
@@ -458,5 +462,5 @@ def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
     except UsageError:
         reference = None
     if reference is None or reference.tag or reference.digest != subject.index:
-        raise invalid_value_error(where, "it is not HOST/NAME@sha256:... of its subject")
+        raise invalid_value_error(location, "it is not HOST/NAME@sha256:... of its subject")
     return str(reference)

@@ -62,8 +62,8 @@ def catalog_repository(text: str) -> ImageReference:
             "select a "
             "project: -C DIR",
         )
-    place, tag = split_tagged(text)
-    host, path = split_place(place)
+    repository, tag = split_tagged(text)
+    host, path = split_place(repository)
     if path.rpartition("/")[2] != REPOSITORY:
         path = f"{path}/{REPOSITORY}" if path else REPOSITORY
     return ImageReference(registry=host, repository=path, tag=tag or CURRENT)
@@ -74,7 +74,7 @@ def pack_artifact(envelope: bytes) -> bytes:
     return gzip.compress(envelope, 9, mtime=0)
 
 
-def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> bytes:
+def unpack_artifact(data: bytes, location: str, largest: int | None = None) -> bytes:
     """Decompress an envelope if it is compressed.
 
     Raises StatementError for corrupt data or for more than `largest` bytes.
@@ -89,18 +89,18 @@ def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> byte
             if unpacked.tell() + len(piece) > most:
                 raise StatementError(
                     "catalog-too-large",
-                    f"{where} has more than {most} bytes when unpacked",
+                    f"{location} has more than {most} bytes when unpacked",
                     hint="let its owner publish fewer targets",
                 )
             unpacked.write(piece)
     except (CorruptDataError, zlib.error) as error:
         raise StatementError(
-            "catalog-corrupt", f"{where} is corrupt: {error}", hint="download it again"
+            "catalog-corrupt", f"{location} is corrupt: {error}", hint="download it again"
         ) from error
     return unpacked.getvalue()
 
 
-def parse_layer(manifest: bytes, where: str, kind: ArtifactFormat = CATALOG_ARTIFACT) -> Descriptor:
+def parse_layer(manifest: bytes, location: str, kind: ArtifactFormat = CATALOG_ARTIFACT) -> Descriptor:
     """Return the layer in a manifest of type `kind`. Raises RegistryError for other manifests."""
     try:
         value = json.loads(manifest)
@@ -114,7 +114,7 @@ def parse_layer(manifest: bytes, where: str, kind: ArtifactFormat = CATALOG_ARTI
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RegistryError(
             "artifact-malformed",
-            f"{where} is not of type {kind.name}: {error}",
+            f"{location} is not of type {kind.name}: {error}",
             hint="check the address, or let its owner publish it again",
         ) from error
     return layer

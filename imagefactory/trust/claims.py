@@ -166,8 +166,8 @@ def _claim(verdict: Verdict) -> CellClaim:
     driver = report.hardware.driver if report.hardware else ""
     gpu = report.device.name if report.device else ""
     passed = report.outcome is Outcome.VERIFIED
-    where = f"on {gpu}, driver {driver}, {report.ended:%Y-%m-%d}"
-    reason = f"passed the {report.level} suite {where}" if passed else f"{where}: {report.reason}"
+    location = f"on {gpu}, driver {driver}, {report.ended:%Y-%m-%d}"
+    reason = f"passed the {report.level} suite {location}" if passed else f"{location}: {report.reason}"
     return CellClaim(
         basis=ClaimBasis.VERIFIED,
         answer=Compatibility.YES if passed else Compatibility.NO,

@@ -76,54 +76,54 @@ def format_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
+def parse_json(data: bytes, location: str, largest: int = LARGEST) -> object:
     """Parse canonical JSON. Raises StatementError for bytes that `format_json` would not write."""
     if len(data) > largest:
-        raise invalid_value_error(where, f"it has more than {largest} bytes")
+        raise invalid_value_error(location, f"it has more than {largest} bytes")
     if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:  # values need far more than their text
-        raise invalid_value_error(where, f"it has more than {MOST_VALUES} values")
+        raise invalid_value_error(location, f"it has more than {MOST_VALUES} values")
     try:
         value = json.loads(data)
         same = format_json(value) == data
     except (ValueError, RecursionError) as error:
-        raise invalid_value_error(where, f"it is not JSON: {printable_value(str(error))}") from error
+        raise invalid_value_error(location, f"it is not JSON: {printable_value(str(error))}") from error
     if not same:
-        raise invalid_value_error(where, "it is not in canonical form, or has a duplicate key")
+        raise invalid_value_error(location, "it is not in canonical form, or has a duplicate key")
     return value
 
 
-def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Envelope:
+def parse_envelope(data: bytes, location: str, form: EnvelopeForm = IN_TOTO) -> Envelope:
     """Parse an envelope of type `form` with one signature. Raises StatementError for other bytes.
 
     The signature is not verified. The payload is not parsed as JSON.
     """
     if len(data) > form.largest:
-        raise invalid_value_error(where, f"it has more than {form.largest} bytes")
+        raise invalid_value_error(location, f"it has more than {form.largest} bytes")
     end = data.find(b'"', len(_HEAD)) if data.startswith(_HEAD) else -1
     rest = data if end < 0 else _HEAD + data[end:]
-    row = _ENVELOPE.parse(parse_json(rest, where, _LARGEST_REST), where)
+    row = _ENVELOPE.parse(parse_json(rest, location, _LARGEST_REST), location)
     encoded = row["payload"] if end < 0 else memoryview(data)[len(_HEAD) : end]
     signatures = row["signatures"]
     if row["payloadType"] != form.payload_type:
-        raise invalid_value_error(f"{where}: payloadType", f"it is not {form.payload_type}")
+        raise invalid_value_error(f"{location}: payloadType", f"it is not {form.payload_type}")
     if not isinstance(signatures, list):
-        raise invalid_value_error(f"{where}: signatures", "it is not a list")
+        raise invalid_value_error(f"{location}: signatures", "it is not a list")
     if not signatures:
         return Envelope(
-            payload=_decode(encoded, f"{where}: payload"),
+            payload=_decode(encoded, f"{location}: payload"),
             payload_type=form.payload_type,
             keyid="",
             signature=b"",
         )
     if len(signatures) > 1:
-        raise invalid_value_error(f"{where}: signatures", "there is more than one")
-    signature = _SIGNATURE.parse(signatures[0], f"{where}: signatures[0]")
-    keyid, raw = signature["keyid"], _decode(signature["sig"], f"{where}: signatures[0].sig")
+        raise invalid_value_error(f"{location}: signatures", "there is more than one")
+    signature = _SIGNATURE.parse(signatures[0], f"{location}: signatures[0]")
+    keyid, raw = signature["keyid"], _decode(signature["sig"], f"{location}: signatures[0].sig")
     if not isinstance(keyid, str) or len(keyid) != 64 or set(keyid) - set("0123456789abcdef"):
-        raise invalid_value_error(f"{where}: signatures[0].keyid", "it is not a key id")
+        raise invalid_value_error(f"{location}: signatures[0].keyid", "it is not a key id")
     if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
-        raise invalid_value_error(f"{where}: signatures[0].sig", "it is not an Ed25519 signature")
-    payload = _decode(encoded, f"{where}: payload")
+        raise invalid_value_error(f"{location}: signatures[0].sig", "it is not an Ed25519 signature")
+    payload = _decode(encoded, f"{location}: payload")
     return Envelope(payload=payload, payload_type=form.payload_type, keyid=keyid, signature=raw)
 
 
@@ -142,17 +142,17 @@ def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:
     return True
 
 
-def _decode(value: object, where: str) -> bytes:
+def _decode(value: object, location: str) -> bytes:
     """Decode canonical standard base64: with padding, without trailing bits and line breaks."""
     if isinstance(value, str):
         value = value.encode("ascii", "replace")
     if not isinstance(value, bytes | memoryview):
-        raise invalid_value_error(where, "it is not base64")
+        raise invalid_value_error(location, "it is not base64")
     try:
         data = binascii.a2b_base64(value, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise invalid_value_error(where, "it is not base64") from error
+        raise invalid_value_error(location, "it is not base64") from error
     last = len(data) % 3 or 3  # only the last bytes have several spellings
     if base64.b64encode(data[len(data) - last :]) != bytes(value[-4:]):
-        raise invalid_value_error(where, "it is not canonical base64")
+        raise invalid_value_error(location, "it is not canonical base64")
     return data

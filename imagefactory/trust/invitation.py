@@ -117,65 +117,68 @@ def format_invitation(invitation: Invitation) -> str:
     return text
 
 
-def parse_invitation(data: bytes, where: str) -> Invitation:
+def parse_invitation(data: bytes, location: str) -> Invitation:
     """Parse the output of `format_invitation`. Raises UsageError that names the problem."""
     hint = "ask your center for a new one; imagefactory site invite writes it"
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
-            "invitation-invalid", f"{where} is not an invitation, as it is not valid TOML: {error}", hint=hint
+            "invitation-invalid",
+            f"{location} is not an invitation, as it is not valid TOML: {error}",
+            hint=hint,
         ) from error
     if document.get("format") != FORMAT:
         raise UsageError(
             "invitation-invalid",
-            f'{where} is not an invitation, as it has no line format = "{FORMAT}"',
+            f'{location} is not an invitation, as it has no line format = "{FORMAT}"',
             hint=hint,
         )
     if unknown := sorted({*document} - {"format", "trust", *SETTINGS}):
         raise UsageError(
             "invitation-too-new",
-            f"{where}: unknown key {unknown[0][:40]!r}",
+            f"{location}: unknown key {unknown[0][:40]!r}",
             hint="upgrade imagefactory to the version of your center, or a newer one",
         )
     invitation = Invitation(
-        catalog=_text(document, "catalog", where),
-        site=_text(document, "site", where) or SITES[0],
-        sif_folder=_text(document, "sif-folder", where),
-        keys=tuple(_grant(key) for key in parse_trust(data.decode(), where).keys),
-        mirrors=_text(document, "catalog-mirrors", where),
-        center=_text(document, "center", where),
+        catalog=_text(document, "catalog", location),
+        site=_text(document, "site", location) or SITES[0],
+        sif_folder=_text(document, "sif-folder", location),
+        keys=tuple(_grant(key) for key in parse_trust(data.decode(), location).keys),
+        mirrors=_text(document, "catalog-mirrors", location),
+        center=_text(document, "center", location),
     )
-    for place in (invitation.catalog, *listed(invitation.mirrors)):
-        if not _PATH.fullmatch(place):
-            catalog_repository(place)
+    for repository in (invitation.catalog, *listed(invitation.mirrors)):
+        if not _PATH.fullmatch(repository):
+            catalog_repository(repository)
     if invitation.site not in SITES:
         raise UsageError(
             "site-unknown",
-            f"{where}: unknown site {invitation.site[:40]!r}",
+            f"{location}: unknown site {invitation.site[:40]!r}",
             hint=f"known sites: {', '.join(SITES)}",
         )
     if invitation.center and not CENTER.fullmatch(invitation.center):
         raise UsageError(
-            "invitation-invalid", f"{where}: invalid center name {invitation.center[:40]!r}", hint=hint
+            "invitation-invalid", f"{location}: invalid center name {invitation.center[:40]!r}", hint=hint
         )
     if invitation.sif_folder and not SIF_DIRECTORY.fullmatch(invitation.sif_folder):
         raise UsageError(
             "invitation-invalid",
-            f"{where}: sif-folder {invitation.sif_folder[:80]!r} is not an absolute path or osdf:/// address",
+            f"{location}: sif-folder {invitation.sif_folder[:80]!r} "
+            "is not an absolute path or osdf:/// address",
             hint=hint,
         )
     if not invitation.keys:
-        raise UsageError("invitation-without-keys", f"{where} has no key to trust", hint=hint)
+        raise UsageError("invitation-without-keys", f"{location} has no key to trust", hint=hint)
     return invitation
 
 
-def _text(document: Mapping[str, Any], name: str, where: str) -> str:
+def _text(document: Mapping[str, Any], name: str, location: str) -> str:
     value = document.get(name, "")
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
         raise UsageError(
             "invitation-invalid",
-            f"{where}: {name} is not printable ASCII text",
+            f"{location}: {name} is not printable ASCII text",
             hint="ask your center for a new one; imagefactory site invite writes it",
         )
     return value
@@ -204,7 +207,7 @@ def join_center(
     text: str,
     invitation: Invitation,
     others: Sequence[Mapping[str, Any]],
-    where: str,
+    location: str,
     now: datetime,
     *,
     moved: bool = False,
@@ -215,21 +218,23 @@ def join_center(
     `moved` means that the person confirms a new address for a center joined before. Raises UsageError with
     the text to write manually if the file cannot be edited.
     """
-    own = tomllib.loads(text)
-    known: dict[str, Any] = {key: value for other in reversed((own, *others)) for key, value in other.items()}
+    invitation_table = tomllib.loads(text)
+    known: dict[str, Any] = {
+        key: value for other in reversed((invitation_table, *others)) for key, value in other.items()
+    }
     sheet = _TomlText(text)
     changes: list[str] = []
     fresh: list[TrustGrant] = []
-    expected = dict(own)
+    expected = dict(invitation_table)
     for name, value in invitation.settings.items():
         if known.get(name) != value:
             changes.append(f"{name} = {value}" + (f"  (was {known[name]})" if name in known else ""))
             sheet.put(name, json.dumps(value))
             expected[name] = value
-    mine = [dict(row) for row in own.get("trust", [])]
+    mine = [dict(row) for row in invitation_table.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
     before = _existing_text(rows, invitation, same_place=moved or known.get("catalog") == invitation.catalog)
-    check_not_retired(rows, invitation, where, now)
+    check_not_retired(rows, invitation, location, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
         named = next((row for row in rows if row.get("name") == grant.key.name), None)
@@ -238,13 +243,15 @@ def join_center(
         fresh += [] if same else [grant]
         changes.append(f"key {grant.key.name}, from {grant.since} until {grant.until}")
         values = {key: value for key, value in row_values(grant).items() if key != "evidence"}
-        at = next((n for n, row in enumerate(mine) if row is (same or named)), None)
-        if at is None:
+        row_index = next((n for n, row in enumerate(mine) if row is (same or named)), None)
+        if row_index is None:
             sheet.append(format_row(grant))
             mine.append(tomllib.loads(format_row(grant))["trust"][0])
         else:
-            sheet.put_row(at, values)
-            mine[at].update(tomllib.loads("\n".join(f"{key} = {value}" for key, value in values.items())))
+            sheet.put_row(row_index, values)
+            mine[row_index].update(
+                tomllib.loads("\n".join(f"{key} = {value}" for key, value in values.items()))
+            )
     text = sheet.text
     if mine:
         expected["trust"] = mine
@@ -253,7 +260,7 @@ def join_center(
         lines += [line for grant in invitation.keys for line in format_row(grant).splitlines()]
         raise UsageError(
             "settings-not-editable",
-            f"imagefactory cannot edit {where} safely",
+            f"imagefactory cannot edit {location} safely",
             hint="add these lines to it, the first ones above all tables:\n"
             + "\n".join(f"    {line}" for line in lines),
         )
@@ -274,7 +281,7 @@ def _existing_text(
 
 
 def check_not_retired(
-    rows: Iterable[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
+    rows: Iterable[Mapping[str, Any]], invitation: Invitation, location: str, now: datetime
 ) -> None:
     """Raise UsageError if the invitation trusts a retired key: it is not signed, so it cannot make the key
     valid again.
@@ -290,7 +297,7 @@ def check_not_retired(
         ):
             raise UsageError(
                 "invitation-revives-key",
-                f"the key '{row['name']}' is retired in {where}, but this invitation would trust it again",
+                f"the key '{row['name']}' is retired in {location}, but this invitation would trust it again",
                 hint="ask your center for its current invitation; if this is intended, delete that row first",
             )
 
@@ -332,9 +339,9 @@ class _TomlText:
     def append(self, row: str) -> None:
         self.lines += ["", *row.splitlines()] if self.lines else row.splitlines()
 
-    def _put(self, where: range, name: str, value: str) -> bool:
+    def _put(self, location: range, name: str, value: str) -> bool:
         line = re.compile(rf"(\s*{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*'|[^\s#]+)(.*)")
-        for number in where:
+        for number in location:
             if match := line.fullmatch(self.lines[number]):
                 self.lines[number] = f"{match[1]}{value}{match[3]}"
                 return True

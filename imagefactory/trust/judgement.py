@@ -89,15 +89,15 @@ def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO
         return VerifiedEnvelope(standing=VerdictStatus.MALFORMED, why=error.message)
     key = trust.key(envelope.keyid)
     if not envelope.signature:
-        standing, why = VerdictStatus.UNSIGNED, "it is not signed"
+        standing, reason = VerdictStatus.UNSIGNED, "it is not signed"
     elif key is None:
-        standing, why = VerdictStatus.WRONG_KEY, f"no trusted key is {envelope.keyid[:16]}..."
+        standing, reason = VerdictStatus.WRONG_KEY, f"no trusted key is {envelope.keyid[:16]}..."
     elif not is_signed_by(envelope, key.keyid, key.public):
-        standing, why = VerdictStatus.EDITED, f"it is not what '{key.name}' signed"
+        standing, reason = VerdictStatus.EDITED, f"it is not what '{key.name}' signed"
     else:
-        why = f"signed by '{key.name}'"
-        return VerifiedEnvelope(envelope=envelope, key=key, standing=VerdictStatus.GOOD, why=why)
-    return VerifiedEnvelope(envelope=envelope, standing=standing, why=why)
+        reason = f"signed by '{key.name}'"
+        return VerifiedEnvelope(envelope=envelope, key=key, standing=VerdictStatus.GOOD, why=reason)
+    return VerifiedEnvelope(envelope=envelope, standing=standing, why=reason)
 
 
 def period_problem(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
@@ -122,8 +122,8 @@ def unrecorded_reason(key: TrustedKey, digest: str, now: datetime) -> tuple[Verd
     if now < key.until or digest in key.signed:
         return None
     lacks = "does not have this" if key.signed else "is missing"
-    why = f"'{key.name}' is retired since {format_time(key.until)}, and the record of that day {lacks}"
-    return VerdictStatus.KEY_RETIRED, why
+    reason = f"'{key.name}' is retired since {format_time(key.until)}, and the record of that day {lacks}"
+    return VerdictStatus.KEY_RETIRED, reason
 
 
 def verify_verdict(
@@ -140,16 +140,16 @@ def verify_verdict(
     try:
         verdict = parse_verdict(opened.envelope.payload, "statement", opened.envelope.keyid)
     except StatementError as error:
-        standing, why = opened.standing, opened.why
+        standing, reason = opened.standing, opened.why
         if opened.key:
-            standing, why = VerdictStatus.MALFORMED, error.message
-        return VerificationResult(digest=digest, standing=standing, why=why, verdict=None)
-    standing, why = opened.standing, opened.why
+            standing, reason = VerdictStatus.MALFORMED, error.message
+        return VerificationResult(digest=digest, standing=standing, why=reason, verdict=None)
+    standing, reason = opened.standing, opened.why
     if opened.key is not None:
-        standing, why = _verify(verdict, opened.key, subject, court) or (standing, why)
+        standing, reason = _verify(verdict, opened.key, subject, court) or (standing, reason)
     revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
     by = revoked if standing is VerdictStatus.REVOKED else None
-    return VerificationResult(digest=digest, standing=standing, why=why, verdict=verdict, revocation=by)
+    return VerificationResult(digest=digest, standing=standing, why=reason, verdict=verdict, revocation=by)
 
 
 def verify_verdicts(
@@ -170,8 +170,8 @@ def verify_verdicts(
         if judgement.standing is VerdictStatus.GOOD and judgement.verdict is not None:
             known = first.setdefault(judgement.verdict.report.nonce, judgement.verdict)
             if known != judgement.verdict:
-                why = f"its nonce is that of {known.digest}"
-                judgement = replace(judgement, standing=VerdictStatus.REPLAYED, why=why)
+                reason = f"its nonce is that of {known.digest}"
+                judgement = replace(judgement, standing=VerdictStatus.REPLAYED, why=reason)
         result.append(judgement)
     rows = {
         (row.standing, row.verdict.keyid, row.verdict.digest) if row.verdict else row.digest: row
@@ -212,8 +212,8 @@ def _verify(
     if report.subject.manifest != subject.manifest:
         return VerdictStatus.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
     if report.suite not in court.suites:
-        why = f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}..."
-        return VerdictStatus.OTHER_SUITE, why
+        reason = f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}..."
+        return VerdictStatus.OTHER_SUITE, reason
     gap = missing_evidence(report)
     if gap or report.hardware is None:
         return VerdictStatus.EVIDENCE_REFUSED, gap
@@ -279,16 +279,16 @@ def format_revocation(withdrawal: RevocationRequest, now: datetime) -> bytes:
     return format_statement(withdrawal.subject, REVOCATION, predicate)
 
 
-def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
+def parse_revocation(payload: bytes, location: str, keyid: str) -> Revocation:
     """Parse the output of `format_revocation`. Raises StatementError for other bytes."""
-    row = dict(parse_predicate(payload, where, REVOCATION))
-    issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
-    withdrawal = parse_document(row, RevocationRequest, FORMAT, where)
+    row = dict(parse_predicate(payload, location, REVOCATION))
+    issued = parse_value(row.pop("issued", None), datetime, f"{location}: issued")
+    withdrawal = parse_document(row, RevocationRequest, FORMAT, location)
     subject = withdrawal.subject
     if not withdrawal.why.strip():
-        raise invalid_value_error(f"{where}: why", "it gives no reason")
+        raise invalid_value_error(f"{location}: why", "it gives no reason")
     if format_revocation(withdrawal, issued) != payload:
-        raise invalid_value_error(where, "its subjects do not match, or it is not in canonical form")
+        raise invalid_value_error(location, "its subjects do not match, or it is not in canonical form")
     return Revocation(
         subject=subject.manifest,
         verdicts=withdrawal.verdicts,
@@ -412,17 +412,17 @@ class VerdictSet:
 
 
 def find_verdicts(
-    place: StoreRepository,
+    repository: StoreRepository,
     subject: VerifiedImage,
     court: VerificationPolicy,
     also: Sequence[StoreRepository] = (),
 ) -> VerdictSet:
-    """Return all verdicts on an image in `place`, with its revocations and those in `also` applied.
+    """Return all verdicts on an image in `repository`, with its revocations and those in `also` applied.
 
     Verdicts are attached to the manifest of a platform. A verdict about the same content in another packaging
     can be revoked only at the other manifest. Raises RegistryError or StoreError.
     """
-    verdicts = read_verdicts(place, subject.manifest)
+    verdicts = read_verdicts(repository, subject.manifest)
     envelopes = _envelopes(verdicts)
     first = verify_verdicts(envelopes, subject, court)
     good = [
@@ -432,7 +432,10 @@ def find_verdicts(
     ]
     manifests = sorted({subject.manifest, *(verdict.report.subject.manifest for verdict in good)})
     against = [
-        attached for each in (place, *also) for own in manifests for attached in read_revocations(each, own)
+        attached
+        for each in (repository, *also)
+        for manifest in manifests
+        for attached in read_revocations(each, manifest)
     ]
     revocations = _envelopes(against)
     revoked = verify_revocations(revocations, subject, court)
@@ -444,7 +447,7 @@ def find_verdicts(
         replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged
     )
     return VerdictSet(
-        place=str(place),
+        place=str(repository),
         subject=subject,
         judged=explained,
         ignored=revoked.ignored,

@@ -84,14 +84,14 @@ def format_command(command: tuple[str, ...]) -> bytes:
     return f"command = [{words}]\n".encode()
 
 
-def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
+def parse_command(data: bytes, location: Path) -> tuple[str, ...]:
     """Parse a file NAME.command. Raises StatementError."""
     try:
         document = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise StatementError(
             "signing-program-invalid",
-            f"{where} is not valid TOML: {printable_value(str(error))}",
+            f"{location} is not valid TOML: {printable_value(str(error))}",
             hint='write one line: command = ["/PROGRAM", "ARGUMENT", ...]',
         ) from error
     words = document.get("command")
@@ -104,7 +104,7 @@ def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
     ):
         raise StatementError(
             "signing-program-invalid",
-            f"{where} does not name a program by its absolute path",
+            f"{location} does not name a program by its absolute path",
             hint='write one line: command = ["/PROGRAM", "ARGUMENT", ...]',
         )
     return tuple(words)
@@ -207,9 +207,9 @@ class SigningProgram:
         problem = self._problem(f"did not finish within {seconds:g} seconds and was killed")
         return ToolError("signing-program-timeout", problem, hint=self._try)
 
-    def _problem(self, what: str) -> str:
+    def _problem(self, message: str) -> str:
         program = printable_value(shlex.quote(self._command[0]))
-        return f"the signing program of '{self._name}' ({program}) {what}"
+        return f"the signing program of '{self._name}' ({program}) {message}"
 
     @property
     def _try(self) -> str:
@@ -304,7 +304,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def make_key(folder: Path, name: str) -> PublicKey:
+def make_key(directory: Path, name: str) -> PublicKey:
     """Write NAME.pem (mode 0600) and NAME.pub. Raises UsageError if the name exists."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
@@ -318,17 +318,17 @@ def make_key(folder: Path, name: str) -> PublicKey:
     private = Ed25519PrivateKey.generate()
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    return _write_key(folder / f"{name}{FILE}", pem, raw)
+    return _write_key(directory / f"{name}{FILE}", pem, raw)
 
 
 def record_program(
-    folder: Path, name: str, command: str, public: PublicKey, environ: Mapping[str, str]
+    directory: Path, name: str, command: str, public: PublicKey, environ: Mapping[str, str]
 ) -> PublicKey:
     """Check that the program signs for this public key, then write NAME.command (mode 0600) and NAME.pub.
 
     Raises UsageError like `make_key` and for an invalid command, ToolError for a wrong signature.
     """
-    path = folder / f"{check_name(name)}{PROGRAM}"
+    path = directory / f"{check_name(name)}{PROGRAM}"
     _check_unique(path)
     words = find_command(command, environ)
     SigningProgram(name, words, public.raw).sign(CHECK)
@@ -375,14 +375,14 @@ def find_key(
     trusted at `now` signs; `times` are the periods of trusted keys by their ids. If there is only one key, it
     is returned even if it is not trusted. Raises UsageError if several keys could sign.
     """
-    folder = keys_directory(environ)
+    directory = keys_directory(environ)
     if setting:
         named = NAME.fullmatch(setting) and not setting.endswith(FILE)
-        path = _signers(folder).get(setting, folder / f"{setting}{FILE}") if named else Path(setting)
+        path = _signers(directory).get(setting, directory / f"{setting}{FILE}") if named else Path(setting)
         if not named and path.suffix == PROGRAM:
             raise UsageError(
                 "signing-key-invalid",
-                f"signing-key: {path} names a program, which is only allowed in {folder}",
+                f"signing-key: {path} names a program, which is only allowed in {directory}",
                 hint="run imagefactory key create NAME --command ... --public ..., and write that name",
             )
         if not path.is_file():
@@ -392,12 +392,12 @@ def find_key(
                 hint="set the file of a key, or create one: imagefactory key create NAME",
             )
         return path
-    paths = _signers(folder)
+    paths = _signers(directory)
     if len(paths) < 2:
         return next(iter(paths.values()), None)
     known = times or {}
-    own = own_keys(folder)
-    valid = [key for key in own if key.keyid in known and known[key.keyid][0] <= now < known[key.keyid][1]]
+    keys = own_keys(directory)
+    valid = [key for key in keys if key.keyid in known and known[key.keyid][0] <= now < known[key.keyid][1]]
     newest = max((known[key.keyid][0] for key in valid), default=NEVER)
     chosen = [key.name for key in valid if known[key.keyid][0] == newest]
     if len(chosen) == 1:
@@ -408,18 +408,18 @@ def find_key(
             f"the keys {' and '.join(chosen)} have the same start date, so imagefactory cannot choose one",
             hint=f'write signing-key = "{chosen[-1]}" in imagefactory.toml, or retire one of them',
         )
-    fresh = [key.name for key in own if key.keyid not in known]
+    fresh = [key.name for key in keys if key.keyid not in known]
     raise UsageError(
         "no-trusted-signing-key",
-        f"{folder} has {len(paths)} keys, but none of them is trusted now",
+        f"{directory} has {len(paths)} keys, but none of them is trusted now",
         hint=f"trust the one that signs: imagefactory key trust {fresh[-1] if fresh else 'NAME'}",
     )
 
 
-def _signers(folder: Path) -> dict[str, Path]:
+def _signers(directory: Path) -> dict[str, Path]:
     """Return the files of signing keys in this directory, by name. Raises UsageError for a duplicate name."""
     paths: dict[str, Path] = {}
-    for path in sorted(path for suffix in (FILE, PROGRAM) for path in folder.glob(f"*{suffix}")):
+    for path in sorted(path for suffix in (FILE, PROGRAM) for path in directory.glob(f"*{suffix}")):
         if path.stem in paths:
             raise UsageError(
                 "key-duplicate",
@@ -539,9 +539,9 @@ def parse_public(data: bytes, name: str) -> PublicKey:
     return PublicKey(name=name, raw=raw)
 
 
-def read_public(text: str, folder: Path) -> PublicKey:
+def read_public(text: str, directory: Path) -> PublicKey:
     """Return the public key of a file, or of a key name in the keys directory. Raises UsageError."""
-    known = folder / f"{text}.pub"
+    known = directory / f"{text}.pub"
     path = known if NAME.fullmatch(text) and known.is_file() else Path(text)
     try:
         with path.open("rb") as file:
@@ -549,16 +549,16 @@ def read_public(text: str, folder: Path) -> PublicKey:
     except OSError as error:
         raise UsageError(
             "key-not-found",
-            f"'{text}' is neither a file nor a key in {folder}",
+            f"'{text}' is neither a file nor a key in {directory}",
             hint="list the keys: imagefactory key list",
         ) from error
     return parse_public(data, path.stem)
 
 
-def own_keys(folder: Path) -> tuple[PublicKey, ...]:
+def own_keys(directory: Path) -> tuple[PublicKey, ...]:
     """Return the ids of the keys that can sign here, by name. Keys without a .pub file are skipped."""
     return tuple(
         parse_public(path.read_bytes()[:LARGEST_FILE], path.stem)
-        for path in sorted(folder.glob("*.pub"))
+        for path in sorted(directory.glob("*.pub"))
         if any(path.with_suffix(suffix).exists() for suffix in (FILE, PROGRAM))
     )

@@ -151,37 +151,43 @@ def build_artifact(
     return LocalArtifact(manifest=manifest, blobs=((EMPTY_BLOB, EMPTY), (layer, packed)))
 
 
-def publish_catalog(place: StoreRepository, envelope: bytes, created: datetime) -> tuple[ImageReference, ...]:
+def publish_catalog(
+    repository: StoreRepository, envelope: bytes, created: datetime
+) -> tuple[ImageReference, ...]:
     """Push a catalog with a new tag, then move the tag `current` to it. Return both references.
 
     Raises RegistryError, also if another writer moved `current` in the meantime.
     """
     artifact = build_artifact(envelope, created)
-    put_artifact(place, artifact)
+    put_artifact(repository, artifact)
     digest = artifact.manifest.descriptor.digest
-    own = f"{created.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
+    dated_tag = f"{created.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
     references = []
-    for tag in (own, CURRENT):
-        put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, tag)
-        there = place.store.manifest(place.repository, tag)
+    for tag in (dated_tag, CURRENT):
+        put = repository.store.put_manifest(repository.repository, artifact.manifest.data, MANIFEST_TYPE, tag)
+        there = repository.store.manifest(repository.repository, tag)
         if put.digest != digest or there is None or there[0].digest != digest:
             raise RegistryError(
                 "catalog-overwritten",
-                f"{place}:{tag} is not the catalog that was pushed: another writer replaced it",
+                f"{repository}:{tag} is not the catalog that was pushed: another writer replaced it",
                 hint="run it again",
             )
         references.append(
-            ImageReference(registry=place.store.name, repository=place.repository, tag=tag, digest=digest)
+            ImageReference(
+                registry=repository.store.name, repository=repository.repository, tag=tag, digest=digest
+            )
         )
     return tuple(references)
 
 
-def publish_invitation(place: StoreRepository, text: str, created: datetime) -> ImageReference:
+def publish_invitation(repository: StoreRepository, text: str, created: datetime) -> ImageReference:
     """Push an invitation next to the catalog and replace an earlier one. Raises RegistryError."""
     artifact = build_artifact(text.encode(), created, INVITATION)
-    put_artifact(place, artifact)
-    put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
-    return ImageReference(registry=place.store.name, repository=place.repository, tag=TAG, digest=put.digest)
+    put_artifact(repository, artifact)
+    put = repository.store.put_manifest(repository.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
+    return ImageReference(
+        registry=repository.store.name, repository=repository.repository, tag=TAG, digest=put.digest
+    )
 
 
 def write_catalog(path: Path, envelope: bytes) -> None:

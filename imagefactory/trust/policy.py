@@ -112,9 +112,9 @@ def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules
     nearest = next((document for document in (*documents, *others) if "policy" in document[0]), ({}, ""))
     policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
     keys: list[TrustedKey] = []
-    for number, (document, where) in enumerate((*documents, *others)):
-        own = _parse_keys(document, where, policy, Path(where).parent)
-        ends = {key.keyid: key for key in own}
+    for number, (document, location) in enumerate((*documents, *others)):
+        parsed_keys = _parse_keys(document, location, policy, Path(location).parent)
+        ends = {key.keyid: key for key in parsed_keys}
         keys = [
             replace(key, until=max(key.since, end.until), signed=end.signed)
             if (end := ends.get(key.keyid, key)).until < key.until
@@ -123,68 +123,69 @@ def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules
         ]
         known = {word for key in keys for word in (key.name, key.keyid)}
         if number < len(documents):
-            keys += [key for key in own if not {key.name, key.keyid} & known]
+            keys += [key for key in parsed_keys if not {key.name, key.keyid} & known]
     return TrustRules(keys=tuple(keys), policy=policy)
 
 
-def parse_trust(text: str, where: str) -> TrustRules:
+def parse_trust(text: str, location: str) -> TrustRules:
     """Parse the text of one file. Raises UsageError that names the file and the key."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
             "trust-invalid",
-            f"{where} is not valid TOML: {error}",
+            f"{location} is not valid TOML: {error}",
             hint='correct the line, such as name = "lab"',
         ) from error
-    policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
-    return TrustRules(keys=_parse_keys(document, where, policy), policy=policy)
+    policy = _parse_policy(document.get("policy", {}), f"{location}: [policy]")
+    return TrustRules(keys=_parse_keys(document, location, policy), policy=policy)
 
 
 def _parse_keys(
-    document: Mapping[str, Any], where: str, policy: AcceptancePolicy, folder: Path | None = None
+    document: Mapping[str, Any], location: str, policy: AcceptancePolicy, directory: Path | None = None
 ) -> tuple[TrustedKey, ...]:
     """Return the rows of one file, without duplicate keys and names.
 
     A row without evidence has the policy's evidence.
 
-    `folder` contains the records of retired keys. Without `folder`, the records are not read.
+    `directory` contains the records of retired keys. Without `directory`, the records are not read.
     """
     rows = document.get("trust", [])
     if not isinstance(rows, list):
         raise UsageError(
             "trust-invalid",
-            f"{where}: 'trust' is not a list of tables",
+            f"{location}: 'trust' is not a list of tables",
             hint="write [[trust]] above each key",
         )
     keys = tuple(
-        _parse_key(row, f"{where}: [[trust]] {n}", policy, folder) for n, row in enumerate(rows, start=1)
+        _parse_key(row, f"{location}: [[trust]] {n}", policy, directory)
+        for n, row in enumerate(rows, start=1)
     )
-    for what in ("name", "keyid"):
-        values = [getattr(key, what) for key in keys]
+    for field_name in ("name", "keyid"):
+        values = [getattr(key, field_name) for key in keys]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice:
             raise UsageError(
                 "trust-duplicate",
-                f"{where}: duplicate {what} '{twice}' in [[trust]]",
+                f"{location}: duplicate {field_name} '{twice}' in [[trust]]",
                 hint="delete one of the two rows",
             )
     return keys
 
 
-def _parse_policy(row: object, where: str) -> AcceptancePolicy:
-    table = _table(row, where, ("evidence", "expires-days", "suites", "promotion-signatures"))
+def _parse_policy(row: object, location: str) -> AcceptancePolicy:
+    table = _table(row, location, ("evidence", "expires-days", "suites", "promotion-signatures"))
     days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
         raise UsageError(
             "trust-invalid",
-            f"{where} expires-days: expected a number of days",
+            f"{location} expires-days: expected a number of days",
             hint=f"write 1 to {MOST_DAYS}",
         )
     if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
         raise UsageError(
             "trust-invalid",
-            f"{where} suites: expected a list of digests",
+            f"{location} suites: expected a list of digests",
             hint='write ["sha256:<64 hex digits>"]',
         )
     signatures = table.get("promotion-signatures", 0)
@@ -195,53 +196,55 @@ def _parse_policy(row: object, where: str) -> AcceptancePolicy:
     ):
         raise UsageError(
             "trust-invalid",
-            f"{where} promotion-signatures: expected a number of keys",
+            f"{location} promotion-signatures: expected a number of keys",
             hint=f"write 0 to {MOST_SIGNATURES}",
         )
     return AcceptancePolicy(
-        evidence=_parse_evidence(table.get("evidence", list(evidence_types())), where),
+        evidence=_parse_evidence(table.get("evidence", list(evidence_types())), location),
         days=days,
         suites=tuple(suites),
         signatures=signatures,
     )
 
 
-def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path | None) -> TrustedKey:
-    table = _table(row, where, ("name", "keyid", "public", "from", "until", "evidence", "record"))
+def _parse_key(row: object, location: str, policy: AcceptancePolicy, directory: Path | None) -> TrustedKey:
+    table = _table(row, location, ("name", "keyid", "public", "from", "until", "evidence", "record"))
     for name in ("name", "keyid", "public", "from", "until"):
         if name not in table:
             raise UsageError(
                 "trust-invalid",
-                f"{where}: '{name}' is missing",
+                f"{location}: '{name}' is missing",
                 hint="delete the row and run imagefactory key trust FILE",
             )
     name, text = table["name"], table["public"]
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(
             "trust-invalid",
-            f"{where} name: expected a valid key name",
+            f"{location} name: expected a valid key name",
             hint="use lowercase letters, digits, '.', '_' and '-'",
         )
     if not isinstance(text, str):
         raise UsageError(
-            "trust-invalid", f"{where} public: expected a string", hint="write the key in base64"
+            "trust-invalid", f"{location} public: expected a string", hint="write the key in base64"
         )
-    key = parse_public(text.encode("utf-8"), f"{where} public")
+    key = parse_public(text.encode("utf-8"), f"{location} public")
     if table["keyid"] != key.keyid:
         raise UsageError(
             "keyid-mismatch",
-            f"{where} keyid: does not match the public key of '{name}'",
+            f"{location} keyid: does not match the public key of '{name}'",
             hint=f"compare {key.keyid}, the id of that public key, with its owner, then correct the row",
         )
-    since, until = (_parse_moment(table[word], f"{where} {word}") for word in ("from", "until"))
+    since, until = (_parse_moment(table[word], f"{location} {word}") for word in ("from", "until"))
     if until < since:
-        raise UsageError("trust-invalid", f"{where} until: is earlier than 'from'", hint="write a later time")
-    evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), where)
+        raise UsageError(
+            "trust-invalid", f"{location} until: is earlier than 'from'", hint="write a later time"
+        )
+    evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), location)
     record = table.get("record", "")
     if record != "" and not (isinstance(record, str) and DIGEST.fullmatch(record)):
         raise UsageError(
             "trust-invalid",
-            f"{where} record: expected a digest",
+            f"{location} record: expected a digest",
             hint="delete this line and run imagefactory key retire NAME",
         )
     return TrustedKey(
@@ -251,14 +254,14 @@ def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path |
         since=since,
         until=until,
         evidence=evidence,
-        signed=_read_record(folder, name, record) if folder and record else frozenset(),
+        signed=_read_record(directory, name, record) if directory and record else frozenset(),
     )
 
 
-def _read_record(folder: Path, name: str, digest: str) -> frozenset[str]:
+def _read_record(directory: Path, name: str, digest: str) -> frozenset[str]:
     """Return the lines of the record with that digest, none if the file is missing or was changed."""
     try:
-        data = read_file(folder, f"{RECORDS}/{name}.txt", LARGEST_RECORD)
+        data = read_file(directory, f"{RECORDS}/{name}.txt", LARGEST_RECORD)
     except OSError:
         return frozenset()
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
@@ -266,24 +269,24 @@ def _read_record(folder: Path, name: str, digest: str) -> frozenset[str]:
     return frozenset(line for line in data.decode("ascii", "replace").splitlines() if DIGEST.fullmatch(line))
 
 
-def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
+def _parse_evidence(value: object, location: str) -> tuple[str, ...]:
     kinds = evidence_types()
     words = ", ".join(kinds)
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise UsageError(
-            "trust-invalid", f"{where} evidence: expected a list of strings", hint=f"write any of {words}"
+            "trust-invalid", f"{location} evidence: expected a list of strings", hint=f"write any of {words}"
         )
     unknown = [word for word in value if word not in kinds]
     if unknown:
         raise UsageError(
             "trust-invalid",
-            f"{where} evidence: unknown type '{printable_value(unknown[0])}'",
+            f"{location} evidence: unknown type '{printable_value(unknown[0])}'",
             hint=f"write any of {words}",
         )
     return tuple(value)
 
 
-def _parse_moment(value: object, where: str) -> datetime:
+def _parse_moment(value: object, location: str) -> datetime:
     """Return a time; a date means 00:00 UTC."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         with contextlib.suppress(OverflowError):  # at either end of the calendar
@@ -292,7 +295,7 @@ def _parse_moment(value: object, where: str) -> datetime:
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     raise UsageError(
         "trust-invalid",
-        f"{where} is not a date",
+        f"{location} is not a date",
         hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes",
     )
 
@@ -302,14 +305,16 @@ def first_moment(value: date) -> datetime:
     return _parse_moment(value, "[[trust]]")
 
 
-def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+def _table(value: object, location: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError("trust-invalid", f"{where} is not a table", hint=f"known keys: {', '.join(known)}")
+        raise UsageError(
+            "trust-invalid", f"{location} is not a table", hint=f"known keys: {', '.join(known)}"
+        )
     for key in value:
         if key not in known:
             raise UsageError(
                 "trust-invalid",
-                f"{where}: unknown key '{printable_value(key)}'",
+                f"{location}: unknown key '{printable_value(key)}'",
                 hint=f"known keys: {', '.join(known)}",
             )
     return value
@@ -338,21 +343,21 @@ class TrustGrant:
     evidence: tuple[str, ...] = ()
 
 
-def add_key(text: str, grant: TrustGrant, where: str) -> str:
+def add_key(text: str, grant: TrustGrant, location: str) -> str:
     """Return the text of imagefactory.toml with a new [[trust]] row. The rest is unchanged.
 
     Raises UsageError if the name or the key is already trusted.
     """
-    for key in parse_trust(text, where).keys:
+    for key in parse_trust(text, location).keys:
         if grant.key.name == key.name or grant.key.keyid == key.keyid:
             raise UsageError(
                 "key-already-trusted",
-                f"{where}: '{key.name}' is already trusted, until {key.until:%Y-%m-%d}",
+                f"{location}: '{key.name}' is already trusted, until {key.until:%Y-%m-%d}",
                 hint="retire it, or change its dates there; a new key needs a new name",
             )
     row = format_row(grant)
     before = text.rstrip("\n")
-    return _checked(f"{before}\n\n{row}" if before else row, text, where)
+    return _checked(f"{before}\n\n{row}" if before else row, text, location)
 
 
 def format_row(grant: TrustGrant) -> str:
@@ -372,19 +377,19 @@ def row_values(grant: TrustGrant) -> dict[str, str]:
     return values | ({"evidence": json.dumps(list(grant.evidence))} if grant.evidence else {})
 
 
-def named_key(text: str, name: str, where: str) -> TrustedKey:
+def named_key(text: str, name: str, location: str) -> TrustedKey:
     """Return the key with that name or id in an imagefactory.toml. Raises UsageError."""
-    key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
+    key = next((key for key in parse_trust(text, location).keys if name in (key.name, key.keyid)), None)
     if key is None:
         raise UsageError(
             "key-not-trusted",
-            f"{where}: no key '{name}' is trusted",
+            f"{location}: no key '{name}' is trusted",
             hint="list the keys: imagefactory key list",
         )
     return key
 
 
-def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"") -> str:
+def retire_key(text: str, name: str, until: date, location: str, record: bytes = b"") -> str:
     """Return the text of imagefactory.toml in which the key is trusted only for statements issued before
     `until`.
 
@@ -393,7 +398,7 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
     """
     import tomlkit
 
-    key = named_key(text, name, where)
+    key = named_key(text, name, location)
     moment = _parse_moment(until, "--until")
     document = tomlkit.parse(text)
     rows: Any = document["trust"]
@@ -402,14 +407,14 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
     if key.until <= moment and (not record or "record" in row):
         raise UsageError(
             "key-already-retired",
-            f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
+            f"{location}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
             hint="pass an earlier date, or keep that one",
         )
     if moment < key.until:
         row["until"] = max(moment, key.since) if isinstance(until, datetime) else until
     if record:
         row["record"] = f"sha256:{hashlib.sha256(record).hexdigest()}"
-    return _checked(tomlkit.dumps(document), text, where)
+    return _checked(tomlkit.dumps(document), text, location)
 
 
 def format_record(digests: Iterable[str]) -> bytes:
@@ -417,14 +422,14 @@ def format_record(digests: Iterable[str]) -> bytes:
     return "".join(f"{digest}\n" for digest in sorted(set(digests))).encode("ascii")
 
 
-def _checked(text: str, before: str, where: str) -> str:
+def _checked(text: str, before: str, location: str) -> str:
     """Return `text`. Raises UsageError if it is invalid or if more than its trust rows changed."""
-    parse_trust(text, where)
+    parse_trust(text, location)
     old, new = tomllib.loads(before), tomllib.loads(text)
     if {**old, "trust": 0} != {**new, "trust": 0}:
         raise UsageError(
             "trust-not-editable",
-            f"{where}: the result of imagefactory's edit would not be valid",
+            f"{location}: the result of imagefactory's edit would not be valid",
             hint="write [[trust]] at the end of the file",
         )
     return text
@@ -466,9 +471,9 @@ class KeyRow(TypedDict):
     """Whether you have the private key."""
 
 
-def list_keys(trust: TrustRules, own: Sequence[PublicKey], now: datetime) -> list[KeyRow]:
+def list_keys(trust: TrustRules, public_keys: Sequence[PublicKey], now: datetime) -> list[KeyRow]:
     """Return the trusted keys and the user's keys by name, as JSON."""
-    mine = {key.keyid: key for key in own}
+    mine = {key.keyid: key for key in public_keys}
 
     def row(key: PublicKey, trusted: TrustedKey | None) -> KeyRow:
         status: Literal["trusted", "retired", "later", "not-trusted"] = "not-trusted"

@@ -209,28 +209,34 @@ def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
 def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagDecision:
     if not needs:  # no verdict distinguishes ours from others
         newest = [candidate for candidate in newest if candidate.own] or newest
-    at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
-    withdrawal = "" if at is None else _withdrawal_reason(newest[at], needs)
+    row_index = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
+    withdrawal = "" if row_index is None else _withdrawal_reason(newest[row_index], needs)
     for i, candidate in enumerate(newest):
         if any(capability_status(candidate.judged, need)[0] is not CapabilityStatus.PROVEN for need in needs):
             continue
         if not needs and not candidate.own:
             continue
-        why = f"{candidate.name} is verified for {_list(needs)}"
+        reason = f"{candidate.name} is verified for {_list(needs)}"
         if not needs:
-            why = f"{candidate.name} is the newest, and no GPU is required"
-        if at is not None and i > at and not withdrawal:
+            reason = f"{candidate.name} is the newest, and no GPU is required"
+        if row_index is not None and i > row_index and not withdrawal:
             break
         if withdrawal:
-            why = f"{newest[at or 0].name} is {withdrawal}; {why}"
+            reason = f"{newest[row_index or 0].name} is {withdrawal}; {reason}"
         return TagDecision(
-            tag=tag, before=before, after=candidate.digest, proven=True, why=why, withdrawn=bool(withdrawal)
+            tag=tag,
+            before=before,
+            after=candidate.digest,
+            proven=True,
+            why=reason,
+            withdrawn=bool(withdrawal),
         )
     if withdrawal:
-        why = f"{newest[at or 0].name} is {withdrawal}, and no other candidate is verified for {_list(needs)}"
-        return TagDecision(tag=tag, before=before, after="", proven=False, why=why, withdrawn=True)
+        name = newest[row_index or 0].name
+        reason = f"{name} is {withdrawal}, and no other candidate is verified for {_list(needs)}"
+        return TagDecision(tag=tag, before=before, after="", proven=False, why=reason, withdrawn=True)
     return TagDecision(
-        tag=tag, before=before, after=before, proven=False, why=_missing_reason(newest, at, needs)
+        tag=tag, before=before, after=before, proven=False, why=_missing_reason(newest, row_index, needs)
     )
 
 
@@ -243,11 +249,11 @@ def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
     return ""
 
 
-def _missing_reason(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
+def _missing_reason(newest: Sequence[TagCandidate], row_index: int | None, needs: Sequence[str]) -> str:
     """Return what is missing for the newest candidate, or for the one that the tag points to."""
     if not newest:
         return "no candidate"
-    candidate = newest[at or 0]
+    candidate = newest[row_index or 0]
     if not needs:
         return f"{candidate.name} was not pushed by this store, and its record has no MAC of the nonce key"
     lacks = [

@@ -215,11 +215,11 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     Raises StatementError if the report is a rehearsal, contradicts itself, lacks a check, has no run on a
     GPU, or has a GPU that the evidence of the host does not confirm.
     """
-    why = contradiction(report) or missing_evidence(report) or _missing_check(report)
-    if why:
+    reason = contradiction(report) or missing_evidence(report) or _missing_check(report)
+    if reason:
         raise StatementError(
             "report-not-signable",
-            f"this report cannot be signed: {why}",
+            f"this report cannot be signed: {reason}",
             hint="correct the problem and verify the image again: imagefactory verify TARGET",
         )
     if report.ended - now > SKEW:
@@ -252,8 +252,8 @@ def contradiction(report: GpuReport) -> str:
     if not signable(report):
         number = "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
         return f"its outcome '{report.outcome}' is not that of a run on {number}"
-    if report.level == MULTI_GPU_LEVELS and (why := _gpu_count_problem(report)):
-        return why
+    if report.level == MULTI_GPU_LEVELS and (reason := _gpu_count_problem(report)):
+        return reason
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
         return "it waives a check that ran, or that it does not have"
     if report.outcome not in PASSES:
@@ -333,8 +333,8 @@ def format_test_result(verdict: Verdict) -> bytes:
     """
     report = verdict.report
     device, driver = report.device, report.hardware.driver if report.hardware else ""
-    where = {"capability": device.capability, "gpu": device.name} if device else {}
-    where |= {"gpus": str(report.gpus)} if report.level == MULTI_GPU_LEVELS else {}
+    device_fields = {"capability": device.capability, "gpu": device.name} if device else {}
+    device_fields |= {"gpus": str(report.gpus)} if report.level == MULTI_GPU_LEVELS else {}
     named = {state: [check.name for check in report.checks if check.state is state] for state in CheckState}
     passed = "WARNED" if report.waived else "PASSED"
     predicate = {
@@ -343,7 +343,7 @@ def format_test_result(verdict: Verdict) -> bytes:
             {
                 "name": f"gpu-suite-{report.level}",
                 "digest": {"sha256": report.suite.removeprefix("sha256:")},
-                "annotations": {**where, "driver": driver, "nonce": report.nonce},
+                "annotations": {**device_fields, "driver": driver, "nonce": report.nonce},
             }
         ],
         "passedTests": named[CheckState.PASSED],
@@ -360,38 +360,40 @@ def format_statement(subject: VerifiedImage, kind: str, predicate: Mapping[str, 
     return format_json({"_type": STATEMENT, "subject": about, "predicateType": kind, "predicate": predicate})
 
 
-def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
+def parse_verdict(payload: bytes, location: str, keyid: str) -> Verdict:
     """Parse the bytes of a statement. Raises StatementError if they are not a valid verdict.
 
     A run that ended after the signature, or an invalid period, is also an error.
     """
-    predicate = parse_predicate(payload, where, VERDICT)
-    own = ("issued", "expires")
-    report = parse_gpu_report({key: value for key, value in predicate.items() if key not in own}, where)
-    period = _PERIOD.parse({key: value for key, value in predicate.items() if key in own}, where)
+    predicate = parse_predicate(payload, location, VERDICT)
+    time_fields = ("issued", "expires")
+    report = parse_gpu_report(
+        {key: value for key, value in predicate.items() if key not in time_fields}, location
+    )
+    period = _PERIOD.parse({key: value for key, value in predicate.items() if key in time_fields}, location)
     verdict = Verdict(report=report, keyid=keyid, digest=digest_of(payload), **period)
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
-        what = f"it is not within {LONGEST_LIFE.days} days after it was issued"
-        raise invalid_value_error(f"{where}: expires", what)
+        message = f"it is not within {LONGEST_LIFE.days} days after it was issued"
+        raise invalid_value_error(f"{location}: expires", message)
     if report.ended - verdict.issued > SKEW:
-        raise invalid_value_error(f"{where}: ended", "it is after the signature")
-    why = contradiction(report)
-    if why:
-        raise invalid_value_error(where, why)
+        raise invalid_value_error(f"{location}: ended", "it is after the signature")
+    reason = contradiction(report)
+    if reason:
+        raise invalid_value_error(location, reason)
     if format_verdict(verdict) != payload:
-        what = "its subjects do not match its report, or it is not in canonical form"
-        raise invalid_value_error(where, what)
+        message = "its subjects do not match its report, or it is not in canonical form"
+        raise invalid_value_error(location, message)
     return verdict
 
 
-def parse_predicate(payload: bytes, where: str, kind: str) -> Mapping[str, Any]:
+def parse_predicate(payload: bytes, location: str, kind: str) -> Mapping[str, Any]:
     """Return the predicate of a statement of this type in canonical form. Raises StatementError."""
-    statement = _STATEMENT.parse(parse_json(payload, where), where)
+    statement = _STATEMENT.parse(parse_json(payload, location), location)
     if statement["_type"] != STATEMENT:
-        raise invalid_value_error(f"{where}: _type", f"it is not {STATEMENT}")
+        raise invalid_value_error(f"{location}: _type", f"it is not {STATEMENT}")
     if statement["predicateType"] != kind:
-        raise invalid_value_error(f"{where}: predicateType", f"it is not {kind}")
+        raise invalid_value_error(f"{location}: predicateType", f"it is not {kind}")
     predicate = statement["predicate"]
     if not isinstance(predicate, dict):
-        raise invalid_value_error(f"{where}: predicate", "it is not an object")
+        raise invalid_value_error(f"{location}: predicate", "it is not an object")
     return predicate

@@ -66,19 +66,21 @@ def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
     gpus: list[GpuIdentity] = []
     nodes: list[str] = []
     lost: list[tuple[str, str]] = []
-    for folder in sorted(path.parent for path in (places.sys / NODES).glob("*/properties")):
-        properties = _properties(folder)
+    for directory in sorted(path.parent for path in (places.sys / NODES).glob("*/properties")):
+        properties = _properties(directory)
         if not properties.get("gfx_target_version"):
             continue
         try:
-            gpu, node = _read_gpu(places, folder, properties)
+            gpu, node = _read_gpu(places, directory, properties)
         except NoGpuError as error:
             lost.append((f"{LOST}{len(gpus) + len(lost)}", error.message.removeprefix(UNUSABLE)))
             continue
         gpus.append(gpu)
         nodes.append(node)
     if not gpus and lost:
-        raise NoGpuError("gpu-not-visible", f"{UNUSABLE}{'; '.join(why for _, why in lost)}", hint=AMD_HINT)
+        raise NoGpuError(
+            "gpu-not-visible", f"{UNUSABLE}{'; '.join(reason for _, reason in lost)}", hint=AMD_HINT
+        )
     release = _RELEASE.match(places.release or platform.release())
     return Hardware(
         kind=EVIDENCE_LOCAL,
@@ -90,7 +92,7 @@ def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
     )
 
 
-def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) -> tuple[GpuIdentity, str]:
+def _read_gpu(places: AmdPlaces, directory: Path, properties: Mapping[str, int]) -> tuple[GpuIdentity, str]:
     """Return a GPU and its render node. Raises NoGpuError if the sources disagree."""
     number = properties.get("drm_render_minor", 0)
     uuid = f"GPU-{properties.get('unique_id', 0):016x}"
@@ -108,21 +110,21 @@ def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) ->
         )
     processor = processor_of(properties["gfx_target_version"])
     name = clean(_text(device / "product_name")) or f"AMD {processor}"
-    memory = _memory(folder) or read_memory(
+    memory = _memory(directory) or read_memory(
         str(places.proc)
     )  # integrated graphics share the machine's memory
     return GpuIdentity(name=name, capability=processor, uuid=uuid, memory=memory), f"/dev/dri/{node.name}"
 
 
-def _properties(folder: Path) -> Mapping[str, int]:
+def _properties(directory: Path) -> Mapping[str, int]:
     """Return the numbers of a node, none if this user cannot read them."""
-    words = (line.split() for line in _text(folder / "properties").splitlines())
+    words = (line.split() for line in _text(directory / "properties").splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _memory(folder: Path) -> int:
+def _memory(directory: Path) -> int:
     """Return the memory of a GPU in bytes: the banks of its frame buffer (heap types 1 and 2)."""
-    banks = [_properties(path) for path in folder.glob("mem_banks/*")]
+    banks = [_properties(path) for path in directory.glob("mem_banks/*")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in (1, 2))
 
 
@@ -173,8 +175,8 @@ class LocalEvidence:
         return parse_evidence(hardware, EVIDENCE_LOCAL, "this machine's GPUs")
 
 
-def parse_evidence(value: object, kind: str, where: str) -> Hardware:
+def parse_evidence(value: object, kind: str, location: str) -> Hardware:
     """Parse the result of `read_hardware` on this or another machine. Raises StatementError."""
-    row = _EVIDENCE.parse(value, where)
+    row = _EVIDENCE.parse(value, location)
     del row["format"]
     return Hardware(kind=kind, **row)

@@ -97,10 +97,12 @@ def check_level(definition: BuildSpec, level: str) -> None:
     framework = frameworks.FRAMEWORKS.get(target.framework, frameworks.OTHER)
     locked = {package.name: package.version for package in definition.lock.packages}
     checks = table.PARTS[table.SEVERAL] if level == MULTI_GPU_LEVELS else ()
-    if why := next((why for check in checks if (why := table.not_applicable(framework, check, locked))), ""):
+    if reason := next(
+        (reason for check in checks if (reason := table.not_applicable(framework, check, locked))), ""
+    ):
         raise UsageError(
             "suite-not-applicable",
-            f"{target.name}: --suite {MULTI_GPU_LEVELS} is for PyTorch on NVIDIA GPUs: {why}",
+            f"{target.name}: --suite {MULTI_GPU_LEVELS} is for PyTorch on NVIDIA GPUs: {reason}",
             hint="verify it on one GPU: --suite full",
         )
 
@@ -169,13 +171,13 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
             reason = f"asked for {number}{kind}, this machine has {there}{lost}"
             return not_started(run, Outcome.WRONG_GPU, reason)
         environment = visible_gpus(trial.hardware, gpus, trial.ask.environ)
-    with locked_temporary_directory("verify-", scratch) as folder:
-        write_suite(folder / "suite", files)
+    with locked_temporary_directory("verify-", scratch) as directory:
+        write_suite(directory / "suite", files)
         spec = RunSpec(
             argv=suite_argv(trial.definition),
             environment=environment,
             gpus=not trial.ask.rehearsal,
-            mounts=suite_mounts(folder / "suite", folder, run.asked),
+            mounts=suite_mounts(directory / "suite", directory, run.asked),
             timeout=timeout_of(trial.ask.level),
         )
         try:
@@ -186,7 +188,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
             return not_started(replace(run, ended=clock()), Outcome.INFRASTRUCTURE, clean(reason))
         data, fault = b"", ""
         try:
-            data = read_report(folder / "report" / REPORT_NAME)
+            data = read_report(directory / "report" / REPORT_NAME)
         except InvalidReportError as error:
             fault = str(error)
     return outcome_of(replace(run, ended=clock()), RawResult(report=data, fault=fault, completed=completed))

@@ -104,14 +104,14 @@ class KitReport:
 
 
 def collect_kit(
-    folder: Path,
+    directory: Path,
     nonces: NonceStore,
     now: datetime,
     environ: Mapping[str, str],
     *,
     again: bool = False,
 ) -> KitReport:
-    """Check the result in the kit in `folder`, without signing it or spending its nonce.
+    """Check the result in the kit in `directory`, without signing it or spending its nonce.
 
     `environ` identifies the GitHub Actions run whose artifacts these are. With `again`, the nonce may be
     spent or expired.
@@ -121,8 +121,8 @@ def collect_kit(
     NoGpuError and CheckFailedError if no process was started in the image, StatementError for a result that
     kits do not write.
     """
-    files, where = read_returned_kit(folder), str(folder)
-    nonce = read_nonce(folder)
+    files, location = read_returned_kit(directory), str(directory)
+    nonce = read_nonce(directory)
     known = nonces.look(nonce)
     texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
     run = replace(known.run, suite=suite_digest(), kit=digest_of(texts), pool="")
@@ -132,40 +132,40 @@ def collect_kit(
     if files.suite != run.suite:
         raise NonceError(
             "nonce-other-suite",
-            f"the suite in {folder} changed after the kit was created",
+            f"the suite in {directory} changed after the kit was created",
             hint="create a new kit",
         )
     # From here on kit.json and expectations.json are as the owner of the nonce store wrote them.
     kit = json.loads(files.kit)
-    actions = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
+    actions = parse_run(files.run, f"{location}/{RESULT}/{RUN}")["actions"] or {}
     kind = EVIDENCE_ACTIONS if _same_run(actions, environ) else EVIDENCE_KIT
-    report = verify_returned_kit(files, kit, where, kind)
+    report = verify_returned_kit(files, kit, location, kind)
     return KitReport(report=report, run=run, reference=kit["reference"])
 
 
-def read_nonce(folder: Path) -> str:
+def read_nonce(directory: Path) -> str:
     """Return the nonce in kit.json, which is not trusted yet."""
-    data = _read(folder, KIT)
+    data = _read(directory, KIT)
     if data is None:
-        raise _not_a_kit(folder)
+        raise _not_a_kit(directory)
     try:
         kit: Any = parse_json(data)
         return str(kit["nonce"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _not_a_kit(folder, f": {KIT} is not valid") from error
+        raise _not_a_kit(directory, f": {KIT} is not valid") from error
 
 
-def _not_a_kit(folder: Path, why: str = "") -> UsageError:
+def _not_a_kit(directory: Path, reason: str = "") -> UsageError:
     hint = "pass the directory that verify --kit wrote"
-    return UsageError("kit-invalid", f"{folder} is not a kit{why}", hint=hint)
+    return UsageError("kit-invalid", f"{directory} is not a kit{reason}", hint=hint)
 
 
-def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
+def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], location: str, kind: str) -> GpuReport:
     """Return the report in a result of the trusted `kit`, with evidence of type `kind`. Pure.
 
     Raises like `collect_kit`.
     """
-    at = f"{where}/{RESULT}/{RUN}"
+    at = f"{location}/{RESULT}/{RUN}"
     facts = parse_run(files.run, at)
     if facts["nonce"] != kit["nonce"]:
         raise invalid_value_error(f"{at}: nonce", "the result is from another kit")
@@ -178,9 +178,9 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
             raise NoGpuError("gpu-not-visible", message, hint=hint)
         raise CheckFailedError("kit-not-started", message, hint=hint)
     if files.evidence is None:
-        what = "it is missing, so there is no evidence of a GPU"
-        raise invalid_value_error(f"{where}/{RESULT}/{EVIDENCE}", what)
-    evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
+        problem_text = "it is missing, so there is no evidence of a GPU"
+        raise invalid_value_error(f"{location}/{RESULT}/{EVIDENCE}", problem_text)
+    evidence = parse_evidence(_json(files.evidence, f"{location}/{EVIDENCE}"), kind, f"{location}/{EVIDENCE}")
     expectations = json.loads(files.expectations)
     judged = GpuRun(
         subject=VerifiedImage(**kit["subject"]),
@@ -207,71 +207,71 @@ def _same_run(actions: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     return here and all(environ.get(name) and actions.get(name) == environ[name] for name in CI_RUN)
 
 
-def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
+def parse_run(data: bytes, location: str) -> Mapping[str, Any]:
     """Return run.json with all values checked. `completed` is how the suite ended. Raises StatementError."""
-    row = _RUN.parse(_json(data, where), where)
+    row = _RUN.parse(_json(data, location), location)
     if not row["runner"] and not row["outcome"]:
-        raise invalid_value_error(where, "it has neither a runner nor an outcome")
+        raise invalid_value_error(location, "it has neither a runner nor an outcome")
     actions = row["actions"] and dict(zip(_ACTIONS, row["actions"], strict=True))
     return {**row, "actions": actions, "completed": completed_of(row)}
 
 
-def read_returned_kit(folder: Path) -> ReturnedKit:
+def read_returned_kit(directory: Path) -> ReturnedKit:
     """Read a kit.
 
     Raises UsageError if it is not a kit or has no result. Links and large files are rejected.
     """
-    kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
+    kit, expectations = _read(directory, KIT), _read(directory, EXPECTATIONS)
     if kit is None or expectations is None:
-        raise _not_a_kit(folder)
-    run = _read(folder, f"{RESULT}/{RUN}")
+        raise _not_a_kit(directory)
+    run = _read(directory, f"{RESULT}/{RUN}")
     if run is None:
         raise UsageError(
             "kit-without-result",
-            f"{folder} has no result yet",
-            hint=f"run it on the machine with the GPU: python3 {folder}/run.py",
+            f"{directory} has no result yet",
+            hint=f"run it on the machine with the GPU: python3 {directory}/run.py",
         )
     return ReturnedKit(
         kit=kit,
         expectations=expectations,
-        suite=_suite(folder / "suite"),
+        suite=_suite(directory / "suite"),
         run=run,
-        evidence=_read(folder, f"{RESULT}/{EVIDENCE}"),
-        report=_read(folder, f"{RESULT}/{REPORT}"),
+        evidence=_read(directory, f"{RESULT}/{EVIDENCE}"),
+        report=_read(directory, f"{RESULT}/{REPORT}"),
     )
 
 
-def _suite(folder: Path) -> str:
+def _suite(directory: Path) -> str:
     """Return the digest of a suite, "" for other directories: a link may lead to a whole disk."""
     try:
-        walk = walk_tree(folder, lambda _: None, limits=SUITE_LIMITS)
+        walk = walk_tree(directory, lambda _: None, limits=SUITE_LIMITS)
         names = [name for name, _ in walk if name.endswith(".py")]
     except OSError:
         return ""
     if not 0 < len(names) <= MOST_FILES or not all(name.isascii() for name in names):
         return ""
-    return digest_of({name: _read(folder, name) or b"" for name in names})
+    return digest_of({name: _read(directory, name) or b"" for name in names})
 
 
-def _read(folder: Path, path: str) -> bytes | None:
+def _read(directory: Path, path: str) -> bytes | None:
     """Return the bytes of a file, None if missing. Raises UsageError for a link, a FIFO or a large file."""
     try:
-        return read_file(folder, path, LARGEST)
+        return read_file(directory, path, LARGEST)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UsageError(
-            *os_problem("read", printable_value(str(folder / path)), error),
+            *os_problem("read", printable_value(str(directory / path)), error),
             hint="a kit has only regular files: copy it back unchanged",
         ) from error
 
 
-def _json(data: bytes, where: str) -> object:
+def _json(data: bytes, location: str) -> object:
     try:
         return parse_json(data)
     except ValueError as error:
         raise StatementError(
-            "kit-result-invalid", f"{printable_value(where)} is not JSON", hint="run the kit again"
+            "kit-result-invalid", f"{printable_value(location)} is not JSON", hint="run the kit again"
         ) from error
 
 
@@ -309,27 +309,29 @@ class KitRequest:
     sifs: tuple[str, ...] = ()
 
 
-def make_kit(folder: Path, order: KitRequest, nonces: NonceStore, now: datetime) -> IssuedNonce:
-    """Issue the nonce in `order.asked` and write the kit into `folder` (new or empty) atomically.
+def make_kit(directory: Path, order: KitRequest, nonces: NonceStore, now: datetime) -> IssuedNonce:
+    """Issue the nonce in `order.asked` and write the kit into `directory` (new or empty) atomically.
 
     Raises UsageError if the directory is not empty.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(
-            "kit-exists", f"{folder} already exists and is not empty", hint="pass a new directory: --kit DIR"
+            "kit-exists",
+            f"{directory} already exists and is not empty",
+            hint="pass a new directory: --kit DIR",
         )
     suite, level = digest_of(read_suite()), order.asked["level"]
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
     run = NonceSubject(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         write_suite(beside, {**program_files(), **texts})
         issued = nonces.issue(order.asked["nonce"], run, now)
-        beside.rename(folder)
+        beside.rename(directory)
     except OSError as error:
         hint = "pass a new directory: --kit DIR"
-        raise UsageError(*os_problem("create", folder, error), hint=hint) from error
+        raise UsageError(*os_problem("create", directory, error), hint=hint) from error
     finally:
         remove_tree(beside)
     return issued

@@ -126,8 +126,8 @@ class NonceStore:
     another `ci_run` are rejected too.
     """
 
-    def __init__(self, folder: Path, key: str = "", *, ci_run: str = "") -> None:
-        self.folder, self.key, self.ci_run = folder, key.encode(), ci_run
+    def __init__(self, directory: Path, key: str = "", *, ci_run: str = "") -> None:
+        self.folder, self.key, self.ci_run = directory, key.encode(), ci_run
 
     def issue(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
         """Store a new nonce. Raises StoreError if it exists."""
@@ -251,8 +251,8 @@ class NonceStore:
     def _forget(self, now: datetime) -> None:
         """Remove long expired and incomplete files by their times, since reading them is slower."""
         before = (now - LIFETIME - RETENTION).timestamp()
-        for folder in (self.folder, self.folder / SPENT_DIRECTORY):
-            for path in folder.iterdir():
+        for directory in (self.folder, self.folder / SPENT_DIRECTORY):
+            for path in directory.iterdir():
                 ours = NONCE.fullmatch(path.name[:32]) or path.name.startswith(TEMPORARY_PREFIX)
                 with contextlib.suppress(FileNotFoundError):
                     if ours and path.is_file() and path.stat().st_mtime < before:
@@ -321,12 +321,12 @@ def _replayed(nonce: str, spent: datetime | None) -> NonceError:
 
 
 @contextlib.contextmanager
-def _nonce_error(folder: Path) -> Iterator[None]:
+def _nonce_error(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StoreError(
-            *os_problem("write", f"the nonce store {folder}", error),
+            *os_problem("write", f"the nonce store {directory}", error),
             hint="use another directory: --nonce-dir DIR",
         ) from error
 

@@ -201,19 +201,19 @@ def format_gpu_report(report: GpuReport) -> dict[str, Any]:
     return format_document(report, FORMAT)
 
 
-def parse_gpu_report(value: object, where: str) -> GpuReport:
-    """Parse the output of `format_gpu_report`. Messages begin with `where`.
+def parse_gpu_report(value: object, location: str) -> GpuReport:
+    """Parse the output of `format_gpu_report`. Messages begin with `location`.
 
     Raises StatementError for other JSON: a missing or unknown field, a value of another type, a text with
     control characters, a duplicate check, an end before its start.
     """
-    report = parse_document(value, GpuReport, FORMAT, where)
+    report = parse_document(value, GpuReport, FORMAT, location)
     assert isinstance(report, GpuReport)
     names = [check.name for check in report.checks]
     if len(set(names)) != len(names):
-        raise invalid_value_error(f"{where}: checks", "it has a duplicate check")
+        raise invalid_value_error(f"{location}: checks", "it has a duplicate check")
     if report.ended < report.started:
-        raise invalid_value_error(f"{where}: ended", "it is before the start")
+        raise invalid_value_error(f"{location}: ended", "it is before the start")
     return report
 
 

@@ -124,9 +124,9 @@ def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path
     """
     files, request = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
-    with locked_temporary_directory("smoke-", scratch) as folder:
-        write_suite(folder / "suite", files)
-        outcome = _run_all(trial, folder, request, runner, progress)
+    with locked_temporary_directory("smoke-", scratch) as directory:
+        write_suite(directory / "suite", files)
+        outcome = _run_all(trial, directory, request, runner, progress)
     report = Report(
         target=trial.definition.target.name,
         image=trial.image.digest,
@@ -156,7 +156,7 @@ def _record_of(trial: SmokeTest, records: Path, suite: str) -> Path:
 
 
 def _run_all(
-    trial: SmokeTest, folder: Path, request: Mapping[str, Any], runner: Runner, progress: Progress
+    trial: SmokeTest, directory: Path, request: Mapping[str, Any], runner: Runner, progress: Progress
 ) -> SmokeOutcome:
     """Run the suite as root, then as an ordinary user if the recipe requires it."""
     required = request["checks"]
@@ -164,7 +164,7 @@ def _run_all(
     outcome = SmokeOutcome(checks=(), failure=None)
     with progress.task("checks", total=len(required), unit="checks") as task:
         if plain:
-            outcome = _run(trial, folder, request, runner, checks=plain, uid=0)
+            outcome = _run(trial, directory, request, runner, checks=plain, uid=0)
             task.advance(len(plain))
         if "unprivileged" not in required:
             return outcome
@@ -174,14 +174,14 @@ def _run_all(
             return replace(outcome, checks=(*outcome.checks, *skipped.checks))
         framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
         checks = table.unprivileged_checks(framework, required)
-        second = _run(trial, folder, request, runner, checks=checks, uid=table.UNPRIVILEGED_UID)
+        second = _run(trial, directory, request, runner, checks=checks, uid=table.UNPRIVILEGED_UID)
         task.advance(1)
     return merge(outcome, second)
 
 
 def _run(
     trial: SmokeTest,
-    folder: Path,
+    directory: Path,
     request: Mapping[str, Any],
     runner: Runner,
     *,
@@ -191,12 +191,12 @@ def _run(
     """Run the suite once. An ordinary user gets a read-only root, and the suite checks the user id."""
     name = "unprivileged" if uid else "root"
     nonce = f"{trial.nonce}-{name}"
-    own = {"checks": list(checks), "nonce": nonce, "uid": uid or None}
+    run_fields = {"checks": list(checks), "nonce": nonce, "uid": uid or None}
     spec = RunSpec(
         argv=suite_argv(trial.definition, "smoke.py"),
         uid=uid,
         read_only=bool(uid),
-        mounts=suite_mounts(folder / "suite", folder / name, {**request, **own}),
+        mounts=suite_mounts(directory / "suite", directory / name, {**request, **run_fields}),
         timeout=trial.timeout,
     )
     try:
@@ -206,7 +206,7 @@ def _run(
         reason = f"the runner could not start it: {error.message}{hint}"
         return _nothing_ran(checks, CheckState.NOT_RUN, reason, Outcome.INFRASTRUCTURE)
     try:
-        report = parse_smoke_report(read_report(folder / name / "report" / REPORT_NAME), nonce)
+        report = parse_smoke_report(read_report(directory / name / "report" / REPORT_NAME), nonce)
     except InvalidReportError as fault:
         if completed.timed_out:
             reason = f"stopped after {format_seconds(trial.timeout)}, before it wrote a report"

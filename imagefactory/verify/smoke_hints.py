@@ -79,8 +79,10 @@ def may_add(requirement: str, definition: BuildSpec) -> bool:
     if any(package.name == name for lock in definition.under for package in lock.packages):
         return False
     target = definition.target
-    own = (*(target.requirements if target.source == "pypi" else ()), *target.pip)
+    requirements = (*(target.requirements if target.source == "pypi" else ()), *target.pip)
     if (sample := _table()["fits"].get(requirement)) is None:  # without a bound: one more package
         return name not in {package.name for package in definition.lock.packages} | {*target.exclude}
-    bounds = [Requirement(text).specifier for text in own if package_of(text) == name and text[0] != "."]
+    bounds = [
+        Requirement(text).specifier for text in requirements if package_of(text) == name and text[0] != "."
+    ]
     return all(bound.contains(sample) for bound in bounds)

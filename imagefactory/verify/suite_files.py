@@ -103,28 +103,28 @@ def suite_argv(definition: BuildSpec, entry: str = "verify.py") -> tuple[str, ..
     )
 
 
-def suite_mounts(suite: Path, folder: Path, request: Mapping[str, Any]) -> tuple[Mount, ...]:
-    """Write the expectations and create the report's folder below `folder`. Return a run's mounts."""
+def suite_mounts(suite: Path, directory: Path, request: Mapping[str, Any]) -> tuple[Mount, ...]:
+    """Write the expectations and create the report's folder below `directory`. Return a run's mounts."""
     write_suite(
-        folder / "expect", {EXPECTATIONS_NAME: json.dumps(request, indent=1, sort_keys=True).encode()}
+        directory / "expect", {EXPECTATIONS_NAME: json.dumps(request, indent=1, sort_keys=True).encode()}
     )
-    report = folder / "report"
+    report = directory / "report"
     report.mkdir()
     # The image's user writes here, with any uid on the host; the parent directory is closed to others.
     report.chmod(0o777)
     return (
         Mount(source=suite, target=SUITE_MOUNT, bind=True),
-        Mount(source=folder / "expect", target=EXPECT_MOUNT, bind=True),
+        Mount(source=directory / "expect", target=EXPECT_MOUNT, bind=True),
         Mount(source=report, target=REPORT_MOUNT, writable=True, scratch=True),
     )
 
 
-def write_suite(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_suite(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write files that every user can read, whatever the umask, with the bytes of the digest."""
     for name, data in files.items():
-        path = folder / name
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         path.chmod(0o644)
-    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+    for path in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
         path.chmod(0o755)

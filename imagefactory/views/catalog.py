@@ -72,9 +72,11 @@ def format_offer(shelf: CenterImages, width: int | None = None) -> str:
             *_known_text(verified_evidence(offer.judged, image.revoked_of(image.subject))),
         ]
     for row in offer.sifs:
-        where = f"oras://{row.sif.reference}" if row.sif.reference else "of sha256 " + row.sif.sha256[7:19]
+        sif_location = (
+            f"oras://{row.sif.reference}" if row.sif.reference else "of sha256 " + row.sif.sha256[7:19]
+        )
         fields += [
-            (".sif", f"{where}, {format_bytes(row.sif.size)}"),
+            (".sif", f"{sif_location}, {format_bytes(row.sif.size)}"),
             *_known_text(verified_evidence(row.judged, image.revoked_of(row.sif.subject))),
         ]
     guessed = expected_grounds(_nothing_but_revoked(image), image)
@@ -84,7 +86,7 @@ def format_offer(shelf: CenterImages, width: int | None = None) -> str:
         for row in guessed.classes
         if row.capability not in spoken
     ]
-    fields += [("not", f"on {capability}: {why}") for capability, why in guessed.refused]
+    fields += [("not", f"on {capability}: {reason}") for capability, reason in guessed.refused]
     text = format_fields(_folded(fields, width))
     return f"{shelf.source}\n\n{shelf.name_of(image)}\n{text}\n\nnext: {_next(shelf, offer)}"
 
@@ -114,8 +116,8 @@ def _known_text(grounds: ImageEvidence) -> Iterator[tuple[str, str]]:
     for row in grounds.classes:
         drivers = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
         yield "verified", f"on {row.capability}{drivers}: {row.claim.reason}"
-    for capability, why in grounds.refused:
-        yield "not", f"on {capability}: {why}"
+    for capability, reason in grounds.refused:
+        yield "not", f"on {capability}: {reason}"
 
 
 def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
@@ -259,11 +261,11 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
     ]
     which = "these GPUs" if inventory else "the known GPUs"
     if unknown := sum(match.unknown for match in finding.matches):
-        what = "image may run" if unknown == 1 else "images may run"
-        lines.append(f"unknown: whether {unknown} {what} on some of {which}")
+        verb_phrase = "image may run" if unknown == 1 else "images may run"
+        lines.append(f"unknown: whether {unknown} {verb_phrase} on some of {which}")
     if rest := len(finding.matches) - len(usable) - len(for_cpus) - unknown:
-        what = "image runs" if rest == 1 else "images run"
-        lines.append(f"{rest} {what} on none of {which}")
+        verb_phrase = "image runs" if rest == 1 else "images run"
+        lines.append(f"{rest} {verb_phrase} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
         lines.append("* some of these machines may reject such jobs, because their rules are unknown")
     return "\n".join(lines).rstrip()
@@ -297,8 +299,8 @@ def _use(candidate: FindCandidate) -> tuple[str, ...]:
 def _sources(finding: FindResult) -> Iterator[str]:
     """Return the lines about the source of the answer, which come first."""
     if finding.catalog is None:
-        what = f"{finding.place} has no images" if finding.place else "no catalog is joined"
-        yield f"{what}, so no image is verified; these answers are predicted or documented"
+        message = f"{finding.place} has no images" if finding.place else "no catalog is joined"
+        yield f"{message}, so no image is verified; these answers are predicted or documented"
         if not finding.place:
             yield "to join one: imagefactory site join ADDRESS|FILE"
     elif finding.own_project:

@@ -83,14 +83,14 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
         for claim in cell.claims[1:]
         if claim.basis is not first.basis and (claim.answer in RUNS) != runs
     ]
-    why = [f"{first.reason}{sources.mark([first.source])}"]
-    why += [
+    reason = [f"{first.reason}{sources.mark([first.source])}"]
+    reason += [
         f"{claim.basis}: {claim.answer}, {claim.reason}{sources.mark([claim.source])}" for claim in others
     ]
     warned = [f"{claim.reason}{sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
     marks = warnings.mark(warned)
     basis = first.basis.value
-    return row.candidate.title, f"{first.answer}{marks}", basis, first.driver, "; ".join(why)
+    return row.candidate.title, f"{first.answer}{marks}", basis, first.driver, "; ".join(reason)
 
 
 def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:

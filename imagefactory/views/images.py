@@ -100,20 +100,20 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
 
 def format_pushed(pushed: PushResult) -> str:
     """Return the address of a pushed candidate, as the registry confirmed it, and the transferred bytes."""
-    where = pushed.reference
-    place = f"{where.registry}/{where.repository}"
+    reference = pushed.reference
+    repository = f"{reference.registry}/{reference.repository}"
     fields = [
-        ("candidate", f"{place}:{where.tag}"),
-        ("digest", f"{where.digest} (confirmed by the registry)"),
+        ("candidate", f"{repository}:{reference.tag}"),
+        ("digest", f"{reference.digest} (confirmed by the registry)"),
     ]
     fields += [("sent", _transfer_line(pushed.sent)), *_tag_lines(pushed.sent)]
     if pushed.file:
-        fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{place}:{where.tag}")]
+        fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{repository}:{reference.tag}")]
     else:
-        fields.append(("pull it", f"docker pull {place}@{where.digest}"))
+        fields.append(("pull it", f"docker pull {repository}@{reference.digest}"))
     if joined := pushed.joined:
-        what = f"{place}:{joined.reference.tag} ({', '.join(joined.platforms)})"
-        fields += [("one index", what), ("digest", joined.reference.digest), *_tag_lines(joined.sent)]
+        pushed_text = f"{repository}:{joined.reference.tag} ({', '.join(joined.platforms)})"
+        fields += [("one index", pushed_text), ("digest", joined.reference.digest), *_tag_lines(joined.sent)]
     return f"{pushed.target.name}\n{format_fields(fields)}"
 
 

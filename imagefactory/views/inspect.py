@@ -176,15 +176,15 @@ def _predicted(inspection: Inspection) -> list[str]:
             some.sort(key=_reason)
             groups = [list(group) for _, group in groupby(some, key=_reason)]
         for group in sorted(groups, key=lambda prediction: prediction[0].capability):
-            where = _capabilities(group)
-            lines.append(f"{answer} on {where}" + ("" if answer in RUNS else f": {_reason(group[0])}"))
+            capabilities = _capabilities(group)
+            lines.append(f"{answer} on {capabilities}" + ("" if answer in RUNS else f": {_reason(group[0])}"))
     return lines
 
 
 def _reason(prediction: Prediction) -> str:
     """Return the reason without the capability, which is printed before it."""
-    own = re.escape(str(prediction.capability))
-    return re.sub(rf"\b(on|for) {own}(?![.\d])", r"\1 it", prediction.reason)
+    capability_pattern = re.escape(str(prediction.capability))
+    return re.sub(rf"\b(on|for) {capability_pattern}(?![.\d])", r"\1 it", prediction.reason)
 
 
 def _drivers(inspection: Inspection) -> list[str]:

@@ -92,11 +92,11 @@ def _format_target(planned: PlannedTarget, sources: Footnotes, width: int) -> li
         for how, alike in _grouped(cells, lambda ruling: _ground_text(ruling, sources)):
             add(str(state), f"{_marked(alike)}: {how}")
         for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
-            where = _places(cell for cell in cells if claim in cell.ruling.warnings)
-            add("", f"warning for {where}: {claim.reason}{sources.mark([claim.source])}")
+            affected_cells = _places(cell for cell in cells if claim in cell.ruling.warnings)
+            add("", f"warning for {affected_cells}: {claim.reason}{sources.mark([claim.source])}")
     pruned = [cell for cell in planned.cells if cell.state is CellState.PRUNED]
-    for why, alike in _grouped(pruned, lambda ruling: _skip_reason(ruling, sources)):
-        add(_DOING[CellState.PRUNED], f"{_places(alike)}: {why}")
+    for reason, alike in _grouped(pruned, lambda ruling: _skip_reason(ruling, sources)):
+        add(_DOING[CellState.PRUNED], f"{_places(alike)}: {reason}")
     return lines
 
 
@@ -191,8 +191,8 @@ def format_rows(
     for ruled in judged:
         row, ruling = ruled.row, ruled.ruling
         word = "skipped" if ruling.pruned else "accepted"
-        why = _skip_reason(ruling, sources) if ruling.pruned else _ground_text(ruling, sources)
-        rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
+        reason = _skip_reason(ruling, sources) if ruling.pruned else _ground_text(ruling, sources)
+        rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, reason))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
     columns = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
     table = format_table([header[i] for i in columns], [[row[i] for i in columns] for row in rows], width)

@@ -57,7 +57,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
     for cell in skipped:
         rows.setdefault((cell.target, cell.rule, cell.reason), []).append(cell.row)
     header = ("SKIPPED", "CAPABILITY", "RULE", "WHY")
-    table = [(target, ", ".join(there), rule, why) for (target, rule, why), there in rows.items()]
+    table = [(target, ", ".join(there), rule, reason) for (target, rule, reason), there in rows.items()]
     return format_table(header, table, width)
 
 
@@ -353,8 +353,8 @@ def format_machines(inventory: Inventory, width: int | None = None) -> str:
             text = f"{called} ({gpu.capability})"
             alike[text] = alike.get(text, 0) + 1
         free = sum(gpu.free for gpu in machine.gpus)
-        what = ", ".join(f"{number} x {text}" for text, number in sorted(alike.items()))
-        rows.append((machine.name, str(free), str(len(machine.gpus)), what))
+        machine_text = ", ".join(f"{number} x {text}" for text, number in sorted(alike.items()))
+        rows.append((machine.name, str(free), str(len(machine.gpus)), machine_text))
     table = _table(("MACHINE", "FREE", "TOTAL", "GPUS"), rows, width)
     return "\n".join([table, "", *fold([pool_summary(inventory), *_notes(inventory)], width)])
 
@@ -384,10 +384,10 @@ def _memory(memory: int) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
     """Return a table with columns of numbers aligned to the right."""
-    numbers = [at for at, name in enumerate(header) if name in _NUMBERS]
-    wide = {at: max(len(row[at]) for row in (header, *rows)) for at in numbers}
+    numbers = [column for column, name in enumerate(header) if name in _NUMBERS]
+    wide = {column: max(len(row[column]) for row in (header, *rows)) for column in numbers}
     placed = [
-        tuple(cell.rjust(wide[at]) if at in wide else cell for at, cell in enumerate(row))
+        tuple(cell.rjust(wide[column]) if column in wide else cell for column, cell in enumerate(row))
         for row in (header, *rows)
     ]
     drop = [placed[0][header.index(name)] for name in _DROP if name in header]

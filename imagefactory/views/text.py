@@ -30,8 +30,8 @@ def format_table(
         widths = _widths(table)
         if width is None or table_width(table) - max(widths[-1] - MIN_FOLDED, 0) <= width:
             break
-        at = table[0].index(name)
-        table = [row[:at] + row[at + 1 :] for row in table]
+        column = table[0].index(name)
+        table = [row[:column] + row[column + 1 :] for row in table]
         omitted.append(name.strip())
     lines = _table_lines(table, width)
     if omitted:
@@ -72,11 +72,11 @@ def format_matrix(
     parts: list[list[int]] = [[]]
     widths = _widths(table)
     fixed = sum(widths[:keep]) + 2 * keep
-    for at in range(keep, len(table[0])):
-        used = fixed + sum(widths[i] + 2 for i in parts[-1]) + widths[at]
+    for column in range(keep, len(table[0])):
+        used = fixed + sum(widths[i] + 2 for i in parts[-1]) + widths[column]
         if width is not None and parts[-1] and used > width:
             parts.append([])
-        parts[-1].append(at)
+        parts[-1].append(column)
     tables = [[[*row[:keep], *(row[i] for i in part)] for row in table] for part in parts]
     return "\n\n".join(format_table(table_part[0], table_part[1:], width) for table_part in tables)
 

@@ -149,7 +149,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
         if judged.standing is not VerdictStatus.GOOD
     ]
     lines += [f"{row.where}: {row.summary}" for row in image.revoked]
-    lines += [f"ignored: {why}" for why in image.ignored]
+    lines += [f"ignored: {reason}" for reason in image.ignored]
     if numbers:
         for judged in image.judged:
             lines += _checks(judged, width)
@@ -246,17 +246,17 @@ def format_promotion(promotion: PromotionResult, width: int | None = None, *, dr
     rows = []
     for fate in promotion.fates:
         if fate.missing and fate.wanted != fate.before and not (fate.moved and fate.tag in failed):
-            what = "waits" if not fate.moved else "removed, waits"
+            action_text = "waits" if not fate.moved else "removed, waits"
         elif fate.missing and not fate.moved:
-            what = "not approved"
+            action_text = "not approved"
         elif not fate.moved:
-            what = "stays" if fate.before else "not set"
+            action_text = "stays" if fate.before else "not set"
         elif fate.tag in failed:
-            what = "cannot be removed" if not fate.after else "cannot be moved"
+            action_text = "cannot be removed" if not fate.after else "cannot be moved"
         else:
-            what = ("would be " if dry_run else "") + ("moved" if fate.after else "removed")
+            action_text = ("would be " if dry_run else "") + ("moved" if fate.after else "removed")
         there = fate.before if fate.tag in failed else fate.after
-        rows.append((fate.tag, what, short(there) or "-", fate.why))
+        rows.append((fate.tag, action_text, short(there) or "-", fate.why))
     return f"{promotion.target} in {promotion.place}\n" + format_table(
         ("TAG", "", "IMAGE", "WHY"), rows, width
     )

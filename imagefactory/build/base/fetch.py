@@ -191,9 +191,9 @@ def is_recorded(package: DebianPackage, debs: Path) -> bool:
         return False
     with os.fdopen(fd, "rb") as file:
         state = os.fstat(fd)
-        own = state.st_uid in (0, os.geteuid()) and not state.st_mode & 0o022
+        owner_only = state.st_uid in (0, os.geteuid()) and not state.st_mode & 0o022
         text = format_package(package).encode()
-        return own and stat.S_ISREG(state.st_mode) and file.read(len(text) + 1) == text
+        return owner_only and stat.S_ISREG(state.st_mode) and file.read(len(text) + 1) == text
 
 
 def _record(package: DebianPackage, debs: Path) -> None:

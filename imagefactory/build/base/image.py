@@ -170,12 +170,12 @@ class BaseRequest:
                 require_space(space_for_base(fetched.lock, scratch, layout.path), f"the base {name}")
                 with (
                     progress.stage(f"{name}: base from Debian's packages"),
-                    tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder,
+                    tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as directory,
                 ):
-                    tar = build_base(fetched, Path(folder) / "base.tar", progress, environ=self.environ)
+                    tar = build_base(fetched, Path(directory) / "base.tar", progress, environ=self.environ)
                     if below:
                         facts = read_facts(layout, below.image.layers, progress)
-                        tar = write_difference(tar.path, facts, Path(folder) / "above.tar")
+                        tar = write_difference(tar.path, facts, Path(directory) / "above.tar")
                     layer = _compress(layout, tar, self)
                 layout.record_layer(key, layer)
             return self._finish(layout, fetched.lock, layer, below, progress)
@@ -193,19 +193,19 @@ class BaseRequest:
         self, layout: Layout, lock: BaseLock, layer: OciLayer, below: BuiltBase | None, progress: Progress
     ) -> BuiltBase:
         layers = _stacked(below, layer)
-        folders = UnpackedLayers(layout.path / "unpacked").unpack(layers, layout.blob_path, progress)
+        directories = UnpackedLayers(layout.path / "unpacked").unpack(layers, layout.blob_path, progress)
         if lock != self.lock:
             warn_unpublished(self.base.name, progress)
         image = _tag(layout, self.base, layers, below.epoch if below else lock.source_date_epoch)
-        return self._built(lock, below, image, tuple(folders))
+        return self._built(lock, below, image, tuple(directories))
 
     def _built(
-        self, lock: BaseLock, below: BuiltBase | None, image: Image, folders: tuple[Path, ...]
+        self, lock: BaseLock, below: BuiltBase | None, image: Image, directories: tuple[Path, ...]
     ) -> BuiltBase:
         # An image on this base is built like one on its parent, so that they share layers.
         return BuiltBase(
             image=image,
-            folders=folders,
+            folders=directories,
             identity=below.identity if below else base_key(lock),
             epoch=below.epoch if below else lock.source_date_epoch,
             published=lock == self.lock and (below is None or below.published),

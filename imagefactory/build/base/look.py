@@ -89,8 +89,8 @@ def fixed_files(base: BaseSpec) -> dict[str, bytes]:
 
 def is_included(path: str, *, is_folder: bool) -> bool:
     """Return whether a path (no leading slash) of mmdebstrap's tree belongs in the base."""
-    for folder in EMPTIED:
-        if path.startswith(folder + "/"):
+    for directory in EMPTIED:
+        if path.startswith(directory + "/"):
             return False
     if LEFTOVERS.fullmatch(path):
         return False

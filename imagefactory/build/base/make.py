@@ -582,9 +582,11 @@ def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseT
         gone = below.keys() - facts.keys()
         whiteouts = [name for name in gone if gone.isdisjoint(_parent_directories(name))]
         # With their parent directories, so that owners and modes are known.
-        for folder in [folder for name in (*entries, *whiteouts) for folder in _parent_directories(name)]:
-            if folder in members:
-                entries[folder] = members[folder]
+        for directory in [
+            directory for name in (*entries, *whiteouts) for directory in _parent_directories(name)
+        ]:
+            if directory in members:
+                entries[directory] = members[directory]
         entries |= {member.name: member for member in map(_whiteout, whiteouts)}
         hashed = HashingReader(written)
         with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer:
@@ -625,8 +627,8 @@ def _unlinked(link: tarfile.TarInfo, target: tarfile.TarInfo) -> tarfile.TarInfo
 
 
 def _whiteout(name: str) -> tarfile.TarInfo:
-    folder, slash, last = name.rpartition("/")
-    return tarfile.TarInfo(f"{folder}{slash}{WHITEOUT}{last}")
+    directory, slash, last = name.rpartition("/")
+    return tarfile.TarInfo(f"{directory}{slash}{WHITEOUT}{last}")
 
 
 def _parent_directories(name: str) -> list[str]:

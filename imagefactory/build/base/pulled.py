@@ -100,12 +100,12 @@ class BasePullRequest:
                 layout.record("images", key, {"digest": index.digest, "size": index.size})
             else:
                 index, image = recorded
-            folders = unpacked.unpack(image.layers, layout.blob_path, progress)
+            directories = unpacked.unpack(image.layers, layout.blob_path, progress)
             tag = f"base:{base.name}"
             tagged = layout.tags().get(tag)
             if tagged is None or tagged.digest != index.digest:
                 layout.tag(tag, index)
-        return replace(_as_base(layout, base, image), folders=folders)
+        return replace(_as_base(layout, base, image), folders=directories)
 
     def begin(self, layout: Layout, progress: Progress) -> PendingBase:
         """Return the result of `find` as a pending base."""

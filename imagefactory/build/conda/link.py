@@ -120,7 +120,7 @@ def check_commands(packages: list[CondaPackage]) -> None:
                 raise Failure("path", words, [package.name, other])
 
 
-def check_unpacked(package: CondaPackage, folder: Path) -> None:
+def check_unpacked(package: CondaPackage, directory: Path) -> None:
     """Reject an unpacked package that differs from `read_package`, or has misleading links.
 
     An archive may have a name twice, and a list may call a link a file. py-rattler then reads the link's
@@ -129,7 +129,7 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
     filename = package.archive.name
     for name, data in package.info.items():
         try:
-            content = read_file(folder, name, len(data))
+            content = read_file(directory, name, len(data))
         except FileNotFoundError:
             content = b""
         except OSError:
@@ -142,15 +142,15 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
     changed = {str(row["_path"]) for row in rows if "prefix_placeholder" in row}
     # The older form of info/paths.json: paths after their placeholder and mode, perhaps in quotes.
     rows_of = package.info.get("info/has_prefix", b"").decode(errors="replace").splitlines()
-    top = folder.resolve()
+    top = directory.resolve()
     sound = {""}
     for path in package.paths:
         above = path.rpartition("/")[0]
         if above not in sound:
-            if (folder / above).resolve() != top / above:
+            if (directory / above).resolve() != top / above:
                 raise Failure("path", f"{filename} holds {path!r} below a link", [filename])
             sound.add(above)
-        if not (folder / path).is_symlink():
+        if not (directory / path).is_symlink():
             continue
         old = "info/has_prefix" in package.info
         written = path in changed or any(row.strip(" \"'").endswith(path) for row in rows_of)
@@ -218,9 +218,9 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     os.umask(0o022)
     items = parse_lists(options.explicit)
-    with tempfile.TemporaryDirectory(prefix=".conda-", dir=options.prefix.parent) as folder:
-        result = link(items, options, Path(folder))
-        Path(folder, "prefix").rename(options.prefix)
+    with tempfile.TemporaryDirectory(prefix=".conda-", dir=options.prefix.parent) as directory:
+        result = link(items, options, Path(directory))
+        Path(directory, "prefix").rename(options.prefix)
     print(json.dumps(result, sort_keys=True))
 
 

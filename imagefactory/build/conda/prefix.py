@@ -115,32 +115,32 @@ def staging_directory(staging: LinkPlan, progress: Progress) -> Iterator[LinkedP
     with explain_full_disk(staging.scratch):
         staging.scratch.mkdir(parents=True, exist_ok=True)
         staging.cache.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="conda-", dir=staging.scratch))
+        directory = Path(tempfile.mkdtemp(prefix="conda-", dir=staging.scratch))
     try:
         with explain_full_disk(staging.scratch):
-            result = _link(staging, folder, progress)
+            result = _link(staging, directory, progress)
         yield LinkedPrefix(
-            folder=folder / "prefix",
+            folder=directory / "prefix",
             shown=staging.shown,
             claims=tuple(PathClaim(**claim) for claim in result["claims"]),
             lost={name: tuple(paths) for name, paths in result["lost"].items()},
             scripts=tuple(PostLinkScript(name=n, version=v, build_number=b) for n, v, b in result["scripts"]),
         )
     finally:
-        remove_tree(folder)
+        remove_tree(directory)
 
 
-def _link(staging: LinkPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    archives = folder / "archives"
+def _link(staging: LinkPlan, directory: Path, progress: Progress) -> dict[str, Any]:
+    archives = directory / "archives"
     archives.mkdir()
     for package, path in staging.archives.items():
         # The name as the linker reads it from the address, where `1!2.0` may be written `1%212.0`.
         (archives / unquote(package.url.rpartition("/")[2])).symlink_to(path)
-    command = [sys.executable, "-I", "-m", link.__name__, "--prefix", str(folder / "prefix")]
+    command = [sys.executable, "-I", "-m", link.__name__, "--prefix", str(directory / "prefix")]
     command += ["--as", staging.shown, "--packages", str(archives), "--cache", str(staging.cache)]
     command += ["--explicit"]
     for number, group in enumerate(staging.groups):
-        explicit = folder / f"explicit-{number}.txt"
+        explicit = directory / f"explicit-{number}.txt"
         explicit.write_text("".join(f"{package.url}#sha256:{package.sha256}\n" for package in group))
         command.append(str(explicit))
     environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
@@ -278,11 +278,11 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
             hint="constrain the package to a version without such a script",
         )
     # Files in a removed or replaced directory are gone with it.
-    folders = {path for path, state in after.items() if state == _DIRECTORY} | {""}
+    directories = {path for path, state in after.items() if state == _DIRECTORY} | {""}
     removed = [
         PathChange(path=path, removed=True)
         for path in before.keys() - after.keys()
-        if path.rpartition("/")[0] in folders
+        if path.rpartition("/")[0] in directories
     ]
     return tuple(sorted((*changed, *removed), key=lambda change: change.path))
 
@@ -301,21 +301,21 @@ def _readable(names: str) -> Iterator[None]:
         ) from error
 
 
-def _own_files(folder: Path) -> None:
+def _own_files(directory: Path) -> None:
     """Copy files that are shared with the cache, because scripts would write through the link."""
-    beside = folder.parent / "own"  # outside of it: a package may have any name, and a link there
-    for inside, state in walk_tree(folder, limits=TreeLimits(entries=ENTRIES, depth=DEPTH)):
+    beside = directory.parent / "own"  # outside of it: a package may have any name, and a link there
+    for inside, state in walk_tree(directory, limits=TreeLimits(entries=ENTRIES, depth=DEPTH)):
         if state.st_nlink > 1 and stat.S_ISREG(state.st_mode):
-            shutil.copy2(folder / inside, beside)
-            beside.replace(folder / inside)
+            shutil.copy2(directory / inside, beside)
+            beside.replace(directory / inside)
 
 
 _DIRECTORY = ("folder",)
 
 
-def _listing(folder: Path, entries: int) -> dict[str, tuple[object, ...]]:
+def _listing(directory: Path, entries: int) -> dict[str, tuple[object, ...]]:
     listing: dict[str, tuple[object, ...]] = {}
-    for inside, state in walk_tree(folder, limits=TreeLimits(entries=entries, depth=DEPTH)):
+    for inside, state in walk_tree(directory, limits=TreeLimits(entries=entries, depth=DEPTH)):
         if stat.S_ISDIR(state.st_mode):
             listing[inside] = _DIRECTORY
         else:
@@ -415,9 +415,9 @@ def _compile(
         ) from error
     pyc = compiler.compile(f"/{top}/{inside}", data)
     if pyc is not None:
-        folder, _, name = inside.rpartition("/")
+        directory, _, name = inside.rpartition("/")
         tag = "cpython-" + install_prefix.python.replace(".", "")
-        cached = f"{top}/{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+        cached = f"{top}/{directory}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
         segment.file(cached, [pyc], size=len(pyc), executable=False)
 
 
@@ -500,8 +500,8 @@ def lay_changes(
             continue
         path = f"{top}/{change.path}"
         if change.removed:
-            folder, _, name = path.rpartition("/")
-            segment.file(f"{folder}/.wh.{name}", [], size=0, executable=False)
+            directory, _, name = path.rpartition("/")
+            segment.file(f"{directory}/.wh.{name}", [], size=0, executable=False)
             laid.append(
                 InstalledFile(path=path, content="removed")
             )  # wheels' files may not be removed either

@@ -89,13 +89,13 @@ def emulate(
             f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
         )
     scratch = scratch_directory(call.access, fitting_runner(call.access, prepared.artifact, prepared.runner))
-    with emulating(sheet, gpus, prepared.spec, recorded, scratch=scratch) as (spec, folder):
+    with emulating(sheet, gpus, prepared.spec, recorded, scratch=scratch) as (spec, directory):
         completed = run_artifact(call.access, prepared.artifact, spec, prepared.runner, call.progress)
-        runs = read_emulation_summaries(folder)
+        runs = read_emulation_summaries(directory)
         main = main_run(runs)
         write_terminal(
             2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width())
         )
         if output:
-            write_emulation_summary(folder, runs, output)
+            write_emulation_summary(directory, runs, output)
     exit_as(ctx, completed, prepared)

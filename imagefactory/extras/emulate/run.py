@@ -125,10 +125,10 @@ def recorded_curves(numbers: Mapping[str, float]) -> dict[str, tuple[tuple[float
     """Return the numbers whose names end with an amount, by the rest of the name. Zero times are skipped."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for name, seconds in numbers.items():
-        what, _, amount = name.rpartition("-")
-        if what and amount.isdecimal() and int(amount) > 0 and seconds > 0:
-            curves.setdefault(what, []).append((float(amount), seconds))
-    return {what: tuple(sorted(points)) for what, points in curves.items()}
+        operation, _, amount = name.rpartition("-")
+        if operation and amount.isdecimal() and int(amount) > 0 and seconds > 0:
+            curves.setdefault(operation, []).append((float(amount), seconds))
+    return {operation: tuple(sorted(points)) for operation, points in curves.items()}
 
 
 SOURCE = Path(inside.__file__).parent
@@ -164,19 +164,19 @@ def emulating(
     The directory is below `scratch`. Times come from `recorded`, or from the data sheet without it.
     """
     request = json.dumps(emulation_request(sheet, count, recorded)).encode()
-    with locked_temporary_directory("emulate-", scratch) as folder:
-        package, summaries = folder / "shown", folder / "told"
+    with locked_temporary_directory("emulate-", scratch) as directory:
+        package, summaries = directory / "shown", directory / "told"
         write_suite(package, {REQUEST_FILE: request, **read_package()})
         summaries.mkdir()
         summaries.chmod(0o777)  # the image's user writes here, with an unknown user ID
-        own = dict(spec.environment).get("PYTHONPATH", "")
+        python_path = dict(spec.environment).get("PYTHONPATH", "")
         yield (
             replace(
                 spec,
                 environment=(
                     *((key, value) for key, value in spec.environment if key != "PYTHONPATH"),
                     ("IMAGEFACTORY_EMULATE", f"{INSIDE}/{REQUEST_FILE}"),
-                    ("PYTHONPATH", f"{INSIDE}:{own}" if own else INSIDE),
+                    ("PYTHONPATH", f"{INSIDE}:{python_path}" if python_path else INSIDE),
                 ),
                 mounts=(
                     *spec.mounts,
@@ -226,37 +226,37 @@ def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
         "peer": sheet.peer,
         **dict.fromkeys(COPIES, sheet.link),
         **{
-            f"{what}-{kind}": rate
-            for what in ("product", "convolution", "backward")
+            f"{operation}-{kind}": rate
+            for operation in ("product", "convolution", "backward")
             for kind, rate in sheet.flops.items()
         },
     }
     return {name: ((rate, 1.0),) for name, rate in rates.items()}
 
 
-def read_emulation_summaries(folder: Path) -> tuple[EmulatedRun, ...]:
+def read_emulation_summaries(directory: Path) -> tuple[EmulatedRun, ...]:
     """Return the summary of each process. Raises StatementError for invalid files."""
-    return tuple(run for _, run in _read(folder))
+    return tuple(run for _, run in _read(directory))
 
 
-def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
+def _read(directory: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
     """Yield each file's text and summary. The image owns the directory, so its files are untrusted."""
     try:
-        names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
+        names = [name for name in list_names(directory, MOST_NAMES) if name.endswith(".json")]
     except OSError as error:
         raise invalid_value_error("the summary of the run", os_reason(error)) from error
     for name in names[:MOST]:
         try:
-            text = read_file(folder, name, LONGEST)
+            text = read_file(directory, name, LONGEST)
         except OSError as error:
             raise invalid_value_error(name, os_reason(error)) from error
         yield text, parse_emulated(text, name)
 
 
-def write_emulation_summary(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
+def write_emulation_summary(directory: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
     """Write the summary of the main process to a file, for `job write --resources-from`."""
     main = main_run(runs)
-    text = next((text for text, run in _read(folder) if run == main), None)
+    text = next((text for text, run in _read(directory) if run == main), None)
     if text is None:
         raise UsageError(
             "gpu-not-used", "the run used no GPU, so there is no summary to write", hint="omit --output"
@@ -309,13 +309,13 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     head = f"emulated: {run.device}, {BASES[run.basis]}; no GPU was used (not a verdict)"
     fields = []
     if loader is not None:
-        share, own, epoch = stall_share(loader), computing(loader), epoch_seconds(loader)
-        if share is None or own is None or loader.interval is None:
+        share, compute_time, epoch = stall_share(loader), computing(loader), epoch_seconds(loader)
+        if share is None or compute_time is None or loader.interval is None:
             fields.append(("data stalls", UNTOLD))
         else:
             waited = f"{_time(loader.wait or 0)} of {_time(loader.interval)} a batch"
             fields.append(("data stalls", f"{share:.0%} of the time: {waited}"))
-            fields.append(("step", f"{_time(own)} without waiting for data"))
+            fields.append(("step", f"{_time(compute_time)} without waiting for data"))
         if epoch is not None and loader.batches:
             size = f" of {loader.batch_size}" if loader.batch_size else ""
             fields.append(("epoch", f"{_time(epoch)} for {loader.batches} batches{size}"))

@@ -102,26 +102,26 @@ def _pieces(pattern: str) -> Iterator[str]:
     """Yield the pieces of a pattern: `=` and a character, `?`, `*`, `[...]`, `**/` (directories), `**`
     (all).
     """
-    at = 0
-    while at < len(pattern):
-        char = pattern[at]
-        if pattern.startswith("**", at):
-            rest = pattern[at + 2 :]
+    position = 0
+    while position < len(pattern):
+        char = pattern[position]
+        if pattern.startswith("**", position):
+            rest = pattern[position + 2 :]
             if rest.startswith("/") and rest != "/":
                 yield "**/"
-                at += 3
+                position += 3
             else:
-                yield "**" if at == 0 or not rest else "**/"
-                at += 2
-        elif char == "[" and (match := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, at)):
+                yield "**" if position == 0 or not rest else "**/"
+                position += 2
+        elif char == "[" and (match := re.compile(r"\[\^?\]?[^\]]*\]").match(pattern, position)):
             yield match[0]
-            at = match.end()
-        elif char == "\\" and at + 1 < len(pattern):
-            yield f"={pattern[at + 1]}"
-            at += 2
+            position = match.end()
+        elif char == "\\" and position + 1 < len(pattern):
+            yield f"={pattern[position + 1]}"
+            position += 2
         else:
             yield char if char in "*?" else f"={char}"
-            at += 1
+            position += 1
 
 
 def _expression(pieces: Sequence[str]) -> re.Pattern[str] | None:
@@ -144,14 +144,14 @@ def _matches(pieces: Sequence[str], path: str) -> bool:
         if char == "/" and (len(pieces), False) in states:
             return True
         after: set[tuple[int, bool]] = set()
-        for at, inside in states:
-            piece = pieces[at] if at < len(pieces) else ""
+        for position, inside in states:
+            piece = pieces[position] if position < len(pieces) else ""
             if piece == "**/":
-                after |= {(at, True), (at + 1, False)} if char == "/" else {(at, True)}
+                after |= {(position, True), (position + 1, False)} if char == "/" else {(position, True)}
             elif piece == "**" or (piece == "*" and char != "/"):
-                after.add((at, inside))
+                after.add((position, inside))
             elif _matches_rule(piece, char):
-                after.add((at + 1, False))
+                after.add((position + 1, False))
         states = _skip_stars(pieces, after)
         if not states:
             return False
@@ -170,11 +170,11 @@ def _skip_stars(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tup
     reached = set(states)
     todo = list(states)
     while todo:
-        at, inside = todo.pop()
-        empty = at < len(pieces) and pieces[at] in ("*", "**", "**/") and not inside
-        if empty and (at + 1, False) not in reached:
-            reached.add((at + 1, False))
-            todo.append((at + 1, False))
+        position, inside = todo.pop()
+        empty = position < len(pieces) and pieces[position] in ("*", "**", "**/") and not inside
+        if empty and (position + 1, False) not in reached:
+            reached.add((position + 1, False))
+            todo.append((position + 1, False))
     return reached
 
 
@@ -205,46 +205,46 @@ class BuildContext:
 
         Empty for other entries and links inside the project.
         """
-        place = self.root / path
-        if not place.is_symlink():
+        resolved_path = self.root / path
+        if not resolved_path.is_symlink():
             return ""
         if self.kind(path) != "file":
             return f"{show(path)} is a link to a directory, out of the build context or to nothing"
-        within = self.project is None or place.resolve().is_relative_to(self.project)
+        within = self.project is None or resolved_path.resolve().is_relative_to(self.project)
         return "" if within else f"{show(path)} is a link out of the project"
 
     def read(self, path: str) -> str | None:
         """Return the text of a file of the context, None if COPY would not copy it."""
-        place = normpath(path)
-        if self.rules.excludes(place) or self.kind(place) != "file":
+        resolved_path = normpath(path)
+        if self.rules.excludes(resolved_path) or self.kind(resolved_path) != "file":
             return None
-        return _read(self.root / place)
+        return _read(self.root / resolved_path)
 
     def expand(self, source: str) -> list[str]:
         """Return the sorted paths that match a source of COPY. A path without a glob is returned as it is."""
-        place = normpath(source)
-        if not re.search(r"[*?\[]", place):
-            return [place]
+        resolved_path = normpath(source)
+        if not re.search(r"[*?\[]", resolved_path):
+            return [resolved_path]
         paths = ["."]
         looks = 0
-        for part in place.split("/"):
+        for part in resolved_path.split("/"):
             after = []
-            for folder in paths:
-                for name in self.names(folder):
+            for directory in paths:
+                for name in self.names(directory):
                     looks += 1
                     if looks > _MOST_ENTRIES:
                         return []
                     if fnmatchcase(name, part.replace("[^", "[!")):
-                        after.append(normpath(f"{folder}/{name}"))
+                        after.append(normpath(f"{directory}/{name}"))
             paths = after
         return paths
 
-    def names(self, folder: str) -> list[str]:
+    def names(self, directory: str) -> list[str]:
         """Return the sorted names in a directory of the context, none if it is not a directory."""
-        if self.kind(folder) != "folder":
+        if self.kind(directory) != "folder":
             return []
         try:
-            with os.scandir(self.root / folder) as entries:
+            with os.scandir(self.root / directory) as entries:
                 return sorted(entry.name for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))
         except OSError:
             return []
@@ -253,22 +253,26 @@ class BuildContext:
         """Return a path of the context relative to the project's root, None if it is outside."""
         if self.project is None:
             return None
-        place = Path(normpath(self.root / path))
-        return place.relative_to(self.project).as_posix() if place.is_relative_to(self.project) else None
+        resolved_path = Path(normpath(self.root / path))
+        return (
+            resolved_path.relative_to(self.project).as_posix()
+            if resolved_path.is_relative_to(self.project)
+            else None
+        )
 
     def others(self) -> Iterator[Path]:
         """Yield other possible contexts: the directory of the file and its parents up to the git root."""
         top = git_root(self.own)
         chain = [self.own, *self.own.parents]
-        for number, folder in enumerate(chain):
-            if folder != self.root and folder != folder.parent:
-                yield folder
-            if folder == top or (top is None and number >= _PARENTS):
+        for number, directory in enumerate(chain):
+            if directory != self.root and directory != directory.parent:
+                yield directory
+            if directory == top or (top is None and number >= _PARENTS):
                 return
 
-    def holds_all(self, folder: Path, groups: Sequence[Sequence[str]]) -> bool:
+    def holds_all(self, directory: Path, groups: Sequence[Sequence[str]]) -> bool:
         """Return whether another directory contains one path of each group."""
-        other = open_context(self.own, chosen=folder, project=self.project)
+        other = open_context(self.own, chosen=directory, project=self.project)
         return all(any(_path_exists(other, path) for path in group) for group in groups)
 
 
@@ -278,27 +282,27 @@ def _path_exists(context: BuildContext, path: str) -> bool:
 
 
 def open_context(
-    own: Path,
+    project_root: Path,
     *,
     chosen: Path | None = None,
     project: Path | None = None,
     reserved: Sequence[str] = (),
     file: str = "",
 ) -> BuildContext:
-    """Return the build context of a container file in `own`: `chosen`, or else the root of its git work tree.
+    """Return the build context of a file in `project_root`: `chosen`, or else the root of its git work tree.
 
     `file` is the name of the container file: Docker prefers `NAME.dockerignore` next to it. Raises
     UsageError.
     """
-    own = own.resolve()
+    project_root = project_root.resolve()
     if chosen is not None and not chosen.is_dir():
         raise UsageError(
             "option-invalid",
             f"{chosen} is not a directory",
             hint="pass the directory that COPY reads with --context DIR",
         )
-    root = chosen.resolve() if chosen is not None else git_root(own) or own
-    beside = own / f"{file}.dockerignore"
+    root = chosen.resolve() if chosen is not None else git_root(project_root) or project_root
+    beside = project_root / f"{file}.dockerignore"
     names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []
     rules = IgnoreRules()
     for name in [*names, ".dockerignore"]:
@@ -308,7 +312,7 @@ def open_context(
             break
     return BuildContext(
         root=root,
-        own=own,
+        own=project_root,
         named=chosen is not None,
         project=project.resolve() if project is not None else None,
         reserved=tuple(reserved),
@@ -316,23 +320,23 @@ def open_context(
     )
 
 
-def git_root(folder: Path) -> Path | None:
+def git_root(directory: Path) -> Path | None:
     """Return the root of a directory's git work tree: the nearest parent that contains `.git`."""
-    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+    return next((parent for parent in (directory, *directory.parents) if (parent / ".git").exists()), None)
 
 
-def context_option(folder: Path) -> str:
+def context_option(directory: Path) -> str:
     """Return `--context DIR` for the current directory, quoted for a shell."""
-    written = os.path.relpath(folder)
-    return f"--context {shlex.quote(str(folder) if written.startswith('../..') else written)}"
+    written = os.path.relpath(directory)
+    return f"--context {shlex.quote(str(directory) if written.startswith('../..') else written)}"
 
 
 def _entry_type(root: Path, path: str) -> EntryType:
     try:
-        place = (root / path).resolve()
-        if not place.is_relative_to(root):
+        resolved_path = (root / path).resolve()
+        if not resolved_path.is_relative_to(root):
             return "outside"
-        return "folder" if place.is_dir() else "file" if place.is_file() else ""
+        return "folder" if resolved_path.is_dir() else "file" if resolved_path.is_file() else ""
     except (OSError, RuntimeError, ValueError):  # a circle of links, a name that is too long or holds \0
         return ""
 
@@ -349,8 +353,8 @@ def _read(path: Path) -> str | None:
 
 def context_message(context: BuildContext) -> str:
     """Return the note that names the build context."""
-    what = f"the build context is {show(str(context.root), limit=200)}"
-    return what if context.named else f"{what} ({context_option(context.own)} takes another)"
+    message = f"the build context is {show(str(context.root), limit=200)}"
+    return message if context.named else f"{message} ({context_option(context.own)} takes another)"
 
 
 def decode_text(data: bytes) -> str:

@@ -148,8 +148,8 @@ def read_base_image(name: str) -> KnownBaseImage:
         return KnownBaseImage(
             cuda=cuda, python=python, known=False, system_python=_system_python(repository, tag)
         )
-    at = re.search(row.tag, tag)
-    values = {key: value or "" for key, value in (at.groupdict() if at else {}).items()}
+    tag_match = re.search(row.tag, tag)
+    values = {key: value or "" for key, value in (tag_match.groupdict() if tag_match else {}).items()}
     return KnownBaseImage(
         framework=row.framework,
         version=values.get("version", ""),
@@ -183,9 +183,9 @@ def check_text(text: str, file: str) -> None:
     if match := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
         before = text[: match.start()]
         column = match.start() - before.rfind("\n")
-        where = SourceLocation(file=file, line=before.count("\n") + 1, column=column)
+        location = SourceLocation(file=file, line=before.count("\n") + 1, column=column)
         raise recipe_problem(
-            where, "hidden-character", f"contains the invisible character {match[0]!a}", "remove it"
+            location, "hidden-character", f"contains the invisible character {match[0]!a}", "remove it"
         )
 
 
@@ -292,13 +292,13 @@ class ContainerFile:
     removed: set[str] = field(default_factory=set)
     looks: int = 0
 
-    def leave(self, where: SourceLocation, what: str, do: str) -> None:
+    def leave(self, location: SourceLocation, message: str, do: str) -> None:
         if not self.packages_only:
-            self.spec.leave(where, what, do)
+            self.spec.leave(location, message, do)
 
-    def note(self, where: SourceLocation, what: str) -> None:
+    def note(self, location: SourceLocation, message: str) -> None:
         if not self.packages_only:
-            self.spec.note(where, what)
+            self.spec.note(location, message)
 
     @property
     def beside(self) -> ReferencedFiles:
@@ -319,15 +319,15 @@ class ContainerFile:
         if re.search(r"(ubuntu-?|^ubuntu:)24\.04|noble", name.text):  # which has the user `ubuntu`
             self.first_user = 1001
         self.spec.bound_python(below.python, name.where)
-        what = f"the base image {show(name.text, limit=100)}"
+        base_text = f"the base image {show(name.text, limit=100)}"
         if not below.known:
             do = f"add what must be there; {_OWN_BASE}"
-            self.leave(name.where, f"{what}: its content is unknown", do)
+            self.leave(name.where, f"{base_text}: its content is unknown", do)
             return
-        read = f"{what} was read as {below}" if str(below) else what
+        read = f"{base_text} was read as {below}" if str(below) else base_text
         self.note(name.where, f"{read}: {_OWN_BASE}")
         if below.lost:
-            self.leave(name.where, f"{what}: {below.lost}", "add what you need of it to the file")
+            self.leave(name.where, f"{base_text}: {below.lost}", "add what you need of it to the file")
 
     def finish(self) -> None:
         """Add the packages of the base image that the file does not replace."""
@@ -342,8 +342,8 @@ class ContainerFile:
                 self.system_python, f"Python {below.system_python}, as the base image's distribution has it"
             )
         by_conda = {FRAMEWORKS.get(parse_spec(text).name) for text in spec.conda}
-        own = [text for text in spec.pip if pypi_name(text) == below.framework]
-        pinned = [text for text in own if "==" in text or not _allows(text, below.version)]
+        framework_packages = [text for text in spec.pip if pypi_name(text) == below.framework]
+        pinned = [text for text in framework_packages if "==" in text or not _allows(text, below.version)]
         named = {pypi_name(text) for text in spec.pip} | self.removed
         pinned += [name for name in self.removed if name == below.framework]
         if below.framework and below.framework not in by_conda and not pinned:
@@ -357,19 +357,19 @@ class ContainerFile:
                 )
         spec.below = below.cuda if "." in below.cuda else ""
 
-        for folder in self.folders:
-            if folder.known and any(
-                f"{place}/".startswith(f"{folder.text}/") for place in self._directories()
+        for directory in self.folders:
+            if directory.known and any(
+                f"{resolved_path}/".startswith(f"{directory.text}/") for resolved_path in self._directories()
             ):
                 continue
-            if not re.match(r"/(tmp|var|run|root)(/|$)", folder.text) and "/.cache" not in folder.text:
+            if not re.match(r"/(tmp|var|run|root)(/|$)", directory.text) and "/.cache" not in directory.text:
                 do = "a recipe makes no empty directory: put a file into it, under files"
-                spec.leave(folder.where, f"the directory {show(folder.text)}", do)
+                spec.leave(directory.where, f"the directory {show(directory.text)}", do)
 
     def _directories(self) -> list[str]:
         """Return the directories that exist in the image without mkdir."""
         parts = self.spec.parts
-        directories = [parts.workdir, *("/" + folder.strip("/") for folder, _ in parts.files)]
+        directories = [parts.workdir, *("/" + directory.strip("/") for directory, _ in parts.files)]
         return [*directories, *(normpath(copied.to) for copied in self.copies), *self.clones]
 
     # --- variables
@@ -395,59 +395,72 @@ class ContainerFile:
         else:
             self.variables.pop(name, None)
 
-    def go(self, folder: RunWord) -> None:
-        self.workdir = normpath(join(self.workdir, folder.text))
+    def go(self, directory: RunWord) -> None:
+        self.workdir = normpath(join(self.workdir, directory.text))
         if not self.packages_only:
-            add_workdir(self.spec, self.workdir, folder.where)
+            add_workdir(self.spec, self.workdir, directory.where)
 
     # --- copies
 
-    def copy(self, sources: Sequence[str], to: str, where: SourceLocation, *, quiet: bool = False) -> None:
+    def copy(self, sources: Sequence[str], to: str, location: SourceLocation, *, quiet: bool = False) -> None:
         """Copy files of the build context. With `quiet`, they exist only during one command."""
-        place = normpath(join(self.workdir, to))
-        into = to.endswith("/") or len(sources) > 1 or place in (normpath(self.workdir), "/")
+        resolved_path = normpath(join(self.workdir, to))
+        into = to.endswith("/") or len(sources) > 1 or resolved_path in (normpath(self.workdir), "/")
         for written in sources:
             before = len(self.spec.lost)
             if not (self.packages_only or quiet):
-                self._keep(written, place, where, into=into)
+                self._keep(written, resolved_path, location, into=into)
             lost = tuple(self.spec.lost[before:])
             self.copies.append(
-                CopyInstruction(written, f"{place}/" if into and place != "/" else place, lost)
+                CopyInstruction(
+                    written, f"{resolved_path}/" if into and resolved_path != "/" else resolved_path, lost
+                )
             )
 
-    def _keep(self, written: str, place: str, where: SourceLocation, *, into: bool) -> None:
-        what, context = f"COPY {show(written, limit=100)[1:-1]} to {show(place)}", self.around.context
+    def _keep(self, written: str, resolved_path: str, location: SourceLocation, *, into: bool) -> None:
+        instruction, context = (
+            f"COPY {show(written, limit=100)[1:-1]} to {show(resolved_path)}",
+            self.around.context,
+        )
         source = self.source(written)
         if re.search(r"://|^git@", written):
             do = "fetch it, and put it into the project's own files"
-            self.spec.leave(where, f"{what} comes from an address", do)
+            self.spec.leave(location, f"{instruction} comes from an address", do)
             return
         if source is None:
-            self.spec.leave(where, f"{what} is outside of the build context", "put it into the project")
+            self.spec.leave(
+                location, f"{instruction} is outside of the build context", "put it into the project"
+            )
             return
         if context is None:
-            add_copied_files(self.spec, None, source, place, where)
+            add_copied_files(self.spec, None, source, resolved_path, location)
             return
         if len(self.spec.parts.files) + len(self.around.requirements) > _MOST_COPIES:
             do = "write the rest under files: of the recipe"
-            self.spec.leave(where, f"{what} is one of more copies than are read", do)
+            self.spec.leave(location, f"{instruction} is one of more copies than are read", do)
             return
         there = [name for name in context.expand(source) if context.kind(name) in ("file", "folder")]
-        there = [name for name in there if not self._is_excluded(name, what, where)]
-        self.around.requirements.append(ContextRequirement(where, (source,), source=source if there else ""))
+        there = [name for name in there if not self._is_excluded(name, instruction, location)]
+        self.around.requirements.append(
+            ContextRequirement(location, (source,), source=source if there else "")
+        )
         if not there and not context.rules.excludes(source):
             do = "bring it, name another directory by --context, or remove the line"
             root = show(str(context.root), limit=200)
-            self.spec.leave(where, f"{what} is not in the build context {root}", do)
+            self.spec.leave(location, f"{instruction} is not in the build context {root}", do)
         globbed = bool(re.search(r"[*?\[]", source))
         for name in there:
-            folder = context.kind(name) == "folder"
-            inside = (into or globbed) if not folder else (into and not self.rooted)
+            directory = context.kind(name) == "folder"
+            inside = (into or globbed) if not directory else (into and not self.rooted)
             add_copied_files(
-                self.spec, context, name, join(place, basename(name)) if inside else place, where
+                self.spec,
+                context,
+                name,
+                join(resolved_path, basename(name)) if inside else resolved_path,
+                location,
             )
 
-    def _is_excluded(self, name: str, what: str, where: SourceLocation) -> bool:
+    def _is_excluded(self, name: str, subject: str, location: SourceLocation) -> bool:
         """Return whether .dockerignore excludes a file or all of a directory. Record the loss."""
         context = self.around.context
         rule = context.rules.excludes(name) if context else ""
@@ -455,52 +468,54 @@ class ContainerFile:
             return False
         if context.kind(name) == "folder" and any(other.keeps for other in context.rules.rules):
             return False
-        self.spec.leave(where, f"{what}: {rule} excludes it", "remove that rule, or the line")
+        self.spec.leave(location, f"{subject}: {rule} excludes it", "remove that rule, or the line")
         return True
 
     def source(self, written: str) -> str | None:
         """Return a source as a path of the build context, None if it is outside."""
         if written.startswith("/") and not self.rooted:
             return None
-        place = normpath(written.lstrip("/") or ".")
-        return None if place == ".." or place.startswith("../") else place
+        resolved_path = normpath(written.lstrip("/") or ".")
+        return None if resolved_path == ".." or resolved_path.startswith("../") else resolved_path
 
-    def find(self, path: str, where: SourceLocation, *, optional: bool = False) -> str:
+    def find(self, path: str, location: SourceLocation, *, optional: bool = False) -> str:
         """Return the file of the context that is copied to a path in the image; empty if unreadable."""
-        place = normpath(join(self.workdir, path))
+        resolved_path = normpath(join(self.workdir, path))
         names: list[str] = []
         for copied in reversed(self.copies):
-            for name in self._origins(copied, place):
+            for name in self._origins(copied, resolved_path):
                 self.looks += 1
                 if self.looks > _MAX_LOOKUPS:
                     return ""
                 names.append(name)
                 if self.beside.read(name) is not None:
-                    self._was_read(copied, name, where)
+                    self._was_read(copied, name, location)
                     return name
         context = self.around.context
         if context and not optional and names and not any(map(context.rules.excludes, names)):
-            self.around.requirements.append(ContextRequirement(where, tuple(dict.fromkeys(names))))
+            self.around.requirements.append(ContextRequirement(location, tuple(dict.fromkeys(names))))
         return ""
 
     def origin(self, path: str) -> str:
         """Return the path in the context that is copied to a path in the image, empty if there is none."""
-        place, context = normpath(join(self.workdir, path)), self.around.context
+        resolved_path, context = normpath(join(self.workdir, path)), self.around.context
         for copied in reversed(self.copies):
-            for name in self._origins(copied, place):
+            for name in self._origins(copied, resolved_path):
                 if context is not None and context.kind(name) and not context.rules.excludes(name):
                     return name
         return ""
 
-    def clone_of(self, place: str) -> GitClone | None:
+    def clone_of(self, resolved_path: str) -> GitClone | None:
         """Return the repository that was cloned to a directory or to a parent of it."""
-        places = [path for path in self.clones if f"{place}/".startswith(f"{path}/")]
+        places = [path for path in self.clones if f"{resolved_path}/".startswith(f"{path}/")]
         return self.clones[max(places, key=len)] if places else None
 
     def missing_reason(self, path: str) -> str:
         """Return why `find` returns no file for a path."""
-        place, context = normpath(join(self.workdir, path)), self.around.context
-        names = [name for copy in reversed(self.copies) for name in self._origins(copy, place)][:_MAX_LOOKUPS]
+        resolved_path, context = normpath(join(self.workdir, path)), self.around.context
+        names = [name for copy in reversed(self.copies) for name in self._origins(copy, resolved_path)][
+            :_MAX_LOOKUPS
+        ]
         rules = [rule for name in names if context and (rule := context.rules.excludes(name))]
         if rules:
             return f"is excluded from the build context by {rules[0]}"
@@ -508,7 +523,7 @@ class ContainerFile:
             return "is none of the files that are copied"
         return f"would be {show(names[0])}, which is not in the build context"
 
-    def _was_read(self, copied: CopyInstruction, name: str, where: SourceLocation) -> None:
+    def _was_read(self, copied: CopyInstruction, name: str, location: SourceLocation) -> None:
         """Remove the losses of a file that was copied and read, since the recipe has its content."""
         context = self.around.context
         if self.source(copied.source) == name or (
@@ -516,21 +531,21 @@ class ContainerFile:
         ):
             self.spec.lost = [line for line in self.spec.lost if line not in copied.losses]
         if context is not None:
-            self.around.requirements.append(ContextRequirement(where, (name,), source=name))
-            note_other_file(self.spec, context, name, where)
+            self.around.requirements.append(ContextRequirement(location, (name,), source=name))
+            note_other_file(self.spec, context, name, location)
 
-    def _origins(self, copied: CopyInstruction, place: str) -> Iterator[str]:
+    def _origins(self, copied: CopyInstruction, resolved_path: str) -> Iterator[str]:
         """Yield the paths in the context from which a path in the image may be copied."""
-        folder = normpath(copied.to)
+        directory = normpath(copied.to)
         source = self.source(copied.source)
         if source is None or re.search(r"://|^<<|^git@", copied.source):
             return
-        if not copied.to.endswith("/") and place == folder:
+        if not copied.to.endswith("/") and resolved_path == directory:
             yield source
-        if dirname(place) == folder and fnmatchcase(basename(place), basename(source)):
-            yield normpath(join(dirname(source), basename(place)))
-        if place.startswith(f"{folder.rstrip('/')}/"):
-            rest = place[len(folder.rstrip("/")) + 1 :]
+        if dirname(resolved_path) == directory and fnmatchcase(basename(resolved_path), basename(source)):
+            yield normpath(join(dirname(source), basename(resolved_path)))
+        if resolved_path.startswith(f"{directory.rstrip('/')}/"):
+            rest = resolved_path[len(directory.rstrip("/")) + 1 :]
             yield normpath(join(source, rest))
             if not self.rooted and rest.startswith(f"{basename(source)}/"):
                 yield normpath(join(dirname(source), rest))
@@ -544,14 +559,18 @@ def _allows(requirement: str, version: str) -> bool:
         return True
 
 
-def note_other_file(spec: EnvironmentSpec, context: BuildContext, name: str, where: SourceLocation) -> None:
+def note_other_file(
+    spec: EnvironmentSpec, context: BuildContext, name: str, location: SourceLocation
+) -> None:
     """Note a file with the same name and other content in another possible build context."""
-    places = dict.fromkeys([context.own / basename(name), *(folder / name for folder in context.others())])
-    for place in places:
-        text = BuildContext(root=place.parent, own=place.parent).read(place.name)
-        if place != context.root / name and text is not None and text != context.read(name):
-            what = f"{show(name)} was read from the build context {show(str(context.root), limit=200)}"
-            spec.note(where, f"{what}; {show(str(place), limit=200)} is another file")
+    places = dict.fromkeys(
+        [context.own / basename(name), *(directory / name for directory in context.others())]
+    )
+    for resolved_path in places:
+        text = BuildContext(root=resolved_path.parent, own=resolved_path.parent).read(resolved_path.name)
+        if resolved_path != context.root / name and text is not None and text != context.read(name):
+            message = f"{show(name)} was read from the build context {show(str(context.root), limit=200)}"
+            spec.note(location, f"{message}; {show(str(resolved_path), limit=200)} is another file")
 
 
 def check_context(around: ContainerFileReaders) -> None:
@@ -561,10 +580,10 @@ def check_context(around: ContainerFileReaders) -> None:
     if context is None or not missing:
         return
     available = [(requirement.source,) for requirement in around.requirements if requirement.source]
-    for folder in context.others():
-        gained = [requirement for requirement in missing if context.holds_all(folder, [requirement.names])]
-        if gained and context.holds_all(folder, available):
-            option = context_option(folder)
+    for directory in context.others():
+        gained = [requirement for requirement in missing if context.holds_all(directory, [requirement.names])]
+        if gained and context.holds_all(directory, available):
+            option = context_option(directory)
             raise RecipeError(
                 [
                     Diagnostic(

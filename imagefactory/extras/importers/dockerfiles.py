@@ -121,50 +121,53 @@ def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> Envir
 
 
 def _instructions(text: str, file: str) -> Iterator[DockerfileLine]:
-    lines, at, escape = text.replace("\r\n", "\n").split("\n"), 0, "\\"
+    lines, line_index, escape = text.replace("\r\n", "\n").split("\n"), 0, "\\"
     for line in lines:
         match = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)
         if not match:
             break
         escape = match[2] if match[1].lower() == "escape" and match[2] == "`" else escape
-    while at < len(lines):
-        first, line = at, lines[at]
-        at += 1
+    while line_index < len(lines):
+        first, line = line_index, lines[line_index]
+        line_index += 1
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = re.match(r"(\s*)([A-Za-z]+)(?=\s|$)", line)
-        where = SourceLocation(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
+        location = SourceLocation(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
         if not match:
             raise recipe_problem(
-                where,
+                location,
                 "line-invalid",
                 f"{show(line.strip())} is not an instruction",
                 "fix the line, or end the line above with a backslash",
             )
         parts = [" " * match.end() + line[match.end() :]]
-        while re.search(rf"{re.escape(escape)}[ \t]*$", parts[-1]) and at < len(lines):
+        while re.search(rf"{re.escape(escape)}[ \t]*$", parts[-1]) and line_index < len(lines):
             parts[-1] = _literal(re.sub(r".[ \t]*$", "", parts[-1]), escape) + "\\"
-            comment = not lines[at].strip() or lines[at].lstrip().startswith("#")
-            parts.append(escape if comment else lines[at])
-            at += 1
+            comment = not lines[line_index].strip() or lines[line_index].lstrip().startswith("#")
+            parts.append(escape if comment else lines[line_index])
+            line_index += 1
         parts[-1] = "" if parts[-1].strip() == escape else _literal(parts[-1].rstrip(), escape)
-        instruction = DockerfileLine(name=match[2].upper(), where=where, text="\n".join(parts))
+        instruction = DockerfileLine(name=match[2].upper(), where=location, text="\n".join(parts))
         if instruction.name != "ONBUILD":
             _flags(instruction)
         if instruction.name in ("RUN", "COPY", "ADD"):
             for tabs, _, end in _HEREDOC.findall(instruction.text):
-                start = at
-                while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != end:
-                    at += 1
-                if at >= len(lines):
+                start = line_index
+                while (
+                    line_index < len(lines)
+                    and (lines[line_index].lstrip("\t") if tabs else lines[line_index]) != end
+                ):
+                    line_index += 1
+                if line_index >= len(lines):
                     raise recipe_problem(
-                        where,
+                        location,
                         "heredoc-unclosed",
                         f"a here-document (<<{end}) is not closed",
                         f"add a line {end}",
                     )
-                instruction.text += "".join(f"\n{part}" for part in lines[start : at + 1])
-                at += 1
+                instruction.text += "".join(f"\n{part}" for part in lines[start : line_index + 1])
+                line_index += 1
             instruction.text += "\n" if _HEREDOC.search(instruction.text) else ""
         yield instruction
 
@@ -218,9 +221,9 @@ def _stages(
         elif line.name == "ARG":
             for word in split_shell_words(line.text, line.start(), arguments):
                 name, equals, value = word.text.partition("=")
-                own = around.use_build_arg(name)
-                if own is not None or (equals and word.known):
-                    arguments[name] = value if own is None else own
+                build_arg = around.use_build_arg(name)
+                if build_arg is not None or (equals and word.known):
+                    arguments[name] = value if build_arg is None else build_arg
         else:
             raise recipe_problem(
                 line.where, "text-before-base", f"{show(line.name)} is before FROM", "begin with FROM"
@@ -253,8 +256,8 @@ class _StageReader:
         chain, container = self._chain(stage), self._container(packages_only=packages_only)
         container.base(chain[0].base)
         if not re.search(r"^$|\$|\bamd64\b|x86_64", chain[0].platform):
-            what = f"the platform {show(chain[0].platform)}"
-            container.leave(chain[0].base.where, what, "images here are for linux/amd64")
+            platform_text = f"the platform {show(chain[0].platform)}"
+            container.leave(chain[0].base.where, platform_text, "images here are for linux/amd64")
         for parent in chain:
             # a parent of several stages installs its packages once
             container.spec = EnvironmentSpec(file=self.spec.file) if id(parent) in self.visited else self.spec
@@ -265,8 +268,10 @@ class _StageReader:
             container.finish()
             for unread in self.stages:
                 if id(unread) not in self.visited:
-                    what = f"the stage {show(unread.name)} is not part of the last one, and is not read"
-                    self.spec.note(unread.base.where, what)
+                    platform_text = (
+                        f"the stage {show(unread.name)} is not part of the last one, and is not read"
+                    )
+                    self.spec.note(unread.base.where, platform_text)
         return container
 
     def _container(self, *, packages_only: bool) -> ContainerFile:
@@ -281,11 +286,14 @@ class _StageReader:
 
     def _named(self, name: str, before: Stage | None = None) -> Stage | None:
         """Return the last stage with a name or number before another stage."""
-        at = next((at for at, candidate in enumerate(self.stages) if candidate is before), len(self.stages))
+        stage_index = next(
+            (stage_index for stage_index, candidate in enumerate(self.stages) if candidate is before),
+            len(self.stages),
+        )
         return next(
             (
                 candidate
-                for number, candidate in reversed([*enumerate(self.stages[:at])])
+                for number, candidate in reversed([*enumerate(self.stages[:stage_index])])
                 if name.lower() in (candidate.name, str(number))
             ),
             None,
@@ -300,12 +308,14 @@ class _StageReader:
             case "ARG":
                 for word in split_shell_words(line.text, line.start(), container.variables):
                     name, equals, value = word.text.partition("=")
-                    own = self.around.use_build_arg(name)
-                    if own is None and not equals and name in self.arguments:
-                        own = self.arguments[name]
-                    known = own is not None or (word.known and bool(equals))
+                    build_arg = self.around.use_build_arg(name)
+                    if build_arg is None and not equals and name in self.arguments:
+                        build_arg = self.arguments[name]
+                    known = build_arg is not None or (word.known and bool(equals))
                     if name not in container.own:
-                        container.remember(name, RunWord(value if own is None else own, word.where, known))
+                        container.remember(
+                            name, RunWord(value if build_arg is None else build_arg, word.where, known)
+                        )
             case "COPY" | "ADD":
                 self._copy(container, line)
             case "WORKDIR":
@@ -358,9 +368,9 @@ class _StageReader:
 
     def _copy(self, container: ContainerFile, line: DockerfileLine) -> None:
         if _HEREDOC.search(line.text):
-            what = f"{line.name} {show(line.text.strip().partition(chr(10))[0])} writes a file"
+            message = f"{line.name} {show(line.text.strip().partition(chr(10))[0])} writes a file"
             container.leave(
-                line.where, what, "mount it where the image runs, or make it a package on an index"
+                line.where, message, "mount it where the image runs, or make it a package on an index"
             )
             return
         split = split_shell_words(line.text, line.start(), container.variables)
@@ -377,12 +387,12 @@ class _StageReader:
         elif stage and self._named(stage):
             self._other(container, stage, line.where, words)
         elif stage and all(_ENVIRONMENT.search(word) for word in words[:-1]):
-            what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
-            container.note(line.where, f"{what} brings a tool that images do not need")
+            message = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            container.note(line.where, f"{message} brings a tool that images do not need")
         elif stage:
-            what = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            message = f"{line.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
             container.leave(
-                line.where, what, "the content of that image is unknown: add its packages to the recipe"
+                line.where, message, "the content of that image is unknown: add its packages to the recipe"
             )
         else:
             if line.name == "ADD":
@@ -409,7 +419,7 @@ class _StageReader:
                 container.leave(line.where, f"{line.name} --{name} is not read", do)
 
     def _other(
-        self, container: ContainerFile, name: str, where: SourceLocation, words: Sequence[str] = ()
+        self, container: ContainerFile, name: str, location: SourceLocation, words: Sequence[str] = ()
     ) -> None:
         """Add another stage's packages, and the files of the build context that are copied through it."""
         stage = self._named(name)
@@ -420,21 +430,25 @@ class _StageReader:
         if id(stage) not in self.visited:
             self.read[id(stage)] = self.take(stage, packages_only=True)
             if before != (len(spec.pip), len(spec.conda)):
-                what = f"the packages of the stage {show(name)} were taken, since files are copied from it"
-                spec.note(where, what)
+                message = f"the packages of the stage {show(name)} were taken, since files are copied from it"
+                spec.note(location, message)
         other = self.read.get(id(stage))
         for source in words[:-1]:
-            place = normpath(join(other.workdir if other else "/", source))
+            source_path = normpath(join(other.workdir if other else "/", source))
             copied_files = False
             for copied in other.copies if other else ():
                 inside = normpath(copied.to)
-                if f"{inside}/".startswith(f"{place.rstrip('/')}/"):
-                    to = join(words[-1], inside[len(place) :].lstrip("/")) if inside != place else words[-1]
-                    container.copy([copied.source], to, where)
+                if f"{inside}/".startswith(f"{source_path.rstrip('/')}/"):
+                    to = (
+                        join(words[-1], inside[len(source_path) :].lstrip("/"))
+                        if inside != source_path
+                        else words[-1]
+                    )
+                    container.copy([copied.source], to, location)
                     copied_files = True
-            if not copied_files and not _ENVIRONMENT.search(place):
+            if not copied_files and not _ENVIRONMENT.search(source_path):
                 do = "make what it brings a package on an index, or one of the project's own files"
-                container.leave(where, f"COPY --from={show(name)[1:-1]} {show(source, limit=120)}", do)
+                container.leave(location, f"COPY --from={show(name)[1:-1]} {show(source, limit=120)}", do)
 
     def _start(self, container: ContainerFile, line: DockerfileLine) -> None:
         if container.packages_only:
@@ -552,8 +566,8 @@ def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
         for number, line in enumerate(lines[start:end], start + 1):
             match = _SECTION.match(line)
             inside = match[1].lower() if match else inside
-            place = SourceLocation(file=file, line=number, column=1)
-            filled.append(line if inside == "arguments" else arguments.fill(line, place))
+            source_location = SourceLocation(file=file, line=number, column=1)
+            filled.append(line if inside == "arguments" else arguments.fill(line, source_location))
             size += len(filled[-1]) + 1
             if size > LIMITS.size:
                 raise too_large(file, LIMITS)
@@ -567,24 +581,28 @@ class _Arguments:
         self._defaults, self._around = defaults, around
         self._known: dict[str, str] = {}
 
-    def fill(self, text: str, where: SourceLocation, *, inside: tuple[str, ...] = ()) -> str:
+    def fill(self, text: str, location: SourceLocation, *, inside: tuple[str, ...] = ()) -> str:
         """Return the text with values. `inside` are the arguments whose values contain the text."""
         comment = None if inside else _COMMENT.search(text)
         parts, end, size = [], 0, 0
         for match in _ARGUMENT.finditer(text, 0, comment.start() if comment else len(text)):
-            place = where if inside else replace(where, column=match.start() + 1)
-            parts += [text[end : match.start()], self._value(match[1], place, inside)]
+            source_location = location if inside else replace(location, column=match.start() + 1)
+            parts += [text[end : match.start()], self._value(match[1], source_location, inside)]
             end = match.end()
             size += len(parts[-2]) + len(parts[-1])
             if size > MOST_CHARACTERS:
-                what = f"has more than {MOST_CHARACTERS} characters after its build arguments are filled in"
-                raise recipe_problem(place, "variables-too-long", what, "give them shorter values")
+                message = (
+                    f"has more than {MOST_CHARACTERS} characters after its build arguments are filled in"
+                )
+                raise recipe_problem(
+                    source_location, "variables-too-long", message, "give them shorter values"
+                )
         return "".join(parts) + text[end:]
 
-    def _value(self, name: str, where: SourceLocation, inside: tuple[str, ...]) -> str:
+    def _value(self, name: str, location: SourceLocation, inside: tuple[str, ...]) -> str:
         if name in inside or len(inside) > _MOST_NESTED:
             raise recipe_problem(
-                where,
+                location,
                 "build-argument-recursive",
                 f"the build argument {show(name)} refers to itself",
                 "write its value without it",
@@ -595,34 +613,39 @@ class _Arguments:
             if value is None:
                 do = f"give its value, --build-arg {name[:80]}=VALUE, or set it under %arguments"
                 raise recipe_problem(
-                    where, "build-argument-missing", f"the build argument {show(name)} has no value", do
+                    location, "build-argument-missing", f"the build argument {show(name)} has no value", do
                 )
-            self._known[name] = self.fill(value, where, inside=(*inside, name))
+            self._known[name] = self.fill(value, location, inside=(*inside, name))
         return self._known[name]
 
 
 def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
     stages: list[DefinitionStage] = []
-    lines, at = text.split("\n"), 0
-    while at < len(lines):
-        line, where = lines[at], SourceLocation(file=file, line=at + 1, column=1)
-        at += 1
+    lines, line_index = text.split("\n"), 0
+    while line_index < len(lines):
+        line, location = lines[line_index], SourceLocation(file=file, line=line_index + 1, column=1)
+        line_index += 1
         if match := _SECTION.match(line):
-            start, name = at, match[1].lower()
+            start, name = line_index, match[1].lower()
             if name not in _SECTIONS and not name.startswith("app"):
-                what = f"{show(f'%{match[1]}', limit=60)} is not a section of apptainer"
+                message = f"{show(f'%{match[1]}', limit=60)} is not a section of apptainer"
                 raise recipe_problem(
-                    where,
+                    location,
                     "line-invalid",
-                    what,
+                    message,
                     "put other text before the %: apptainer stops here, in a script too",
                 )
-            while at < len(lines) and not (_SECTION.match(lines[at]) or _STAGE.match(lines[at])):
-                at += 1
-            section = DefinitionSection(name, match[2].strip(), where, "\n".join(lines[start:at]))
+            while line_index < len(lines) and not (
+                _SECTION.match(lines[line_index]) or _STAGE.match(lines[line_index])
+            ):
+                line_index += 1
+            section = DefinitionSection(name, match[2].strip(), location, "\n".join(lines[start:line_index]))
             if not stages:
                 raise recipe_problem(
-                    where, "text-before-base", f"{show(match[0])} is before Bootstrap", "begin with Bootstrap"
+                    location,
+                    "text-before-base",
+                    f"{show(match[0])} is before Bootstrap",
+                    "begin with Bootstrap",
                 )
             stages[-1].sections.append(section)
         elif match := re.match(r"\s*([A-Za-z]+)\s*:\s*(.*?)\s*(#.*)?$", line):
@@ -630,19 +653,24 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
             if key == "bootstrap":
                 if len(stages) >= _MOST_SECTIONS:
                     raise recipe_problem(
-                        where, "too-many-stages", f"has more than {_MOST_SECTIONS} stages", "split it"
+                        location, "too-many-stages", f"has more than {_MOST_SECTIONS} stages", "split it"
                     )
                 stages.append(DefinitionStage())
             elif not stages:
                 raise recipe_problem(
-                    where, "text-before-base", f"{show(match[1])} is before Bootstrap", "begin with Bootstrap"
+                    location,
+                    "text-before-base",
+                    f"{show(match[1])} is before Bootstrap",
+                    "begin with Bootstrap",
                 )
-            place = SourceLocation(file=file, line=at, column=match.start(2) + 1)
+            source_location = SourceLocation(file=file, line=line_index, column=match.start(2) + 1)
             # apptainer fills no $NAME here
-            stages[-1].header[key] = RunWord(re.sub("[\"']", "", match[2]), place, "$" not in match[2])
+            stages[-1].header[key] = RunWord(
+                re.sub("[\"']", "", match[2]), source_location, "$" not in match[2]
+            )
         elif line.strip() and not line.lstrip().startswith("#"):
             raise recipe_problem(
-                where,
+                location,
                 "line-invalid",
                 f"{show(line.strip())} is not a line of a header or section",
                 "fix the line",
@@ -650,18 +678,18 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
     return stages
 
 
-def _take(container: ContainerFile, stages: list[DefinitionStage], at: int) -> None:
-    stage, spec = stages[at], container.spec
+def _take(container: ContainerFile, stages: list[DefinitionStage], line_number: int) -> None:
+    stage, spec = stages[line_number], container.spec
     agent, source = stage.header["bootstrap"], stage.header.get("from")
     if agent.text.lower() in _IMAGES and source:
         container.base(source)
     else:
-        what = f"Bootstrap {show(agent.text)} {show(source.text) if source else ''}".strip()
-        container.leave(agent.where, f"{what} is not taken", "the recipe has its own base")
-    visited = {at}
+        bootstrap_text = f"Bootstrap {show(agent.text)} {show(source.text) if source else ''}".strip()
+        container.leave(agent.where, f"{bootstrap_text} is not taken", "the recipe has its own base")
+    visited = {line_number}
     for section in sorted(stage.sections, key=lambda row: row.name != "files"):  # there before %post
         match = re.fullmatch(r"from\s+(\S+)", section.argument) if section.name == "files" else None
-        names = map(_named, stages[:at])
+        names = map(_named, stages[:line_number])
         other = next((n for n, name in enumerate(names) if match and name == match[1]), None)
         if other is not None and other not in visited:
             visited.add(other)
@@ -671,8 +699,8 @@ def _take(container: ContainerFile, stages: list[DefinitionStage], at: int) -> N
     if not container.packages_only:
         container.finish()
         for unread in (row for number, row in enumerate(stages) if number not in visited):
-            what = f"the stage {show(_named(unread))} is not part of the last one, and is not read"
-            spec.note(unread.header["bootstrap"].where, what)
+            bootstrap_text = f"the stage {show(_named(unread))} is not part of the last one, and is not read"
+            spec.note(unread.header["bootstrap"].where, bootstrap_text)
 
 
 def _named(stage: DefinitionStage) -> str:
@@ -690,8 +718,8 @@ def _take_packages(
     _take(inner, stages, len(stages) - 1)
     name = show(_named(stages[-1]))
     if before != (len(spec.pip), len(spec.conda)):
-        what = f"the packages of the stage {name} were taken, since files are copied from it"
-        container.note(section.where, what)
+        message = f"the packages of the stage {name} were taken, since files are copied from it"
+        container.note(section.where, message)
     else:
         do = "make what it brings a package on an index"
         container.leave(section.where, f"the files of the stage {name} are not taken", do)
@@ -705,22 +733,22 @@ def _section(container: ContainerFile, section: DefinitionSection) -> None:
         case "environment":
             _environment(container, section)
         case "files":
-            for line, where in section.lines():
-                words = [word.text for word in split_shell_words(line, where, container.variables)]
+            for line, location in section.lines():
+                words = [word.text for word in split_shell_words(line, location, container.variables)]
                 if words:
-                    container.copy(words[:1], words[-1], where)
+                    container.copy(words[:1], words[-1], location)
         case "labels" if not container.packages_only:
-            for line, where in section.lines():
+            for line, location in section.lines():
                 name, _, value = line.strip().partition(" ")
-                spec.label(name, value.strip().strip("\"'"), where)
+                spec.label(name, value.strip().strip("\"'"), location)
         case "runscript" if not container.packages_only:
             text = "; ".join(line.strip() for line, _ in section.lines())
             add_entrypoint(spec, [*SHELL, text, section.name], section.where, f"%{section.name}")
         case "arguments":
-            for line, where in section.lines():
+            for line, location in section.lines():
                 if "=" not in line:
                     container.note(
-                        where, f"{show(line.strip())} is not NAME=VALUE, and sets no build argument"
+                        location, f"{show(line.strip())} is not NAME=VALUE, and sets no build argument"
                     )
         case "labels" | "runscript":
             pass

@@ -78,8 +78,8 @@ def index_rows(spec: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
             index.notes.append(
                 f"{package}{bounds}: PyPI may have no wheel of it ({url} says where wheels are)"
             )
-        elif own := names.get(url.rstrip("/")):
-            index.rows[package] = own
+        elif index_name := names.get(url.rstrip("/")):
+            index.rows[package] = index_name
         else:
             index.missing[package] = f'write below [indexes] in imagefactory.toml: {name} = "{url}"'
     return index
@@ -137,11 +137,11 @@ class _DraftNotes:
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
-    def note(self, what: str) -> None:
-        self.notes.append(what)
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
-    def lose(self, what: str, do: str) -> None:
-        self.lost.append(f"{self.file}: {what} ({do})")
+    def lose(self, message: str, do: str) -> None:
+        self.lost.append(f"{self.file}: {message} ({do})")
 
 
 def draft(
@@ -261,11 +261,11 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
         )
     if more := [text for text in spec.parts.capabilities if text not in target.capabilities]:
         lines.note(f"the capabilities {', '.join(more)}: {target.name} is made for its own")
-    own = [text for text in spec.constraints if pypi_name(text) != target.framework]
+    other_constraints = [text for text in spec.constraints if pypi_name(text) != target.framework]
     if conda:
-        lists["pip"] = _with_bounds(lists["pip"], own, lines)
+        lists["pip"] = _with_bounds(lists["pip"], other_constraints, lines)
     else:
-        lists["constraints"] = own
+        lists["constraints"] = other_constraints
         _lose_patch(spec, target.python, lines)
     text = (
         _head(spec, lines)
@@ -285,15 +285,15 @@ def draft_on(spec: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
 def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
     """Return the bounds in the file that `target` does not meet. `versions` are its locked wheels by name."""
     conflicts = []
-    own, framework = f"{target.name} has", target.framework
+    subject, framework = f"{target.name} has", target.framework
     if not fits_python(target.python, spec.python):
-        conflicts.append(f"Python {spec.python}, and {own} Python {target.python}")
+        conflicts.append(f"Python {spec.python}, and {subject} Python {target.python}")
     row = FrameworkRow(framework=framework, source=target.source, spec=spec)
     if (cuda := row.explicit_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
-        conflicts.append(f"CUDA {cuda}, and {own} CUDA {target.cuda}")
+        conflicts.append(f"CUDA {cuda}, and {subject} CUDA {target.cuda}")
     for package in map(parse_spec, spec.conda):
         if package.name == framework and not series_within(package.version, target.version):
-            conflicts.append(f"{package}, and {own} {framework} {target.version}")
+            conflicts.append(f"{package}, and {subject} {framework} {target.version}")
     for text in dict.fromkeys((*spec.pip, *spec.constraints)):
         name, bounds = pypi_name(text), bounds_in(text)
         if version := versions.get(name, ""):
@@ -303,7 +303,7 @@ def target_conflicts(spec: EnvironmentSpec, target: Target, versions: Mapping[st
         else:
             continue
         if not allowed:
-            conflicts.append(f"{text}, and {own} {name} {version}")
+            conflicts.append(f"{text}, and {subject} {name} {version}")
     return tuple(conflicts)
 
 
@@ -379,15 +379,15 @@ def _lose_patch(spec: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
 
 def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
     """Return the row with the framework of a pip file and its companions as conda packages."""
-    own = FRAMEWORKS.get(row.framework, "")
-    spec, beside = row.spec, knowledge.companion_names(own)
+    framework_name = FRAMEWORKS.get(row.framework, "")
+    spec, beside = row.spec, knowledge.companion_names(framework_name)
     named = {package.name: package for package in map(parse_spec, spec.conda)}
     if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
         lines.note(f"jaxlib was added to {jax}: it has the code for GPUs")
         spec = replace(spec, conda=[*spec.conda, str(replace(jax, name="jaxlib"))])
     if spec.conda or spec.channels:
         return replace(row, spec=spec)
-    pinned = next((text for text in spec.pip if pypi_name(text) == own), "")
+    pinned = next((text for text in spec.pip if pypi_name(text) == framework_name), "")
     moved = [text for text in spec.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
     if moved:
         lines.note(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
@@ -400,8 +400,8 @@ def _conda_lists(row: FrameworkRow, version: str, lines: _DraftNotes) -> dict[st
     constraints = [str(replace(match, version="")) for match in specs if match.build or match.channel]
     for match in specs:
         if match.version not in ("", specs[0].version):
-            own = replace(row, spec=replace(spec, conda=[str(match)]))
-            if own.covers(version):
+            conda_row = replace(row, spec=replace(spec, conda=[str(match)]))
+            if conda_row.covers(version):
                 lines.note(f"{match}: the row's version says it")
             else:
                 lines.lose(f"{match}: the row has version {version}", "name one release with --framework")
@@ -470,9 +470,9 @@ def _pypi_lists(row: FrameworkRow, cuda: str, lines: _DraftNotes) -> dict[str, l
     bounds = [text for text in row.spec.constraints if pypi_name(text) != row.framework]
     packages = [text for text in row.spec.pip if pypi_name(text) != row.framework]
     if row.other_cuda(cuda):
-        own = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
-        packages = [text for text in packages if text not in own]
-        for text in own:
+        cuda_packages = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
+        packages = [text for text in packages if text not in cuda_packages]
+        for text in cuda_packages:
             lines.lose(f"{text} is a library of another CUDA", f"{row.framework} brings its own")
     lists = {"packages": [*packages, *row.spec.sources]}
     return {**lists, **({"constraints": bounds} if bounds else {})}
@@ -531,10 +531,16 @@ def _parts(spec: EnvironmentSpec) -> str:
     parts = spec.parts
     lines = [_list("system", list(parts.debian))] if parts.debian else []
     if parts.files:
-        folders = dict.fromkeys(folder for folder, _ in parts.files)
-        inside = {place: [pattern for folder, pattern in parts.files if folder == place] for place in folders}
+        directories = dict.fromkeys(directory for directory, _ in parts.files)
+        inside = {
+            copy_target: [pattern for directory, pattern in parts.files if directory == copy_target]
+            for copy_target in directories
+        }
         lines.append("files:\n")
-        lines += [f'  "{place}": [{", ".join(map(json.dumps, inside[place]))}]\n' for place in folders]
+        lines += [
+            f'  "{copy_target}": [{", ".join(map(json.dumps, inside[copy_target]))}]\n'
+            for copy_target in directories
+        ]
     lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
     for key in ("entrypoint", "command"):
         if words := getattr(parts, key):

@@ -117,14 +117,16 @@ class ReadOptions:
         return ReferencedFiles(self.python(bounds), self.beside, project=self._project, place=self.place)
 
     def _project(
-        self, folder: str, extras: tuple[str, ...], beside: ReferencedFiles
+        self, directory: str, extras: tuple[str, ...], beside: ReferencedFiles
     ) -> EnvironmentSpec | None:
-        if (key := (folder, extras)) in self.projects:  # projects may need each other
-            return EnvironmentSpec(file=folder)
+        if (key := (directory, extras)) in self.projects:  # projects may need each other
+            return EnvironmentSpec(file=directory)
         if len(self.projects) >= MOST_FILES:
             return None
         self.projects.add(key)
-        return read_project_directory(folder, ProjectReadOptions(beside=beside, extras=extras), self.python)
+        return read_project_directory(
+            directory, ProjectReadOptions(beside=beside, extras=extras), self.python
+        )
 
     def project_options(self, bounds: str) -> ProjectReadOptions:
         """Return the options for reading the project that the file describes."""
@@ -150,7 +152,7 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
     Other files that it names are read in its directory, its git work tree and the imagefactory project.
     Raises UsageError if it cannot be read, RecipeError if its format is not supported.
     """
-    text, folder = _read(path), path.parent.resolve()
+    text, directory = _read(path), path.parent.resolve()
     file = show(path.name)[1:-1]
     if _container(text, file):
         return _read_container(path, text, reading)
@@ -167,18 +169,21 @@ def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
             "option-conflict", f"{path} is not a container file, so --build-arg has no effect", hint=hint
         )
     root = reading.root.resolve() if reading.root else None
-    within = [folder, *(top for top in (_work_tree(folder), root) if top and folder.is_relative_to(top))]
+    within = [
+        directory,
+        *(top for top in (_work_tree(directory), root) if top and directory.is_relative_to(top)),
+    ]
 
     def beside(name: str) -> str | None:
-        other = folder / name
+        other = directory / name
         try:
             inside = any(other.resolve().is_relative_to(top) for top in within)
             return _read(other) if inside and other.is_file() else None
         except (RecipeError, UsageError, OSError, ValueError):
             return None
 
-    place = str(folder.relative_to(root)) if root in within else None
-    return parse_environment_file(text, file, replace(reading, beside=beside, place=place))
+    relative_path = str(directory.relative_to(root)) if root in within else None
+    return parse_environment_file(text, file, replace(reading, beside=beside, place=relative_path))
 
 
 def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentSpec:
@@ -198,9 +203,9 @@ def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentS
     return spec
 
 
-def _work_tree(folder: Path) -> Path | None:
+def _work_tree(directory: Path) -> Path | None:
     """Return the root of a directory's git work tree, None if it contains a home directory."""
-    root = git_root(folder)
+    root = git_root(directory)
     return None if root is None or Path.home().is_relative_to(root) else root
 
 
@@ -219,8 +224,8 @@ def _read(path: Path) -> str:
 
 def parse_environment_file(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
     """Return the requirements of a text. Raises RecipeError."""
-    own = file in ("pyproject.toml", "setup.py", "setup.cfg")
-    reading = replace(reading, projects={(".", ())} if own else set())
+    is_project_file = file in ("pyproject.toml", "setup.py", "setup.cfg")
+    reading = replace(reading, projects={(".", ())} if is_project_file else set())
     if file.endswith((".py", ".cfg")):
         return _setup(text, file, reading)
     if read := _container(text, file):
@@ -303,8 +308,8 @@ def _check_no_selection(file: str, reading: ReadOptions) -> None:
         raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     if reading.extras or reading.groups:
         option = "--extra" if reading.extras else "--group"
-        what = "has no extras and no groups to choose from, as a pyproject.toml has"
-        raise recipe_problem(first_place(file), "option-not-applicable", what, f"remove {option}")
+        message = "has no extras and no groups to choose from, as a pyproject.toml has"
+        raise recipe_problem(first_place(file), "option-not-applicable", message, f"remove {option}")
 
 
 def _toml(root: YamlNode, file: str, reading: ReadOptions) -> EnvironmentSpec:
@@ -333,11 +338,11 @@ def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
     named = file in ("setup.py", "setup.cfg")
     spec = read_project_directory(".", reading.project_options(""), reading.python) if named else None
     if spec is None:
-        what = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
+        message = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
         raise recipe_problem(
             first_place(file),
             "setup-not-readable",
-            what,
+            message,
             "list the packages in a requirements.txt, and import that",
         )
     return replace(spec, file=file)

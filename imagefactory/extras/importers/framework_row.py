@@ -126,8 +126,8 @@ class FrameworkRow:
         offers = self.offers(version)
         if self.source == "pypi" and version and len(offers) == 1:
             return offers[0]
-        if own := self._named_cuda(version):
-            return own
+        if named_cuda := self._named_cuda(version):
+            return named_cuda
         if explicit := self.explicit_cuda():
             return self._as_offered(explicit, offers)
         below = self._as_offered(self.spec.below, offers)
@@ -244,16 +244,16 @@ class FrameworkRow:
     def other_build(self, version: str) -> str:
         """Return the problem if the file requires a CPU build, or a build that its source does not have."""
         cuda, offers = self.required_cuda(), self.offers(version)
-        what = f"{self.spec.file} requires {self.framework} {version}"
+        message = f"{self.spec.file} requires {self.framework} {version}"
         if cuda == "cpu":
-            return f"{what.strip()} without CUDA"
+            return f"{message.strip()} without CUDA"
         if self.source != "pypi" or not cuda:
             return ""
         if not version and not self.range_with(cuda) and self.known():
-            return f"{what.strip()} for CUDA {cuda}, but no known build on PyPI is for it"
+            return f"{message.strip()} for CUDA {cuda}, but no known build on PyPI is for it"
         if not offers or self._as_offered(cuda, offers) in offers:
             return ""
-        return f"{what.strip()} for CUDA {cuda}, but PyPI has it only for CUDA {' and '.join(offers)}"
+        return f"{message.strip()} for CUDA {cuda}, but PyPI has it only for CUDA {' and '.join(offers)}"
 
     def conda_name(self) -> str:
         """Return the name of the framework on conda channels, empty if unknown."""
@@ -298,16 +298,16 @@ class FrameworkRow:
         """Return the extras in the file, and those that install the CUDA libraries of the framework."""
         if self.source == "conda":
             return ()
-        own = self._written_extras() - {*self.other_extras(cuda)}
+        written_extras = self._written_extras() - {*self.other_extras(cuda)}
         for wheel in knowledge.offered(self.framework, version):
-            own |= {*wheel.extras} if wheel.cuda == cuda else set()
-        return tuple(sorted(own))
+            written_extras |= {*wheel.extras} if wheel.cuda == cuda else set()
+        return tuple(sorted(written_extras))
 
     def other_extras(self, cuda: str) -> tuple[str, ...]:
         """Return the extras in the file that are for another CUDA major version."""
         major = cuda.partition(".")[0]
-        own = self._written_extras() if self.source == "pypi" else set()
-        return tuple(sorted(extra for extra in own if _cuda_in(extra) not in ("", major)))
+        written_extras = self._written_extras() if self.source == "pypi" else set()
+        return tuple(sorted(extra for extra in written_extras if _cuda_in(extra) not in ("", major)))
 
     def released_for(self, version: str) -> tuple[str, ...]:
         """Return the CUDA versions for which a framework version was released on any index, the newest
@@ -332,7 +332,9 @@ class FrameworkRow:
 
     def ask(self, version: str, cuda: str) -> UsageError:
         """Return the error for a missing version or CUDA version that the solver cannot choose."""
-        missing = [what for what, value in (("version", version), ("CUDA version", cuda)) if not value]
+        missing = [
+            field_name for field_name, value in (("version", version), ("CUDA version", cuda)) if not value
+        ]
         cuda = cuda or self._some_cuda(version)
         return UsageError(
             "choice-required",
@@ -372,7 +374,7 @@ def named_framework(spec: EnvironmentSpec, named: str, source: str) -> tuple[str
     if "jax" in conda and source != "pypi":  # it brings jaxlib, which has the code for GPUs
         return "jaxlib", "conda"
     if source == "conda":
-        name = next((conda for conda, own in FRAMEWORKS.items() if own in pip), "")
+        name = next((conda for conda, pypi_framework in FRAMEWORKS.items() if pypi_framework in pip), "")
         return (_of_source(name, source, conda) if name else ""), source
     return first_framework(pip), "pypi" if pip else source
 
@@ -399,7 +401,11 @@ def _of_source(named: str, source: str, conda: set[str]) -> str:
     if source == "pypi":
         known = FRAMEWORKS.get(named.lower(), "")
         return known or canonical(named)
-    others = [name for name, own in FRAMEWORKS.items() if own == canonical(named) and name in conda]
+    others = [
+        name
+        for name, pypi_framework in FRAMEWORKS.items()
+        if pypi_framework == canonical(named) and name in conda
+    ]
     usual = {"torch": "pytorch", "jax": "jaxlib"}.get(canonical(named), named.lower())
     return named.lower() if named.lower() in conda and usual != "jaxlib" else next(iter(others), usual)
 

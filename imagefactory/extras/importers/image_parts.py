@@ -60,24 +60,24 @@ class ContextFiles:
 def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
     """Return the entries for one source: a file becomes `to`, a directory's content goes into `to`."""
     files = ContextFiles()
-    at = context.project_path(source)
-    if at is None:
+    project_path = context.project_path(source)
+    if project_path is None:
         files.lost.append("it is not in the imagefactory project")
     elif link := context.link_fault(source):
         files.lost.append(link)
     elif context.kind(source) == "file":
-        _add(files, at, basename(to), dirname(to))
+        _add(files, project_path, basename(to), dirname(to))
     else:
         walk = _ContextWalk(context, files)
         whole, parts = walk.cover(source, 0)
-        base = "" if at == "." else at
+        base = "" if project_path == "." else project_path
         if walk.looks > _MOST_ENTRIES or len(parts) + len(walk.named) > _MOST_PATTERNS:
             files.lost.append("it has too many files to list: exclude some of them in .dockerignore")
             return files
         if whole and base and parts:
             plain = to.endswith(f"/{base}")
-            folder = to.removesuffix(f"/{base}") or "/"
-            _keep_pattern(files, folder, base) if plain else _keep_pattern(files, to, f"{base}/./*")
+            directory = to.removesuffix(f"/{base}") or "/"
+            _keep_pattern(files, directory, base) if plain else _keep_pattern(files, to, f"{base}/./*")
             parts = []
         for part in (*parts, *walk.named):
             name = part if source == "." else part[len(source) + 1 :]
@@ -85,26 +85,26 @@ def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
     return files
 
 
-def _add(files: ContextFiles, path: str, name: str, folder: str) -> None:
+def _add(files: ContextFiles, path: str, name: str, directory: str) -> None:
     """Add a file or directory at `path` in the project; in the image it is `name` in a directory."""
     if path == name:
-        _keep_pattern(files, folder, path)
+        _keep_pattern(files, directory, path)
     elif not path.endswith(f"/{name}"):
         files.lost.append(f"it gets another name there: {show(name)}")
-    elif join(folder, name).endswith(f"/{path}"):
-        _keep_pattern(files, join(folder, name)[: -len(path) - 1] or "/", path)
+    elif join(directory, name).endswith(f"/{path}"):
+        _keep_pattern(files, join(directory, name)[: -len(path) - 1] or "/", path)
     else:
-        _keep_pattern(files, folder, f"{path[: -len(name) - 1]}/./{name}")
+        _keep_pattern(files, directory, f"{path[: -len(name) - 1]}/./{name}")
 
 
-def _keep_pattern(files: ContextFiles, folder: str, pattern: str) -> None:
+def _keep_pattern(files: ContextFiles, directory: str, pattern: str) -> None:
     plain = pattern.removesuffix("/./*")
-    if not RULES["folder"].allows(folder):
-        files.lost.append(f"`files` of a recipe cannot be in {show(folder)}")
+    if not RULES["folder"].allows(directory):
+        files.lost.append(f"`files` of a recipe cannot be in {show(directory)}")
     elif not RULES["pattern"].allows(pattern) or any(char in plain for char in "*?["):
         files.lost.append(f"a recipe cannot name {show(pattern)}")
-    elif (folder, pattern) not in files.entries:
-        files.entries.append((folder, pattern))
+    elif (directory, pattern) not in files.entries:
+        files.entries.append((directory, pattern))
 
 
 class _ContextWalk:
@@ -116,11 +116,11 @@ class _ContextWalk:
         self.named: list[str] = []  # hidden files, which a pattern has to name
         self.keeps = any(rule.keeps for rule in context.rules.rules)
 
-    def cover(self, folder: str, depth: int) -> tuple[bool, list[str]]:
+    def cover(self, directory: str, depth: int) -> tuple[bool, list[str]]:
         """Return whether a directory is copied completely, and the paths that match its content."""
         whole, parts = True, []
-        for name in self.context.names(folder):
-            path = name if folder == "." else f"{folder}/{name}"
+        for name in self.context.names(directory):
+            path = name if directory == "." else f"{directory}/{name}"
             self.looks += 1
             if self.looks > _MOST_ENTRIES:
                 return False, []
@@ -198,7 +198,7 @@ _LAYOUT = re.compile(
 )
 
 
-def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: SourceLocation) -> None:
+def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], location: SourceLocation) -> None:
     """Add Debian packages.
 
     The lock sets their versions. Python packages are skipped, since the environment has Python.
@@ -217,17 +217,17 @@ def add_debian_packages(spec: EnvironmentSpec, names: Sequence[str], where: Sour
             other.append(written)
         else:
             pinned += [written] if mark and rest else []
-            spec.parts.debian.setdefault(name, where)
+            spec.parts.debian.setdefault(name, location)
     if pinned:
         do = "write the package under 'system': its version is that of the base's release, and is locked"
-        spec.leave(where, f"the version of {_named(pinned)}", do)
+        spec.leave(location, f"the version of {_named(pinned)}", do)
     if python:
-        spec.note(where, f"{_named(python)}: Python is the environment's own")
+        spec.note(location, f"{_named(python)}: Python is the environment's own")
     if libraries:
-        spec.note(where, f"{_named(libraries)}: the framework's packages bring these libraries")
+        spec.note(location, f"{_named(libraries)}: the framework's packages bring these libraries")
     if other:
         do = "the base's release has no package of that name: write Debian's under 'system'"
-        spec.leave(where, f"apt-get install {_named(other)}", do)
+        spec.leave(location, f"apt-get install {_named(other)}", do)
 
 
 def drop_debian(spec: EnvironmentSpec, names: Sequence[str]) -> list[str]:
@@ -252,69 +252,71 @@ def _named(names: Sequence[str]) -> str:
 
 def add_variable(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
     """Add a variable of the image, unless it only describes the base image, which is replaced."""
-    text, where = value.text, value.where
+    text, location = value.text, value.where
     assignment = f"{name}={show(text, limit=100)}"
     if name in PATHS:
         _add_search_path(spec, name, value)
     elif name == "TORCH_CUDA_ARCH_LIST" and value.known:
-        _add_driver_capabilities(spec, text, where)
+        _add_driver_capabilities(spec, text, location)
     elif name in _INDEXES and value.known:
         for address in text.split():
-            add_pip_line(spec, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
+            add_pip_line(spec, f"{_INDEXES[name]} {address}", location, ReferencedFiles(""))
     elif name == "UV_TORCH_BACKEND" and value.known:
         spec.hints.append(f"/{text}")
     elif name == "UV_PYTHON" and value.known and re.fullmatch(r"3\.[0-9]{1,2}", text):
-        spec.bound_python(text, where)
+        spec.bound_python(text, location)
     elif name == "NVIDIA_DRIVER_CAPABILITIES" and set(text.split(",")) - {"compute", "utility"}:
         do = "give it where the image runs: images have compute,utility"
-        spec.leave(where, f"{assignment} is set by imagefactory", do)
+        spec.leave(location, f"{assignment} is set by imagefactory", do)
     elif name == "NVIDIA_VISIBLE_DEVICES" and text != "all":
-        spec.leave(where, f"{assignment} is set by imagefactory", "give it where the image runs")
+        spec.leave(location, f"{assignment} is set by imagefactory", "give it where the image runs")
     elif name == "HOME" or name.lower() in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
         spec.note(
-            where, f"{assignment} is not taken: it belongs to the machine where an image is built or runs"
+            location, f"{assignment} is not taken: it belongs to the machine where an image is built or runs"
         )
     elif _DESCRIBES.fullmatch(name) or (name == "LANG" and re.fullmatch(r"C\.UTF-?8", text, re.IGNORECASE)):
-        spec.note(where, f"{assignment} describes the base image, which is replaced")
+        spec.note(location, f"{assignment} describes the base image, which is replaced")
     elif not value.known:
-        what = f"{show(name)} contains a variable of the base image or a shell: {show(text)}"
-        spec.leave(where, what, "set it where the image runs")
+        message = f"{show(name)} contains a variable of the base image or a shell: {show(text)}"
+        spec.leave(location, message, "set it where the image runs")
     elif re.search(_OTHER_LAYOUT, text):
-        what = f"{assignment} names a directory of the base image, which is replaced"
-        spec.leave(where, what, "write it under environment, with a path that the image has")
+        message = f"{assignment} names a directory of the base image, which is replaced"
+        spec.leave(location, message, "write it under environment, with a path that the image has")
     elif _BUILDS.match(name) and not (RULES["variable"].allows(name) and RULES["value"].allows(text)):
-        spec.note(where, f"{assignment} is only for the build of the image")
+        spec.note(location, f"{assignment} is only for the build of the image")
     else:
-        spec.variable(name, text, where)
+        spec.variable(name, text, location)
 
 
 def _add_search_path(spec: EnvironmentSpec, name: str, value: RunWord) -> None:
     """Add the user's directories in a search path. Directories of the base image are skipped."""
-    own = [
+    added_paths = [
         part
         for part in value.text.split(":")
         if part and not re.fullmatch(rf"\$\{{?{name}(:?[-+][^}}]*)?\}}?", part) and not _LAYOUT.search(part)
     ]
-    if not own:
-        what = f"{name}={show(value.text, limit=100)} describes the base image, which is replaced"
-        spec.note(value.where, what)
-    elif any("$" in part for part in own):
-        what = f"{show(name)} contains a variable of the base image or a shell: {show(value.text)}"
-        spec.leave(value.where, what, "set it where the image runs")
+    if not added_paths:
+        message = f"{name}={show(value.text, limit=100)} describes the base image, which is replaced"
+        spec.note(value.where, message)
+    elif any("$" in part for part in added_paths):
+        message = f"{show(name)} contains a variable of the base image or a shell: {show(value.text)}"
+        spec.leave(value.where, message, "set it where the image runs")
     elif name == "PATH":
         do = "start programs by their absolute path: the image's PATH is the environment's and the system's"
-        spec.leave(value.where, f"{show(':'.join(own))} in PATH", do)
+        spec.leave(value.where, f"{show(':'.join(added_paths))} in PATH", do)
     else:
-        spec.variable(name, ":".join(own), value.where)
-        if len(own) < len([part for part in value.text.split(":") if part]):
-            spec.note(value.where, f"{name}: only {show(':'.join(own))} was taken, which are your own")
+        spec.variable(name, ":".join(added_paths), value.where)
+        if len(added_paths) < len([part for part in value.text.split(":") if part]):
+            spec.note(
+                value.where, f"{name}: only {show(':'.join(added_paths))} was taken, which are your own"
+            )
 
 
-def _add_driver_capabilities(spec: EnvironmentSpec, text: str, where: SourceLocation) -> None:
+def _add_driver_capabilities(spec: EnvironmentSpec, text: str, location: SourceLocation) -> None:
     words = [word for word in re.split(r"[ ;,]+", text) if word]
     words = [number for word in words for number in _ARCHITECTURES.get(word.removesuffix("+PTX"), (word,))]
     matches = [re.fullmatch(r"([0-9]{1,2}\.[0-9])[af]?(\+PTX)?", word) for word in words]
-    what = f"TORCH_CUDA_ARCH_LIST={show(text, limit=100)}"
+    variable_text = f"TORCH_CUDA_ARCH_LIST={show(text, limit=100)}"
     if all(matches):
         values = dict.fromkeys(match[1] for match in matches if match)
         spec.parts.capabilities = tuple(sorted(values, key=natural))
@@ -323,25 +325,27 @@ def _add_driver_capabilities(spec: EnvironmentSpec, text: str, where: SourceLoca
             if words
             else "the recipe's capabilities set it"
         )
-        spec.note(where, f"{what}: {capabilities}")
+        spec.note(location, f"{variable_text}: {capabilities}")
     else:
-        spec.leave(where, what, "write numbers, such as 8.0, under capabilities")
+        spec.leave(location, variable_text, "write numbers, such as 8.0, under capabilities")
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
 def add_copied_files(
-    spec: EnvironmentSpec, context: BuildContext | None, source: str, to: str, where: SourceLocation
+    spec: EnvironmentSpec, context: BuildContext | None, source: str, to: str, location: SourceLocation
 ) -> list[str]:
     """Add a file or directory that is copied to `to`. Return the lines of the losses.
 
     The caller drops these lines if the file is read.
     """
-    what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(spec.lost)
+    instruction, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(spec.lost)
     if context is None:
         spec.leave(
-            where, what, "write files: {DIRECTORY: [PATH]}, each path relative to the root of the project"
+            location,
+            instruction,
+            "write files: {DIRECTORY: [PATH]}, each path relative to the root of the project",
         )
         return spec.lost[before:]
     own_files = find_own_files(context, source, to)
@@ -349,53 +353,54 @@ def add_copied_files(
     if own_files.hidden:
         names = show(", ".join(own_files.hidden), limit=_LONG)[1:-1]
         spec.note(
-            where, f"{what}: these may contain secrets, and are skipped unless `files` lists them: {names}"
+            location,
+            f"{instruction}: these may contain secrets, and are skipped unless `files` lists them: {names}",
         )
-    for why in own_files.lost:
+    for reason in own_files.lost:
         do = "write files: {DIRECTORY: [PATH]}, with paths that a recipe supports"
         if context.project_path(source) is None:
             do = f"run `imagefactory init {shlex.quote(str(context.root))}`, and this command there"
-        spec.leave(where, f"{what}: {why}", do)
+        spec.leave(location, f"{instruction}: {reason}", do)
     return spec.lost[before:]
 
 
 # --- start --------------------------------------------------------------------------------------
 
 
-def add_workdir(spec: EnvironmentSpec, folder: str, where: SourceLocation) -> None:
-    spec.parts.workdir = folder if RULES["workdir"].allows(folder) else ""
-    if not spec.parts.workdir and folder != "/":
-        spec.leave(where, f"WORKDIR {show(folder)}", f"write workdir: with {RULES['workdir'].write}")
+def add_workdir(spec: EnvironmentSpec, directory: str, location: SourceLocation) -> None:
+    spec.parts.workdir = directory if RULES["workdir"].allows(directory) else ""
+    if not spec.parts.workdir and directory != "/":
+        spec.leave(location, f"WORKDIR {show(directory)}", f"write workdir: with {RULES['workdir'].write}")
 
 
-def add_user(spec: EnvironmentSpec, user: str, where: SourceLocation) -> None:
+def add_user(spec: EnvironmentSpec, user: str, location: SourceLocation) -> None:
     spec.parts.user = user if RULES["user"].allows(user) else ""
     if not spec.parts.user and user != "root":
-        spec.leave(where, f"USER {show(user)}", f"write user: with {RULES['user'].write}")
+        spec.leave(location, f"USER {show(user)}", f"write user: with {RULES['user'].write}")
 
 
 def add_entrypoint(
-    spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str = "ENTRYPOINT"
+    spec: EnvironmentSpec, words: Sequence[str], location: SourceLocation, source: str = "ENTRYPOINT"
 ) -> str:
     spec.parts.entrypoint = _allowed(words)
-    return _loss_line(spec, words, where, source)
+    return _loss_line(spec, words, location, source)
 
 
 def add_command(
-    spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str = "CMD"
+    spec: EnvironmentSpec, words: Sequence[str], location: SourceLocation, source: str = "CMD"
 ) -> str:
     spec.parts.command = _allowed(words)
-    return _loss_line(spec, words, where, source)
+    return _loss_line(spec, words, location, source)
 
 
 def _allowed(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words) if all(RULES["argument"].allows(word) for word in words) else ()
 
 
-def _loss_line(spec: EnvironmentSpec, words: Sequence[str], where: SourceLocation, source: str) -> str:
+def _loss_line(spec: EnvironmentSpec, words: Sequence[str], location: SourceLocation, source: str) -> str:
     """Return a line about a command that a recipe cannot contain, "" if it can."""
     if not words or _allowed(words):
         return ""
     command = show(words[2] if tuple(words[:2]) == SHELL else " ".join(words), limit=_LONG)
-    spec.leave(where, f"{source} {command}", "put it into a script among the files, and write that")
+    spec.leave(location, f"{source} {command}", "put it into a script among the files, and write that")
     return spec.lost[-1]

@@ -157,16 +157,18 @@ _APT_VALUES = ("-o", "-t", "--option", "--target-release", "--default-release", 
 
 
 def read_install_script(
-    container: ContainerFile, text: str, where: SourceLocation, *, joined: bool = False
+    container: ContainerFile, text: str, location: SourceLocation, *, joined: bool = False
 ) -> None:
     """Read the packages that a script installs. Raises RecipeError for invalid shell syntax."""
-    _Shell(container).script(text, where, joined=joined)
+    _Shell(container).script(text, location, joined=joined)
 
 
-def read_install_command(container: ContainerFile, words: Sequence[RunWord], where: SourceLocation) -> None:
+def read_install_command(
+    container: ContainerFile, words: Sequence[RunWord], location: SourceLocation
+) -> None:
     """Read the packages that one command installs, from its words."""
     text = " ".join(word.text for word in words)
-    _Shell(container).take(RunCommand(where=where, text=text, words=list(words)))
+    _Shell(container).take(RunCommand(where=location, text=text, words=list(words)))
 
 
 class _Shell:
@@ -178,8 +180,8 @@ class _Shell:
         self.folder = container.workdir
         self.stack: list[str] = []
 
-    def script(self, text: str, where: SourceLocation, *, joined: bool) -> None:
-        for command in read_commands(text, where, self.variables, joined=joined):
+    def script(self, text: str, location: SourceLocation, *, joined: bool) -> None:
+        for command in read_commands(text, location, self.variables, joined=joined):
             self.take(command)
 
     def take(self, command: RunCommand) -> None:
@@ -239,22 +241,24 @@ class _Shell:
         if command.script and command.script_where and not command.script.startswith("#!"):
             inner.script(command.script, command.script_where, joined=False)
             return True
-        at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word.text)), 0)
-        if at and at + 1 < len(words) and words[at + 1].known:
-            inner.script(words[at + 1].text, words[at + 1].where, joined=False)
+        position = next(
+            (position for position, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word.text)), 0
+        )
+        if position and position + 1 < len(words) and words[position + 1].known:
+            inner.script(words[position + 1].text, words[position + 1].where, joined=False)
             return True
         return False
 
     def _not_run(self, command: RunCommand) -> None:
-        what = f"{show(command.text, limit=120)} is not run"
+        message = f"{show(command.text, limit=120)} is not run"
         if self.container.packages_only:  # of a stage whose files are copied, but not all
             if _BUILDS.search(command.text):
-                self.spec.leave(command.where, what, _NOT_RUN)
+                self.spec.leave(command.where, message, _NOT_RUN)
             else:
-                self.spec.note(command.where, f"{what}: only the packages of its stage are read")
+                self.spec.note(command.where, f"{message}: only the packages of its stage are read")
             return
         do = _NOT_RUN if command.plain else f"only a shell knows whether it runs: {_NOT_RUN}"
-        self.container.leave(command.where, what, do)
+        self.container.leave(command.where, message, do)
 
     def _place(self, written: str) -> str:
         home = self.variables.get("HOME", "/root")
@@ -264,24 +268,28 @@ class _Shell:
         do = "write it out; a recipe has no variables"
         self.spec.leave(word.where, f"{show(word.text)} has a value that is known only to a shell", do)
 
-    def _find(self, written: str, where: SourceLocation) -> str:
-        return self.container.find(self._place(written), where)
+    def _find(self, written: str, location: SourceLocation) -> str:
+        return self.container.find(self._place(written), location)
 
     # --- pip
 
     def pip(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        at = next((at for at, word in enumerate(words) if not word.text.startswith("-")), len(words))
-        if [word.text for word in words[at : at + 2]] == ["config", "set"] and self._pip_setting(
-            words[at + 2 :]
+        position = next(
+            (position for position, word in enumerate(words) if not word.text.startswith("-")), len(words)
+        )
+        if [word.text for word in words[position : position + 2]] == ["config", "set"] and self._pip_setting(
+            words[position + 2 :]
         ):
             return
-        if at < len(words) and words[at].text == "uninstall":
-            self._uninstall(command, [word for word in words[at + 1 :] if not word.text.startswith("-")])
+        if position < len(words) and words[position].text == "uninstall":
+            self._uninstall(
+                command, [word for word in words[position + 1 :] if not word.text.startswith("-")]
+            )
             return
-        if at == len(words) or words[at].text not in ("install", "wheel", "sync"):
+        if position == len(words) or words[position].text not in ("install", "wheel", "sync"):
             self._not_run(command)
             return
-        self._pip_install(command, words[at + 1 :], files=words[at].text == "sync")
+        self._pip_install(command, words[position + 1 :], files=words[position].text == "sync")
 
     def _pip_install(self, command: RunCommand, words: Sequence[RunWord], *, files: bool = False) -> None:
         requirements, spec = [], self.spec
@@ -332,8 +340,8 @@ class _Shell:
         names = {canonical(word.text) for word in words if word.known}
         self.spec.pip = [text for text in self.spec.pip if pypi_name(text) not in names]
         self.container.removed |= names
-        what = f"{show(command.text, limit=120)}: no longer required"
-        self.spec.note(command.where, f"{what}, and installed where other packages need it")
+        message = f"{show(command.text, limit=120)}: no longer required"
+        self.spec.note(command.where, f"{message}, and installed where other packages need it")
 
     def _redirected(self, command: RunCommand, requirements: Sequence[RunWord]) -> None:
         """Report bounds without quotes, which a shell interprets as redirections."""
@@ -342,17 +350,17 @@ class _Shell:
             bounds = "".join(map(str, files))
             if not files or not (files[0].joined or files[0].target.startswith("=")):
                 continue
-            what = f"{word.text}{bounds} without quotes: a shell takes {show(bounds)} for files"
+            message = f"{word.text}{bounds} without quotes: a shell takes {show(bounds)} for files"
             if any(redirection.operator.startswith("<") for redirection in files):
                 do = f"write '{word.text}{bounds}' in quotes to write a bound"
-                self.spec.leave(word.where, f"{what}, and fails if there is no such file", do)
+                self.spec.leave(word.where, f"{message}, and fails if there is no such file", do)
             else:
-                what = f"{what}, and installs {word.text} without the bound, as the recipe does"
-                self.spec.note(word.where, f"{what}; '{word.text}{bounds}' in quotes is a bound")
+                message = f"{message}, and installs {word.text} without the bound, as the recipe does"
+                self.spec.note(word.where, f"{message}; '{word.text}{bounds}' in quotes is a bound")
 
-    def _installers(self, requirements: Sequence[RunWord], where: SourceLocation) -> None:
+    def _installers(self, requirements: Sequence[RunWord], location: SourceLocation) -> None:
         if names := [word.text for word in requirements if _is_installer(word)]:
-            self.spec.note(where, f"{', '.join(names)}: images do not need them")
+            self.spec.note(location, f"{', '.join(names)}: images do not need them")
 
     def _pip_file(self, option: str, word: RunWord, chosen: DependencySelection) -> None:
         name = self._find(word.text, word.where)
@@ -377,9 +385,9 @@ class _Shell:
         return True
 
     def _not_beside(self, word: RunWord) -> None:
-        why = self.container.missing_reason(join(self.folder, word.text))
+        reason = self.container.missing_reason(join(self.folder, word.text))
         do = "copy it there, or import it too: imagefactory recipe import FILE"
-        self.spec.leave(word.where, f"{show(word.text)} {why}", do)
+        self.spec.leave(word.where, f"{show(word.text)} {reason}", do)
 
     def _requirement(self, word: RunWord) -> None:
         local = re.match(r"\.{1,2}(?=[/\[]|$)|/|[\w.-]+/", word.text)
@@ -389,20 +397,20 @@ class _Shell:
             add_pip_line(self.spec, word.text, word.where, self.container.beside)
 
     def _project(self, word: RunWord) -> None:
-        folder, bracket, extras = word.text.partition("[")
-        place = normpath(join(self.folder, folder))
-        if (clone := self.container.clone_of(place)) and clone.address:
-            self._cloned_project(clone, place, f"{bracket}{extras}", word.where)
+        directory, bracket, extras = word.text.partition("[")
+        project_path = normpath(join(self.folder, directory))
+        if (clone := self.container.clone_of(project_path)) and clone.address:
+            self._cloned_project(clone, project_path, f"{bracket}{extras}", word.where)
             return
         for file in _PROJECT_FILES:
             optional = file != "pyproject.toml"
-            if name := self.container.find(join(self.folder, folder, file), word.where, optional=optional):
+            if name := self.container.find(join(self.folder, directory, file), word.where, optional=optional):
                 text = f"./{dirname(name)}{bracket}{extras}"
                 add_pip_line(self.spec, text, word.where, self.container.beside)
                 return
-        why = self.container.missing_reason(join(self.folder, folder, "pyproject.toml"))
+        reason = self.container.missing_reason(join(self.folder, directory, "pyproject.toml"))
         do = "add what it needs, and put the project into an image by a wheel (./wheels/...)"
-        self.spec.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
+        self.spec.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {reason}", do)
 
     def setup_py(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         """Read `python setup.py install`, which installs the project in the current directory."""
@@ -424,28 +432,32 @@ class _Shell:
         here = self.container.clone_of(self.folder)
         if doing == "clone" and plain:
             name = basename(plain[0].text.rstrip("/")).removesuffix(".git")
-            place = normpath(join(self.folder, plain[1].text if len(plain) > 1 else name))
+            project_path = normpath(join(self.folder, plain[1].text if len(plain) > 1 else name))
             before = len(self.spec.lost)
             self._not_run(command)
             address = plain[0].text if plain[0].known else ""
-            self.container.clones[place] = GitClone(place, address, branch, tuple(self.spec.lost[before:]))
+            self.container.clones[project_path] = GitClone(
+                project_path, address, branch, tuple(self.spec.lost[before:])
+            )
         elif doing in ("checkout", "reset", "switch") and here and plain and plain[-1].known:
             self.container.clones[here.place] = replace(here, revision=plain[-1].text)
         elif doing not in ("submodule", "lfs", "fetch", "pull", "clean", "config", "init") or not here:
             self._not_run(command)
 
-    def _cloned_project(self, clone: GitClone, place: str, extras: str, where: SourceLocation) -> None:
+    def _cloned_project(
+        self, clone: GitClone, project_path: str, extras: str, location: SourceLocation
+    ) -> None:
         """Add a project in a cloned repository, by the address of the repository."""
         self.spec.lost = [line for line in self.spec.lost if line not in clone.losses]
         self.spec.note(
-            where, f"of {show(clone.address, limit=120)} the package is taken, not its other files"
+            location, f"of {show(clone.address, limit=120)} the package is taken, not its other files"
         )
         revision = f"@{clone.revision}" if clone.revision else ""
-        inner = place[len(clone.place) :].strip("/")
+        inner = project_path[len(clone.place) :].strip("/")
         name = basename(clone.address.rstrip("/")).removesuffix(".git")
         written = f"git+{clone.address}{revision}{f'#subdirectory={inner}' if inner else ''}"
         written = f"{name}{extras} @ {written}" if extras else written
-        add_pip_line(self.spec, written, where, self.container.beside)
+        add_pip_line(self.spec, written, location, self.container.beside)
 
     # --- files
 
@@ -537,7 +549,7 @@ class _Shell:
         for word in words:
             if not word.known:
                 self._leave_unknown(word)
-        folder = next(
+        directory = next(
             (
                 word.text
                 for option, word in _options(words, _TOOL_VALUES)
@@ -545,25 +557,25 @@ class _Shell:
             ),
             ".",
         )
-        folder = folder.removesuffix("pixi.toml") or "."
-        if unread and self._find(join(folder, unread), command.where):
+        directory = directory.removesuffix("pixi.toml") or "."
+        if unread and self._find(join(directory, unread), command.where):
             do = "import what it locks: `pdm export -o requirements.txt`, then import that file"
             self.spec.leave(command.where, f"{unread} is not read", do)
             return
         for number, file in enumerate(files):
             last = number == len(files) - 1
-            name = self.container.find(join(self.folder, folder, file), command.where, optional=not last)
+            name = self.container.find(join(self.folder, directory, file), command.where, optional=not last)
             text = self.container.beside.read(name) if name else None
             if text is not None:
-                word = RunWord(join(folder, file), command.where)
+                word = RunWord(join(directory, file), command.where)
                 self._parse(name, text, chosen, word)
                 if any(word.text in _ALL for word in words):
                     do = "name them in the command: --extra NAME, --group NAME"
                     self.spec.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
                 return
-        why = self.container.missing_reason(join(self.folder, folder, files[-1]))
+        reason = self.container.missing_reason(join(self.folder, directory, files[-1]))
         do = "import the project's lock or its pyproject.toml"
-        self.spec.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
+        self.spec.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {reason}", do)
 
     def _python(self, words: Sequence[RunWord]) -> None:
         """Read the Python version of a new environment: `uv venv --python 3.11`, `uv python install 3.11`."""
@@ -595,15 +607,20 @@ class _Shell:
             self._not_run(command)
 
     def _conda_config(self, command: RunCommand, words: Sequence[RunWord]) -> None:
-        at = next(
-            (at for at, word in enumerate(words) if word.text in ("--add", "--append", "--prepend")), -1
+        position = next(
+            (
+                position
+                for position, word in enumerate(words)
+                if word.text in ("--add", "--append", "--prepend")
+            ),
+            -1,
         )
-        if at < 0 or len(words) < at + 3 or words[at + 1].text != "channels":
+        if position < 0 or len(words) < position + 3 or words[position + 1].text != "channels":
             self._not_run(command)
             return
         before = list(self.spec.channels)
-        add_channel(self.spec, words[at + 2].text, words[at + 2].where)
-        if words[at].text != "--append":  # the last that is added is asked first
+        add_channel(self.spec, words[position + 2].text, words[position + 2].where)
+        if words[position].text != "--append":  # the last that is added is asked first
             self.spec.channels.sort(key=lambda name: name in before)
 
     def _conda_install(self, command: RunCommand, words: Sequence[RunWord]) -> None:

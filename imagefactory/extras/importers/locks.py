@@ -71,11 +71,11 @@ def _names(names: Iterable[str]) -> str:
     return show(", ".join(names), limit=4000)[1:-1]
 
 
-def _check_format(where: SourceLocation, version: str, formats: Collection[str], hint: str) -> None:
+def _check_format(location: SourceLocation, version: str, formats: Collection[str], hint: str) -> None:
     """Raise RecipeError if a lock has another format."""
     if version not in formats:
-        what = f"has the format {show(version or 'none')}"
-        raise recipe_problem(where, "format-unsupported", what, hint)
+        message = f"has the format {show(version or 'none')}"
+        raise recipe_problem(location, "format-unsupported", message, hint)
 
 
 def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
@@ -87,25 +87,29 @@ def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
     spec = EnvironmentSpec(file=file, locked=True)
     spec.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
-    own = {key: row for key, row in rows.items() if _source_type(row) in _OWN}
-    here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _source_type(row)) == "."}
-    chosen = here or own
+    project_rows = {key: row for key, row in rows.items() if _source_type(row) in _OWN}
+    here = {
+        key: row
+        for key, row in project_rows.items()
+        if text_of(_map(row, "source"), _source_type(row)) == "."
+    }
+    chosen = here or project_rows
     extras, groups = _selected_groups(spec, chosen, options, root.where)
     active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in chosen for extra in extras}
     active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in chosen for group in groups}
     lock = _UvLock(rows=rows, python=options.beside.python, active=frozenset(active))
     addresses = [text_of(_map(row, "source"), "registry") for row in rows.values()]
     main = _main_index(spec, addresses, root.where)
-    starts = [*chosen, *(_manifest(root, rows) if not own else [])] or list(rows)
+    starts = [*chosen, *(_manifest(root, rows) if not project_rows else [])] or list(rows)
     for key in _reached(lock, starts, chosen, (extras, groups)):
-        if key in own:
+        if key in project_rows:
             _take_own(spec, rows[key], options.beside)
         else:
             _take(spec, rows[key], options.beside, main)
     return spec
 
 
-def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], where: SourceLocation) -> str:
+def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], location: SourceLocation) -> str:
     """Return and note the index of most packages.
 
     Indexes for one CUDA version and pages of links do not count.
@@ -114,8 +118,8 @@ def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], where: SourceLo
     plain = [address for address in addresses if address and not special.search(address)]
     main = max(plain, key=plain.count, default="")
     if main and not is_mirror(main):
-        what = f"the index {show(main, limit=120)}"
-        spec.note(where, f"{what}: packages come from the index of this machine's settings")
+        index_text = f"the index {show(main, limit=120)}"
+        spec.note(location, f"{index_text}: packages come from the index of this machine's settings")
     return main
 
 
@@ -149,7 +153,10 @@ def _reached(
 
 
 def _selected_groups(
-    spec: EnvironmentSpec, projects: dict[Key, YamlNode], options: ProjectReadOptions, where: SourceLocation
+    spec: EnvironmentSpec,
+    projects: dict[Key, YamlNode],
+    options: ProjectReadOptions,
+    location: SourceLocation,
 ) -> tuple[set[str], set[str]]:
     """Return the selected extras and groups that exist in the projects of the lock."""
     extras, groups, optional = set[str](), set[str](), OptionalPackages()
@@ -160,7 +167,7 @@ def _selected_groups(
         for key, value in _map(row, "dev-dependencies").pairs:
             needs = [text_of(item, "name") for item in value.items]
             optional.add_group(key.text, lambda name=key.text: groups.add(canonical(name)), needs)  # type: ignore[misc]
-    optional.take(spec, options, where)
+    optional.take(spec, options, location)
     return extras, groups
 
 
@@ -203,8 +210,10 @@ def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> 
     for row in rows:
         name, marker = canonical(text_of(row, "name")), row.get("markers")
         text = marker.text if marker and marker.kind == "text" else text_of(marker, "main") if marker else ""
-        own = set(_groups(row)) or {"main"}
-        if not own & {"main", *groups} or (text_of(row, "optional") == "true" and name not in reached):
+        package_groups = set(_groups(row)) or {"main"}
+        if not package_groups & {"main", *groups} or (
+            text_of(row, "optional") == "true" and name not in reached
+        ):
             continue  # told with the extras and groups
         if not grouped and project is not None and name not in reached:
             continue
@@ -216,8 +225,8 @@ def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> 
         versions = [text_of(row, "version") for row in same]
         if len(set(versions)) > 1:
             do = "import the project's pyproject.toml, with --extra NAME"
-            what = f"which of {show(' and '.join(versions))} of {show(name)} is meant"
-            spec.leave(same[0].where, f"the lock does not say {what}", do)
+            question_text = f"which of {show(' and '.join(versions))} of {show(name)} is meant"
+            spec.leave(same[0].where, f"the lock does not say {question_text}", do)
         else:
             _take(spec, same[0], options.beside)
     described = parse_project(options.beside.read("pyproject.toml"), "pyproject.toml")
@@ -305,9 +314,9 @@ def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envir
     spec.bound_python(text_of(root, "requires-python"), root.where)
     environments = [item.text for item in _rows(root, "environments")]
     if environments and not any(marker_applies(marker, python) for marker in environments):
-        what = f"is for other environments than {PLATFORM} with Python {python}"
+        message = f"is for other environments than {PLATFORM} with Python {python}"
         raise recipe_problem(
-            _map(root, "environments").where, "platform-missing", what, "lock it for Linux too"
+            _map(root, "environments").where, "platform-missing", message, "lock it for Linux too"
         )
     rows = _rows(root, "packages")
     chosen = _selected_pylock_groups(spec, root, rows, options)
@@ -324,11 +333,11 @@ def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envir
             do = "lock it for that Python, or take another"
             spec.leave(row.where, f"{show(name)} is for Python {show(bounds)}, not {python}", do)
         elif name in selection:
-            what = f"the lock has two packages {show(name)} for one environment"
+            message = f"the lock has two packages {show(name)} for one environment"
             raise recipe_problem(
                 row.where,
                 "duplicate-package",
-                what,
+                message,
                 f"lock it again: the other is in line {selection[name].where.line}",
             )
         else:
@@ -384,12 +393,12 @@ def _take_of_pylock(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFile
         address, commit = text_of(vcs, "url"), text_of(vcs, "commit-id")
         if text_of(vcs, "type") == "git" and address:
             written = f"{address}@{commit}" if commit else address
-            add_git(spec, written, row.where, folder=text_of(vcs, "subdirectory"))
+            add_git(spec, written, row.where, directory=text_of(vcs, "subdirectory"))
         else:
             do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
             spec.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
-    elif folder := row.get("directory"):
-        add_directory(spec, beside.place, text_of(folder, "path"), row.where)
+    elif directory := row.get("directory"):
+        add_directory(spec, beside.place, text_of(directory, "path"), row.where)
     elif row.get("archive"):
         address = text_of(archive, "url") or text_of(archive, "path")
         add_pip_line(spec, f"{name} @ {address}" if "://" in address else address, row.where, beside)
@@ -415,9 +424,9 @@ def _take(spec: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: s
         query = dict(
             part.partition("=")[::2] for part in address.partition("#")[0].partition("?")[2].split("&")
         )
-        folder = query.get("subdirectory", "") or text_of(source, "subdirectory")
+        directory = query.get("subdirectory", "") or text_of(source, "subdirectory")
         plain = re.split(r"[?#]", address.removeprefix("git+"))[0]
-        add_git(spec, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
+        add_git(spec, f"{plain}@{commit}" if commit else plain, row.where, directory=directory)
     elif kind in ("directory", "editable", "virtual"):
         add_directory(spec, beside.place, address, row.where)
     elif kind in ("path", "file", "url"):
@@ -583,9 +592,9 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
             _locked_spec(spec, package, row.where, channel=_headed(_channel(address), headed))
     _name_channels(spec)
     for category, names in others.items():
-        what = f"optional, not taken: the packages of category {show(category)}"
+        message = f"optional, not taken: the packages of category {show(category)}"
         names_ = _names(names)
-        spec.note(packages.where if packages else root.where, f"{what}: {names_}")
+        spec.note(packages.where if packages else root.where, f"{message}: {names_}")
     return spec
 
 
@@ -610,11 +619,11 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
                 add_channel(spec, channel, address.where)
         elif channel and channel_name(channel) not in headed:
             mirrors[channel] = None
-    where = heading.where if heading else rows[0].where
+    location = heading.where if heading else rows[0].where
     if mirrors:
-        spec.note(where, f"the channels of the heading are used, and not their mirrors {_names(mirrors)}")
+        spec.note(location, f"the channels of the heading are used, and not their mirrors {_names(mirrors)}")
     if headed and (more := spec.channels[len(headed) :]):
-        spec.note(where, f"packages come from {_names(more)} too, which the heading does not name")
+        spec.note(location, f"packages come from {_names(more)} too, which the heading does not name")
     return headed
 
 
@@ -635,24 +644,24 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
     spec = EnvironmentSpec(file=file, locked=True)
     platforms: dict[str, None] = {}
     for number, line in enumerate(text.split("\n")):
-        where, line = SourceLocation(file=file, line=number + 1, column=1), line.strip()
+        location, line = SourceLocation(file=file, line=number + 1, column=1), line.strip()
         if match := _PIP_ROW.match(line):
-            _locked_wheel(spec, (match[1], match[2]), where)
+            _locked_wheel(spec, (match[1], match[2]), location)
         elif line and not line.startswith(("#", "@")):
             address = line.split()[0]
             parts, platform = _parts(address), address.rpartition("/")[0].rpartition("/")[2]
             if not parts[0] or "://" not in address:
                 do = "write the address of an archive, or add the package manually"
-                spec.leave(where, f"{show(line)} is not the address of a package", do)
+                spec.leave(location, f"{show(line)} is not the address of a package", do)
                 continue
             platforms[platform] = None
             if parts[0].startswith("__"):
-                spec.note(where, _VIRTUAL.format(show(parts[0])))
+                spec.note(location, _VIRTUAL.format(show(parts[0])))
                 continue
             channel = _channel(address)
             if channel and not channel.startswith("file:") and channel_name(channel) not in spec.channels:
-                add_channel(spec, channel, where)
-            _locked_spec(spec, parts, where, channel=channel)
+                add_channel(spec, channel, location)
+            _locked_spec(spec, parts, location, channel=channel)
     _name_channels(spec)
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
     if others:
@@ -689,17 +698,17 @@ def _parts(address: str) -> tuple[str, str, str]:
 
 
 def _locked_spec(
-    spec: EnvironmentSpec, package: tuple[str, str, str], where: SourceLocation, *, channel: str = ""
+    spec: EnvironmentSpec, package: tuple[str, str, str], location: SourceLocation, *, channel: str = ""
 ) -> None:
     name, version, build = package
     variant = build_variant(build) if name != "python" else ""
     text = f"{name} =={version} {variant}".strip()
     if channel.startswith("file:") and channel not in spec.channels:
         do = f'if that directory is a channel, write "{channel}::{name} =={version}" under packages'
-        spec.leave(where, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
+        spec.leave(location, f"{show(name)} {show(version)} is a file of one machine, in {show(channel)}", do)
     elif not RULES["match spec"].allows(text):
         spec.leave(
-            where, f"{show(name)} {show(version)} cannot be taken over", "add it manually if you need it"
+            location, f"{show(name)} {show(version)} cannot be taken over", "add it manually if you need it"
         )
     elif name == "python":
         spec.python = f"=={version}"
@@ -732,5 +741,5 @@ def build_variant(build: str) -> str:
     return "" if pattern == "*" else pattern
 
 
-def _locked_wheel(spec: EnvironmentSpec, wheel: tuple[str, str], where: SourceLocation) -> None:
-    add_pip_line(spec, f"{wheel[0]}=={wheel[1]}", where, ReferencedFiles(""))
+def _locked_wheel(spec: EnvironmentSpec, wheel: tuple[str, str], location: SourceLocation) -> None:
+    add_pip_line(spec, f"{wheel[0]}=={wheel[1]}", location, ReferencedFiles(""))

@@ -58,23 +58,23 @@ def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"\(at line ([0-9]+), column ([0-9]+)\)", str(error))
-        where = (
+        location = (
             SourceLocation(file=file, line=int(match[1]), column=int(match[2]))
             if match
             else first_place(file)
         )
-        what = re.sub(r" \(at .*\)$", "", str(error))
+        message = re.sub(r" \(at .*\)$", "", str(error))
         raise recipe_problem(
-            where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "fix the line"
+            location, "toml-invalid", f"is not valid TOML: {show(message, limit=120)[1:-1]}", "fix the line"
         ) from error
     except RecursionError as error:
         raise _too_deep(first_place(file), limits) from error
     return _TomlLocations(text, file, limits).tree(data)
 
 
-def _too_deep(where: SourceLocation, limits: YamlLimits) -> RecipeError:
-    what = f"is nested more than {limits.depth} deep"
-    return recipe_problem(where, "nesting-too-deep", what, "nest it less deeply")
+def _too_deep(location: SourceLocation, limits: YamlLimits) -> RecipeError:
+    message = f"is nested more than {limits.depth} deep"
+    return recipe_problem(location, "nesting-too-deep", message, "nest it less deeply")
 
 
 class _TomlLocations:
@@ -100,30 +100,30 @@ class _TomlLocations:
         return self._node(data, (), 0, 0)
 
     def _where(self, line: int, text: str = "") -> SourceLocation:
-        at = self.lines[line].find(text) if text and line < len(self.lines) else 0
-        return SourceLocation(file=self.file, line=line + 1, column=max(at, 0) + 1)
+        column = self.lines[line].find(text) if text and line < len(self.lines) else 0
+        return SourceLocation(file=self.file, line=line + 1, column=max(column, 0) + 1)
 
     def _node(self, value: Any, path: tuple[str, ...], line: int, depth: int) -> YamlNode:
         self.count += 1
         if self.count > self.limits.nodes:
-            what = f"has more than {self.limits.nodes} values"
-            raise recipe_problem(self._where(line), "too-many-values", what, "split it")
+            message = f"has more than {self.limits.nodes} values"
+            raise recipe_problem(self._where(line), "too-many-values", message, "split it")
         if depth > self.limits.depth:
             raise _too_deep(self._where(line), self.limits)
         if isinstance(value, dict):
             node = YamlNode(self._where(line), "map")
             for key, child in value.items():
-                at = self._of_key((*path, key), line)
-                name = YamlNode(self._where(at, key), "text", text=key)
-                node.pairs.append((name, self._node(child, (*path, key), at, depth + 1)))
+                line_index = self._of_key((*path, key), line)
+                name = YamlNode(self._where(line_index, key), "text", text=key)
+                node.pairs.append((name, self._node(child, (*path, key), line_index, depth + 1)))
             return node
         if isinstance(value, list):
             node = YamlNode(self._where(line), "list")
             starts = self.headers.get(path, []) if all(isinstance(child, dict) for child in value) else []
             for number, child in enumerate(value):
-                at = starts[number] if number < len(starts) else self._of_text(child, line)
-                line = max(line, at)
-                node.items.append(self._node(child, path, at, depth + 1))
+                line_index = starts[number] if number < len(starts) else self._of_text(child, line)
+                line = max(line, line_index)
+                node.items.append(self._node(child, path, line_index, depth + 1))
             return node
         scalar = {bool: "true or false", int: "a number", float: "a number"}.get(type(value), "")
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -136,13 +136,15 @@ class _TomlLocations:
         key = re.compile(
             rf"\s*[\"']?{re.escape(path[-1])}[\"']?\s*[=.]|.*[{{,]\s*[\"']?{re.escape(path[-1])}[\"']?\s*="
         )
-        line_found = next((at for at in self._below(line) if key.match(self.lines[at])), None)
+        line_found = next(
+            (line_index for line_index in self._below(line) if key.match(self.lines[line_index])), None
+        )
         return self.first.get(path, line) if line_found is None else line_found
 
     def _of_text(self, value: Any, line: int) -> int:
         if not isinstance(value, str):
             return line
-        return next((at for at in self._below(line) if value in self.lines[at]), line)
+        return next((line_index for line_index in self._below(line) if value in self.lines[line_index]), line)
 
     def _below(self, line: int) -> range:
         """Return the lines from `line` to the next header."""
@@ -202,7 +204,7 @@ class OptionalPackages:
         self.written.setdefault(canonical(name), name)
         self.packages.setdefault((kind, canonical(name)), []).extend(packages)
 
-    def take(self, spec: EnvironmentSpec, options: ProjectReadOptions, where: SourceLocation) -> None:
+    def take(self, spec: EnvironmentSpec, options: ProjectReadOptions, location: SourceLocation) -> None:
         """Add the selected extras and groups. Raises RecipeError for an unknown one in the user's file."""
         available = []
         for kind, names, known in (
@@ -216,17 +218,17 @@ class OptionalPackages:
                     self.selected.add(name)
                 elif options.named:
                     raise recipe_problem(
-                        where, *unknown_extra_message(kind, name, self.names("extra"), self.names("group"))
+                        location, *unknown_extra_message(kind, name, self.names("extra"), self.names("group"))
                     )
                 else:
-                    spec.note(where, f"there is no {kind} {show(name)}: pip ignores it too")
+                    spec.note(location, f"there is no {kind} {show(name)}: pip ignores it too")
             if others := [self.written[name] for name in known if name not in self.selected]:
                 available.append(f"{', '.join(others)} (--{kind} NAME)")
         if available and options.named:
             for kind, name, requirement in self._frameworks(spec):
                 spec.frameworks.append((kind, name))
                 available.append(f"{requirement} is in the {kind} {name}: --{kind} {name}")
-            spec.note(where, f"optional, not taken: {show('; '.join(available), limit=2000)[1:-1]}")
+            spec.note(location, f"optional, not taken: {show('; '.join(available), limit=2000)[1:-1]}")
 
     def _frameworks(self, spec: EnvironmentSpec) -> Iterator[tuple[str, str, str]]:
         """Yield type, name and requirement of unselected frameworks that no other part requires."""
@@ -296,26 +298,26 @@ def read_project(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
 
 def read_setup_project(file: str, options: ProjectReadOptions) -> EnvironmentSpec | None:
     """Return the requirements of a project without a pyproject.toml, from its setup.py and setup.cfg."""
-    folder = str(PurePosixPath(file).parent)
-    facts = read_setup(options.beside.read, folder)
+    directory = str(PurePosixPath(file).parent)
+    facts = read_setup(options.beside.read, directory)
     if facts is None:
         return None
     options = replace(options, beside=replace(options.beside, above=(*options.beside.above, file)))
-    spec, optional, where = EnvironmentSpec(file=file), OptionalPackages(), first_place(file)
-    _take_setup(spec, facts, options, optional, where)
-    optional.take(spec, options, where)
-    add_directory(spec, options.beside.place, folder, where)
+    spec, optional, location = EnvironmentSpec(file=file), OptionalPackages(), first_place(file)
+    _take_setup(spec, facts, options, optional, location)
+    optional.take(spec, options, location)
+    add_directory(spec, options.beside.place, directory, location)
     return spec
 
 
 def read_project_directory(
-    folder: str, options: ProjectReadOptions, python: Callable[[str], str]
+    directory: str, options: ProjectReadOptions, python: Callable[[str], str]
 ) -> EnvironmentSpec | None:
     """Return the requirements of the project in a directory, None if no file lists them.
 
     `python` returns a Python version within bounds.
     """
-    file = normpath(join(folder, "pyproject.toml"))
+    file = normpath(join(directory, "pyproject.toml"))
     root = parse_project(options.beside.read(file), file)
     if root is not None:
         bounds = text_of(_at(root, "project"), "requires-python")
@@ -326,17 +328,17 @@ def read_project_directory(
         ]
         if any(tables):
             return read_project(root, file, ours)
-    return read_setup_project(normpath(join(folder, "setup.py")), options)
+    return read_setup_project(normpath(join(directory, "setup.py")), options)
 
 
 def _own_code(spec: EnvironmentSpec, root: YamlNode, options: ProjectReadOptions, *, packaged: bool) -> None:
     """Add the code of the project: as a source if it is a package, otherwise with a note about `files`."""
-    where = _at(root, "project").where if _at(root, "project").pairs else root.where
+    location = _at(root, "project").where if _at(root, "project").pairs else root.where
     if is_package(root, packaged=packaged or not options.named):
-        folder = str(PurePosixPath(options.beside.above[-1]).parent)
-        add_directory(spec, options.beside.place, folder, where)
+        directory = str(PurePosixPath(options.beside.above[-1]).parent)
+        add_directory(spec, options.beside.place, directory, location)
     else:
-        spec.note(where, note_of_scripts())
+        spec.note(location, note_of_scripts())
 
 
 def is_package(root: YamlNode, *, packaged: bool = False) -> bool:
@@ -413,8 +415,8 @@ def _overrides(spec: EnvironmentSpec, items: Sequence[YamlNode], options: Projec
         ]
         for item in meant:
             _bound(spec, item, options)
-            what = f"the override {show(item.text)} is a constraint"
-            spec.note(item.where, f"{what}: packages that forbid it stop the lock")
+            message = f"the override {show(item.text)} is a constraint"
+            spec.note(item.where, f"{message}: packages that forbid it stop the lock")
         if not meant and not any("extra" in marker for _, marker in group):
             do = f"write exclude: [{name}] in the recipe" if RULES["framework"].allows(name) else "remove it"
             spec.leave(group[0][0].where, f"the override {show(group[0][0].text)} drops a package", do)
@@ -464,8 +466,8 @@ def _groups(
         for item in rows_of(group):
             if included := text_of(item, "include-group"):
                 take(canonical(included))
-            elif (own := _own_extras(item.text, name)) is not None:
-                for extra in own & optional.extras.keys():
+            elif (own_extras := _own_extras(item.text, name)) is not None:
+                for extra in own_extras & optional.extras.keys():
                     optional.extras[extra]()
             elif item.kind == "text":
                 origins.take(spec, item.text, item.where)
@@ -500,7 +502,7 @@ class _Origins:
             if value.kind != "text"
         }
 
-    def take(self, spec: EnvironmentSpec, text: str, where: SourceLocation) -> None:
+    def take(self, spec: EnvironmentSpec, text: str, location: SourceLocation) -> None:
         """Add a requirement of the project, from its origin."""
         try:
             requirement = Requirement(text)
@@ -508,8 +510,10 @@ class _Origins:
         except InvalidRequirement:
             meant = False
         row = self._row(canonical(requirement.name)) if meant else None
-        if row is None or not self.take_row(spec, requirement.name, row, where, sorted(requirement.extras)):
-            add_pip_line(spec, text, where, self.beside)
+        if row is None or not self.take_row(
+            spec, requirement.name, row, location, sorted(requirement.extras)
+        ):
+            add_pip_line(spec, text, location, self.beside)
 
     def _row(self, name: str) -> YamlNode | None:
         for row in self.rows.get(name, ()):
@@ -523,7 +527,7 @@ class _Origins:
         return None
 
     def take_row(
-        self, spec: EnvironmentSpec, name: str, row: YamlNode, where: SourceLocation, extras: list[str]
+        self, spec: EnvironmentSpec, name: str, row: YamlNode, location: SourceLocation, extras: list[str]
     ) -> bool:
         """Add the package of a row with `git`, `path`, `url` or `workspace`. Return False for other rows."""
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
@@ -533,22 +537,22 @@ class _Origins:
         if address := text_of(row, "git"):
             revision = next((text for key in ("rev", "tag", "branch") if (text := text_of(row, key))), "")
             address = f"{address}@{revision}" if revision else address
-            folder = text_of(row, "subdirectory")
-            add_git(spec, address.removeprefix("git+"), where, extras=brackets[1:-1], folder=folder)
+            directory = text_of(row, "subdirectory")
+            add_git(spec, address.removeprefix("git+"), location, extras=brackets[1:-1], directory=directory)
         elif path := text_of(row, "path"):
             archive = re.search(r"\.(whl|zip|tar\.\w+|tgz)$", path)
             if archive:
-                add_pip_line(spec, path, where, self.beside)
+                add_pip_line(spec, path, location, self.beside)
             else:
-                add_project(spec, f"{path}{brackets}", where, self.beside)
+                add_project(spec, f"{path}{brackets}", location, self.beside)
         elif address := text_of(row, "url"):
-            add_pip_line(spec, f"{name}{brackets} @ {address}", where, self.beside)
+            add_pip_line(spec, f"{name}{brackets} @ {address}", location, self.beside)
         elif text_of(row, "workspace") == "true":
-            if place := self._member(canonical(name)):
-                add_project(spec, f"{place}{brackets}", where, self.beside)
+            if member_path := self._member(canonical(name)):
+                add_project(spec, f"{member_path}{brackets}", location, self.beside)
             else:
                 do = "lock it and import its uv.lock, or write its directory under packages: ./DIRECTORY"
-                spec.leave(where, f"the directory of the workspace member {show(name)} is unknown", do)
+                spec.leave(location, f"the directory of the workspace member {show(name)} is unknown", do)
         else:
             return False
         return True
@@ -563,11 +567,11 @@ class _Origins:
             lock = parse_project(text, "uv.lock")
             for row in _at(lock, "package").items if lock else ():
                 source = _at(row, "source")
-                folder = (
+                directory = (
                     text_of(source, "editable") or text_of(source, "directory") or text_of(source, "virtual")
                 )
-                if folder and canonical(text_of(row, "name")) == name:
-                    return normpath(f"{above}/{folder}")
+                if directory and canonical(text_of(row, "name")) == name:
+                    return normpath(f"{above}/{directory}")
             root = (
                 self.root
                 if above == "."
@@ -580,13 +584,13 @@ class _Origins:
                 return above
             for pattern in (item.text for item in members):
                 for shape in (name, name.replace("-", "_")):
-                    folder = pattern.replace("*", shape) if pattern.count("*") == 1 else pattern
-                    if not fnmatchcase(folder, pattern):
+                    directory = pattern.replace("*", shape) if pattern.count("*") == 1 else pattern
+                    if not fnmatchcase(directory, pattern):
                         continue
-                    path = self.beside.path(f"{above}/{folder}/pyproject.toml")
+                    path = self.beside.path(f"{above}/{directory}/pyproject.toml")
                     project = parse_project(self.beside.read(path) if path else None, path)
                     if project and canonical(text_of(_at(project, "project"), "name")) == name:
-                        return normpath(f"{above}/{folder}")
+                        return normpath(f"{above}/{directory}")
         return ""
 
 
@@ -622,8 +626,8 @@ def marker_applies(marker: str, python: str, extras: Collection[str] | None = No
 # --- setup.py, setup.cfg, and dependencies that another file says ---------------------------------
 
 
-def _is_dynamic(project: YamlNode, what: str) -> bool:
-    return what in [item.text for item in _at(project, "dynamic").items]
+def _is_dynamic(project: YamlNode, field_name: str) -> bool:
+    return field_name in [item.text for item in _at(project, "dynamic").items]
 
 
 def _dynamic(
@@ -638,8 +642,8 @@ def _dynamic(
     project, tools = _at(root, "project"), _at(root, "tool")
     of_setuptools = _at(tools, "setuptools", "dynamic")
     hatch = _at(tools, "hatch", "metadata", "hooks", "requirements_txt")
-    folder = str(PurePosixPath(options.beside.above[-1]).parent)
-    setup, has_files = read_setup(options.beside.read, folder), False
+    directory = str(PurePosixPath(options.beside.above[-1]).parent)
+    setup, has_files = read_setup(options.beside.read, directory), False
     reads_dependencies = not has_tables or _is_dynamic(project, "dependencies")
     for table in (_at(of_setuptools, "dependencies"), hatch):
         files = _files(table)
@@ -680,17 +684,21 @@ def _take_setup(
     facts: SetupFacts,
     options: ProjectReadOptions,
     optional: OptionalPackages,
-    where: SourceLocation,
+    location: SourceLocation,
 ) -> None:
     if facts.python and not spec.python:
-        spec.bound_python(facts.python, where)
-    for text, at in facts.needs:
-        _take_line(spec, text, at, options)
-    computed = [(at, code) for what, at, code in facts.unknown if not what.startswith("extra")]
+        spec.bound_python(facts.python, location)
+    for text, source_location in facts.needs:
+        _take_line(spec, text, source_location, options)
+    computed = [
+        (source_location, code)
+        for field_name, source_location, code in facts.unknown
+        if not field_name.startswith("extra")
+    ]
     if computed:
-        at, code = computed[0]
+        source_location, code = computed[0]
         more = f" and {len(computed) - 1} more" if len(computed) > 1 else ""
-        _computed(spec, at, options, f"{show(code, limit=100)}{more}")
+        _computed(spec, source_location, options, f"{show(code, limit=100)}{more}")
     _offer_extras(spec, facts, options, optional)
 
 
@@ -703,41 +711,45 @@ def _offer_extras(
     def take(extra: str) -> None:
         reached.add(extra)
         optional.selected.add(extra)
-        for text, at in facts.extras.get(extra, ()):
-            if (own := _own_extras(text, name)) is not None:
-                for more in own - reached:
+        for text, location in facts.extras.get(extra, ()):
+            if (own_extras := _own_extras(text, name)) is not None:
+                for more in own_extras - reached:
                     take(more)
             else:
-                _take_line(spec, text, at, options)
-        for what, at, code in facts.unknown:
-            if what in (f"extra {extra}", "extras_require"):
+                _take_line(spec, text, location, options)
+        for field_name, location, code in facts.unknown:
+            if field_name in (f"extra {extra}", "extras_require"):
                 do = "write its packages into a requirements file, and import that too"
-                spec.leave(at, f"the extra {show(extra)} is computed: {show(code, limit=100)}", do)
+                spec.leave(location, f"the extra {show(extra)} is computed: {show(code, limit=100)}", do)
 
-    for what, at, code in facts.unknown:
-        if what == "extras_require" and options.named:
-            spec.note(at, f"the names of the extras are computed: {show(code, limit=100)}")
+    for field_name, location, code in facts.unknown:
+        if field_name == "extras_require" and options.named:
+            spec.note(location, f"the names of the extras are computed: {show(code, limit=100)}")
     for extra in facts.extras:
         texts = [text for text, _ in facts.extras[extra]]
         optional.add_extra(extra, lambda extra=extra: take(extra), texts)  # type: ignore[misc]
 
 
-def _take_line(spec: EnvironmentSpec, text: str, where: SourceLocation, options: ProjectReadOptions) -> None:
-    if text.startswith("-r ") and where.file.endswith(".py"):
-        spec.note(where, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
-    add_pip_line(spec, text, where, options.beside)
+def _take_line(
+    spec: EnvironmentSpec, text: str, location: SourceLocation, options: ProjectReadOptions
+) -> None:
+    if text.startswith("-r ") and location.file.endswith(".py"):
+        spec.note(location, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
+    add_pip_line(spec, text, location, options.beside)
 
 
 def _computed(
-    spec: EnvironmentSpec, where: SourceLocation, options: ProjectReadOptions, code: str = ""
+    spec: EnvironmentSpec, location: SourceLocation, options: ProjectReadOptions, code: str = ""
 ) -> None:
     """Report dependencies that only the build computes. `lock --build` reads them from the wheel."""
-    what = f"what the project needs is computed by its build{f': {code}' if code else ''}"
+    message = f"what the project needs is computed by its build{f': {code}' if code else ''}"
     if options.beside.place is not None:
-        spec.note(where, f"{what}; `imagefactory lock TARGET --build` takes it from the wheel that it builds")
+        spec.note(
+            location, f"{message}; `imagefactory lock TARGET --build` takes it from the wheel that it builds"
+        )
     else:
         do = "write it into a requirements.txt (pip freeze, where it is installed), and import that"
-        spec.leave(where, what, do)
+        spec.leave(location, message, do)
 
 
 # --- Poetry --------------------------------------------------------------------------------------
@@ -966,8 +978,10 @@ def _pypi_row(spec: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: Ref
 def _unread(spec: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     """Report the unsupported keys in the row of a package, such as a build number."""
     if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
-        what = ", ".join(sorted(more))
-        spec.leave(key.where, f"{show(key.text)}: {show(what)} is not read", "say it by a version or a build")
+        unread_names = ", ".join(sorted(more))
+        spec.leave(
+            key.where, f"{show(key.text)}: {show(unread_names)} is not read", "say it by a version or a build"
+        )
 
 
 def _bounds(written: str) -> str:

@@ -219,10 +219,10 @@ class _RecipePlanner:
     def __init__(
         self, factory: Project, request: RecipeRequest, solver: RecipeSolver, *, hints: bool = True
     ) -> None:
-        folder = factory.settings.root_path / "recipes"
+        directory = factory.settings.root_path / "recipes"
         self._factory, self._request, self._solver = factory, request, solver
-        self._recipes = [recipe for recipe in read_each(folder)[0] if recipe.family != request.family]
-        self._bases = read_bases(folder)
+        self._recipes = [recipe for recipe in read_each(directory)[0] if recipe.family != request.family]
+        self._bases = read_bases(directory)
         self._hints, self._reached = hints, True
         self._targets: dict[str, tuple[Target, BaseSpec]] = {}
         self._sourced: bool | None = None
@@ -238,7 +238,7 @@ class _RecipePlanner:
         below = self._factory.select_single(request.on)
         spec = self._read(below.python)
         drafted = draft_on(spec, request.family, below)
-        lock, why = self._lock_of(below)
+        lock, reason = self._lock_of(below)
         versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         if conflicts := target_conflicts(spec, below, versions):
             raise UsageError(
@@ -247,7 +247,7 @@ class _RecipePlanner:
                 hint=self._other_ways(spec) or "omit --extends, to solve a recipe without the target",
             )
         if lock is None:
-            return self._unsolved(drafted, why)
+            return self._unsolved(drafted, reason)
         try:
             return self._solved(drafted, under=lock, base=self._factory.base_of(below))
         except UnsolvableError as error:
@@ -562,8 +562,10 @@ class _RecipePlanner:
         self, row: FrameworkRow, version: str, cuda: str, trial: _PythonTrial, *, chosen: bool
     ) -> RecipePlan:
         choice = ImageChoice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
-        why = tuple(_reasons(trial.spec, choice, chosen=chosen, age=self._age))
-        return self._solved(draft(trial.spec, self._draft_request(choice), self._bases, why), why=why)
+        reason = tuple(_reasons(trial.spec, choice, chosen=chosen, age=self._age))
+        return self._solved(
+            draft(trial.spec, self._draft_request(choice), self._bases, reason), reason=reason
+        )
 
     def _only_sources(self, spec: EnvironmentSpec, errors: Sequence[LockError]) -> bool:
         """Return whether a package without wheels for some Python versions has none for the others either.
@@ -656,10 +658,10 @@ class _RecipePlanner:
         bases = all_bases(self._bases, self._recipes)
         return check_draft(drafted.text, self._request.family, self._recipes, bases)
 
-    def _unsolved(self, drafted: RecipeDraft, why: str) -> RecipePlan:
-        notes = (*drafted.notes, f"not solved: {why}") if why else drafted.notes
+    def _unsolved(self, drafted: RecipeDraft, reason: str) -> RecipePlan:
+        notes = (*drafted.notes, f"not solved: {reason}") if reason else drafted.notes
         return RecipePlan(
-            draft=replace(drafted, notes=notes), check=lambda: self._expand(drafted), unsolved=why
+            draft=replace(drafted, notes=notes), check=lambda: self._expand(drafted), unsolved=reason
         )
 
     def _solved(
@@ -668,7 +670,7 @@ class _RecipePlanner:
         *,
         under: Lock | None = None,
         base: BaseSpec | None = None,
-        why: Sequence[str] = (),
+        reason: Sequence[str] = (),
     ) -> RecipePlan:
         """Return the plan of a draft whose targets were solved.
 
@@ -676,7 +678,7 @@ class _RecipePlanner:
 
         Packages without wheels are not an error: `lock --build` builds them.
         """
-        plan = RecipePlan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
+        plan = RecipePlan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(reason))
         try:
             targets = self._expand(drafted)
         except ImagefactoryError:  # the draft is printed with its faults
@@ -689,7 +691,7 @@ class _RecipePlanner:
                 notes = (*drafted.notes, f"built from source by `lock --build`: {', '.join(names)}")
                 return replace(plan, draft=replace(drafted, notes=notes), without_wheel=names)
             except UnreachableError as error:
-                return replace(self._unsolved(drafted, error.message), why=tuple(why))
+                return replace(self._unsolved(drafted, error.message), why=tuple(reason))
         return plan
 
     # --- hints, each solved before it is made ---
@@ -708,8 +710,8 @@ class _RecipePlanner:
         used = [name for name, value in options.items() if value]
         below = next((target.framework for target in self._factory.targets if target.name == request.on), "")
         framework = request.framework or FRAMEWORKS.get(below, below)
-        own = replace(request, on="", framework=framework, version="", cuda="")
-        if used and (choice := self._choice(own)):
+        alternative = replace(request, on="", framework=framework, version="", cuda="")
+        if used and (choice := self._choice(alternative)):
             what = f"--framework {choice.framework}={choice.version} --cuda {choice.cuda}"
             ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(used)}")
         return "; or ".join(ways)
@@ -768,14 +770,14 @@ class _RecipePlanner:
                 continue
             lock, _ = self._lock_of(target)
             versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
-            own = self._read(target.python)
-            if lock is None or target_conflicts(own, target, versions):
+            contents = self._read(target.python)
+            if lock is None or target_conflicts(contents, target, versions):
                 continue
             if tried == _TRIALS or count == _TARGETS:
                 return
             tried += 1
-            drafted = draft_on(own, request.family, target)
-            if len(drafted.lost) > len(own.lost):
+            drafted = draft_on(contents, request.family, target)
+            if len(drafted.lost) > len(contents.lost):
                 continue
             try:
                 for expanded in self._expand(drafted):

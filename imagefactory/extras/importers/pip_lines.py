@@ -159,7 +159,7 @@ def add_requirements(spec: EnvironmentSpec, text: str, file: str, beside: Refere
         )
 
 
-def add_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+def add_pip_line(spec: EnvironmentSpec, line: str, location: SourceLocation, beside: ReferencedFiles) -> None:
     """Add one line with the rules of pip. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
@@ -167,26 +167,26 @@ def add_pip_line(spec: EnvironmentSpec, line: str, where: SourceLocation, beside
         return
     spec.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
     if match := re.search(r"\$\{[A-Z0-9_]+\}", text):
-        spec.leave(where, f"{show(text, limit=100)} contains the variable {match[0]}", "write it out")
+        spec.leave(location, f"{show(text, limit=100)} contains the variable {match[0]}", "write it out")
         return
     if text.startswith("-"):
         spec.hints += re.findall(r"/cpu\b", text)
-        _options(spec, text, where, beside)
+        _options(spec, text, location, beside)
         return
     if own := re.search(r"\s(--[a-z][a-z-]*).*$", text):  # of the one requirement
-        _option(spec, own[1], own[0].strip(), where, of=text[: own.start()].strip())
+        _option(spec, own[1], own[0].strip(), location, of=text[: own.start()].strip())
         text = text[: own.start()].strip()
     if re.match(r"\.{1,2}(/|\[|$)|/|file:|[\w.-]+/", text) and not re.search(
         _ARCHIVE, text.partition("[")[0]
     ):
-        add_project(spec, text, where, beside)
-    elif not _is_elsewhere(spec, text, where, beside) and (
-        requirement := _requirement(spec, text, where, beside.python)
+        add_project(spec, text, location, beside)
+    elif not _is_elsewhere(spec, text, location, beside) and (
+        requirement := _requirement(spec, text, location, beside.python)
     ):
-        _take(spec, requirement, text, where)
+        _take(spec, requirement, text, location)
 
 
-def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+def _options(spec: EnvironmentSpec, text: str, location: SourceLocation, beside: ReferencedFiles) -> None:
     """Add the options in one line, which may have several: `-i ADDRESS --trusted-host HOST`."""
     try:
         words = shlex.split(text)
@@ -200,37 +200,39 @@ def _options(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: Re
             value = words.pop(0)
         if option in ("-c", "--constraint", "-r", "--requirement"):
             constraint = option in ("-c", "--constraint")
-            if why := add_file(spec, value, beside, constraint=constraint):
+            if reason := add_file(spec, value, beside, constraint=constraint):
                 do = "add its lines" if not constraint else "write its bounds under constraints"
-                spec.leave(where, f"{show(value)} {why}", do)
+                spec.leave(location, f"{show(value)} {reason}", do)
         elif (
             option in ("-e", "--editable")
             and "://" not in value
             and not re.search(r"^\w[\w.\[\], -]* @", value)
         ):
-            add_project(spec, value, where, beside)
+            add_project(spec, value, location, beside)
         elif option in ("-e", "--editable"):
-            add_pip_line(spec, value, where, beside)
+            add_pip_line(spec, value, location, beside)
         elif option in _INDEX_OPTIONS:
-            add_index(spec, value, where, option)
+            add_index(spec, value, location, option)
         else:
-            _option(spec, option, f"{option} {value}".strip(), where)
+            _option(spec, option, f"{option} {value}".strip(), location)
 
 
-def _option(spec: EnvironmentSpec, option: str, text: str, where: SourceLocation, *, of: str = "") -> None:
-    what = f"the option {show(text, limit=100)}{f' of {show(of, limit=100)}' if of else ''}"
+def _option(spec: EnvironmentSpec, option: str, text: str, location: SourceLocation, *, of: str = "") -> None:
+    option_text = f"the option {show(text, limit=100)}{f' of {show(of, limit=100)}' if of else ''}"
     if option in _IGNORED_OPTIONS:
-        spec.note(where, f"{what}: {_IGNORED_OPTIONS[option]}")
+        spec.note(location, f"{option_text}: {_IGNORED_OPTIONS[option]}")
     else:
         do = _LOST_OPTIONS.get(option, "see what it asks for, and remove it from the file")
-        spec.leave(where, f"{what} is not taken over", do)
+        spec.leave(location, f"{option_text} is not taken over", do)
 
 
-def add_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
+def add_index(
+    spec: EnvironmentSpec, address: str, location: SourceLocation, option: str = "the index"
+) -> None:
     """Add an index that is not in the settings. Other indexes may not have its packages."""
     index = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
-        spec.leave(where, f"{index}: packages in a directory are not supported", _WHEEL_DIRECTORY_HINT)
+        spec.leave(location, f"{index}: packages in a directory are not supported", _WHEEL_DIRECTORY_HINT)
         return
     plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
     spec.hints += [hint for hint in re.findall(r"/cu[0-9]{2,3}\b", plain) if hint not in spec.hints]
@@ -238,16 +240,18 @@ def add_index(spec: EnvironmentSpec, address: str, where: SourceLocation, option
         return
     spec.indexes.append(plain)
     if knowledge.is_known_index(plain):
-        spec.note(where, f"{index}: what PyPI lacks is taken from there, by `index` of the recipe")
+        spec.note(location, f"{index}: what PyPI lacks is taken from there, by `index` of the recipe")
     elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
         meaning = f"CUDA {cuda[1]}.{cuda[2]} is read from it" if cuda else "its name contains the build"
-        spec.note(where, f"{index}: {meaning}, and packages come from the index of this machine's settings")
+        spec.note(
+            location, f"{index}: {meaning}, and packages come from the index of this machine's settings"
+        )
     elif option in _DEFAULT_INDEX and is_mirror(plain):
-        spec.note(where, f"{index}: packages come from the index of this machine's settings")
+        spec.note(location, f"{index}: packages come from the index of this machine's settings")
     else:
         page = option in PAGE_OPTIONS or re.search(r"\.html?$", re.split(r"[?#]", plain)[0])
-        spec.leave(where, f"{index} is not taken over", _PAGE if page else _INDEX)
+        spec.leave(location, f"{index} is not taken over", _PAGE if page else _INDEX)
 
 
 def is_mirror(address: str) -> bool:
@@ -257,22 +261,22 @@ def is_mirror(address: str) -> bool:
 
 def add_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
     """Add a file near the first one. Return the problem, empty if it was read."""
-    place = beside.path(name)
-    if not place:
+    file_path = beside.path(name)
+    if not file_path:
         return "is not a path relative to the directory of the imported file"
-    if place in beside.above or spec.files >= MOST_FILES:
-        return "" if place in beside.above else f"is one file more than {MOST_FILES}"
-    text = beside.read(place)
+    if file_path in beside.above or spec.files >= MOST_FILES:
+        return "" if file_path in beside.above else f"is one file more than {MOST_FILES}"
+    text = beside.read(file_path)
     if text is None:
-        outside = place.startswith("..")
+        outside = file_path.startswith("..")
         return "is not there, or outside of the git work tree" if outside else "cannot be read"
     spec.files += 1
-    inner = replace(beside, above=(*beside.above, place))
+    inner = replace(beside, above=(*beside.above, file_path))
     if not constraint:
-        add_requirements(spec, text, place, inner)
+        add_requirements(spec, text, file_path, inner)
         return ""
     bounds = EnvironmentSpec(file=spec.file, files=spec.files)
-    add_requirements(bounds, text, place, inner)
+    add_requirements(bounds, text, file_path, inner)
     spec.files = bounds.files
     spec.lost += bounds.lost
     spec.notes += bounds.notes
@@ -282,25 +286,31 @@ def add_file(spec: EnvironmentSpec, name: str, beside: ReferencedFiles, *, const
     return ""
 
 
-def add_project(spec: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
+def add_project(
+    spec: EnvironmentSpec, written: str, location: SourceLocation, beside: ReferencedFiles
+) -> None:
     """Add the project in a directory: its requirements, and its code as a source."""
-    folder, _, extras = written.partition("[")
-    name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
-    place = beside.path(name)
+    directory, _, extras = written.partition("[")
+    name = directory.removeprefix("file://").removeprefix("file:").strip() or "."
+    file_path = beside.path(name)
     names = tuple(part.strip() for part in extras.partition("]")[0].split(",") if part.strip())
-    needs = beside.project(place, names, beside) if place else None
+    needs = beside.project(file_path, names, beside) if file_path else None
     if needs is not None:
-        spec.narrow_python(needs.python, where)
+        spec.narrow_python(needs.python, location)
         spec.merge(needs)
-    elif not place:
+    elif not file_path:
         do = "copy it into the project, and write its path: ./DIRECTORY"
-        spec.leave(where, f"the project {show(written)} is not in the directory of the file", do)
+        spec.leave(location, f"the project {show(written)} is not in the directory of the file", do)
     else:
-        what = f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
-        spec.leave(where, what, "copy its directory here, or remove the line")
+        project_text = (
+            f"the project {show(written)} has no pyproject.toml, setup.py or setup.cfg that can be read"
+        )
+        spec.leave(location, project_text, "copy its directory here, or remove the line")
 
 
-def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
+def _is_elsewhere(
+    spec: EnvironmentSpec, text: str, source_location: SourceLocation, beside: ReferencedFiles
+) -> bool:
     """Add a package from a repository, a file or an address. Return False for other lines."""
     head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
     match = _ELSEWHERE.fullmatch(head)
@@ -312,7 +322,7 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
     except InvalidMarker:
         return False
     if not meant:
-        spec.note(where, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
+        spec.note(source_location, f"{show(text, limit=100)} is not for Python {beside.python} on {PLATFORM}")
         return True
     name, extras, address = match[1] or "", match[2] or "", match[3]
     fragment = dict(part.partition("=")[::2] for part in address.partition("#")[2].split("&"))
@@ -321,48 +331,50 @@ def _is_elsewhere(spec: EnvironmentSpec, text: str, where: SourceLocation, besid
     wheel, version = _wheel(address)
     location = show(without_secrets(address), limit=160)
     if address.startswith("git+"):
-        add_git(spec, address[4:], where, extras=extras, folder=fragment.get("subdirectory", ""))
+        add_git(spec, address[4:], source_location, extras=extras, directory=fragment.get("subdirectory", ""))
     elif _OF_CONDA.match(address):
-        _take_of_conda(spec, name, version, where)
+        _take_of_conda(spec, name, version, source_location)
     elif wheel in _FRAMEWORKS and "://" in address and not address.startswith("file:"):
-        spec.note(where, f"{location} is taken as {wheel} {version}")
-        _take(spec, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", where)
+        spec.note(source_location, f"{location} is taken as {wheel} {version}")
+        _take(spec, Requirement(f"{wheel}=={version}"), f"{wheel}=={version}", source_location)
     elif "://" not in address and RULES["wheel"].allows(
         path := recipe_path(beside.place, beside.path(address.removeprefix("file:")) or "/")
     ):
         spec.pip.append(path)
     elif wheel or address.endswith(".whl"):
         do = f"put the wheel into the project, and write its path under packages: ./wheels/{_file(address)}"
-        spec.leave(where, f"{location} is a wheel of no index", do)
+        spec.leave(source_location, f"{location} is a wheel of no index", do)
     else:
         do = "copy its files into a directory of the project, and write ./DIRECTORY under packages"
-        spec.leave(where, f"{location} is a package of no index", do)
+        spec.leave(source_location, f"{location} is a package of no index", do)
     return True
 
 
-def _take_of_conda(spec: EnvironmentSpec, name: str, version: str, where: SourceLocation) -> None:
+def _take_of_conda(spec: EnvironmentSpec, name: str, version: str, location: SourceLocation) -> None:
     """Add `NAME @ file:///...`, which `pip freeze` writes for conda packages.
 
     The name of a wheel has the version.
     """
     if RULES["package"].allows(text := f"{name}=={version}"):
-        spec.note(where, f"{text} was built by conda, and is taken from the index")
+        spec.note(location, f"{text} was built by conda, and is taken from the index")
         spec.pip.append(text)
     else:
         do = "write the file again: `pip list --format=freeze > requirements.txt`"
-        spec.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
+        spec.leave(location, f"{show(name)} was built by conda on another machine, in no version", do)
 
 
-def _requirement(spec: EnvironmentSpec, text: str, where: SourceLocation, python: str) -> Requirement | None:
+def _requirement(
+    spec: EnvironmentSpec, text: str, location: SourceLocation, python: str
+) -> Requirement | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
         single = re.fullmatch(r"([A-Za-z0-9][\w.-]*)\s*=\s*([0-9][^=\s]*)", text)
         do = f"write {single[1]}=={single[2]}" if single else "write NAME and its bounds as PEP 508 has them"
-        spec.leave(where, f"{show(text, limit=100)} cannot be taken over", do)
+        spec.leave(location, f"{show(text, limit=100)} cannot be taken over", do)
         return None
     if requirement.marker and not marker_matches(requirement.marker, python):
-        spec.note(where, f"{show(text)} is not for Python {python} on {PLATFORM}")
+        spec.note(location, f"{show(text)} is not for Python {python} on {PLATFORM}")
         return None
     return requirement
 
@@ -380,23 +392,25 @@ def _file(address: str) -> str:
     return show(address.partition("#")[0].rpartition("/")[2].replace("%2B", "+"), limit=160)[1:-1]
 
 
-def _take(spec: EnvironmentSpec, requirement: Requirement, text: str, where: SourceLocation) -> None:
+def _take(spec: EnvironmentSpec, requirement: Requirement, text: str, location: SourceLocation) -> None:
     # as PEP 440 has versions: no v before them, and === of one is ==
     bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
     if tag := re.search(_BUILD_TAG, bounds):
         spec.builds[canonical(requirement.name)] = tag[1]
         bounds = re.sub(_BUILD_TAG, "", bounds)
-        what = f"the build tag {show(tag[0])} in {show(text)}"
+        build_tag_text = f"the build tag {show(tag[0])} in {show(text)}"
         if _BUILT_FOR.fullmatch(tag[1]):
-            spec.note(where, f"{what}: indexes have no builds by such names, the version is kept")
+            spec.note(
+                location, f"{build_tag_text}: indexes have no builds by such names, the version is kept"
+            )
         else:
-            spec.leave(where, f"{what} names a release that PyPI does not have", _OTHER_BUILD)
+            spec.leave(location, f"{build_tag_text} names a release that PyPI does not have", _OTHER_BUILD)
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     package = f"{requirement.name}{extras}{_normal(bounds)}"
     if RULES["package"].allows(package):
         spec.pip.append(package)
     else:
-        spec.leave(where, f"{show(text)} cannot be taken over", f"write {RULES['package'].write}")
+        spec.leave(location, f"{show(text)} cannot be taken over", f"write {RULES['package'].write}")
 
 
 def _normal(bounds: str) -> str:
@@ -427,15 +441,15 @@ def _conda_export(spec: EnvironmentSpec, text: str, file: str, beside: Reference
     """Add lines `name=version=build`. Packages that pip installed have the build pypi_0."""
     spec.locked = True
     for number, line in enumerate(text.split("\n")):
-        where = SourceLocation(file=file, line=number + 1, column=1)
+        location = SourceLocation(file=file, line=number + 1, column=1)
         name, _, rest = line.strip().partition("=")
         version, _, build = rest.partition("=")
         if not name or name.startswith("#"):
             if not re.fullmatch(r"# platform: (linux-64|noarch)|# (?!platform:).*|", line.strip()):
-                spec.leave(where, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
+                spec.leave(location, f"{show(line.strip())} is not {PLATFORM}", f"export it on {PLATFORM}")
         elif build.startswith("pypi"):
-            add_pip_line(spec, f"{name}=={version}", where, beside)
+            add_pip_line(spec, f"{name}=={version}", location, beside)
         else:
-            add_match_spec(spec, f"{name}=={version}" if version else name, where)
+            add_match_spec(spec, f"{name}=={version}" if version else name, location)
             if RULES["match spec"].allows(name):
                 spec.builds.setdefault(parse_spec(name).name, build)

@@ -46,17 +46,17 @@ class SetupFacts:
     def complete(self, other: SetupFacts) -> None:
         """Add the values of setup.cfg that setup.py does not set, as setuptools does."""
         self.name, self.python = self.name or other.name, self.python or other.python
-        if not self.needs and not any(what == "install_requires" for what, _, _ in self.unknown):
+        if not self.needs and not any(field_name == "install_requires" for field_name, _, _ in self.unknown):
             self.needs = other.needs
         for extra, lines in other.extras.items():
             self.extras.setdefault(extra, lines)
 
 
-def read_setup(read: Callable[[str], str | None], folder: str) -> SetupFacts | None:
+def read_setup(read: Callable[[str], str | None], directory: str) -> SetupFacts | None:
     """Read setup.py and setup.cfg in a directory, None if neither describes a package."""
 
     def named(file: str) -> tuple[str, str | None]:
-        path = normpath(f"{folder or '.'}/{file}")
+        path = normpath(f"{directory or '.'}/{file}")
         return path, read(path)
 
     script, text = named("setup.py")
@@ -88,8 +88,8 @@ def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
         return [line for part in parts if part.strip() for line in _file_or_line(part.strip(), place(part))]
 
     def place(part: str) -> SourceLocation:
-        at = next((number for number, line in enumerate(lines) if part.strip() in line), 0)
-        return SourceLocation(file=file, line=at + 1, column=1)
+        line_index = next((number for number, line in enumerate(lines) if part.strip() in line), 0)
+        return SourceLocation(file=file, line=line_index + 1, column=1)
 
     extras = parser.options("options.extras_require") if parser.has_section("options.extras_require") else []
     return SetupFacts(
@@ -100,12 +100,12 @@ def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
     )
 
 
-def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, SourceLocation]]:
+def _file_or_line(text: str, location: SourceLocation) -> Iterator[tuple[str, SourceLocation]]:
     """Yield the files of `file: a.txt, b.txt` as `-r` lines, or else the line."""
     if match := re.match(r"file:\s*(.*)", text):
-        yield from ((f"-r {name.strip()}", where) for name in match[1].split(",") if name.strip())
+        yield from ((f"-r {name.strip()}", location) for name in match[1].split(",") if name.strip())
     else:
-        yield text, where
+        yield text, location
 
 
 # --- setup.py ------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def _facts(fields: Mapping[str, object], file: str) -> SetupFacts:
     def place(line: int) -> SourceLocation:
         return SourceLocation(file=file, line=line, column=1)
 
-    def listed(value: object, what: str) -> list[tuple[str, SourceLocation]]:
+    def listed(value: object, field_name: str) -> list[tuple[str, SourceLocation]]:
         lines: list[tuple[str, SourceLocation]] = []
         if isinstance(value, str):
             at = getattr(value, "line", 1)
@@ -169,7 +169,7 @@ def _facts(fields: Mapping[str, object], file: str) -> SetupFacts:
                 line, code = (
                     (item.line, item.code) if isinstance(item, _UnknownValue) else (1, str(type(item)))
                 )
-                facts.unknown.append((what, place(line), code))
+                facts.unknown.append((field_name, place(line), code))
         return lines
 
     facts.name = str(name) if isinstance(name := fields.get("name"), str) else ""
@@ -182,7 +182,7 @@ def _facts(fields: Mapping[str, object], file: str) -> SetupFacts:
         for name, value in extras.items():
             extra, _, marker = str(name).partition(":")
             lines = listed(value, f"extra {canonical(extra)}")
-            lines = [(f"{line} ; {marker}", where) for line, where in lines] if marker else lines
+            lines = [(f"{line} ; {marker}", location) for line, location in lines] if marker else lines
             known = facts.extras.setdefault(canonical(extra), []) if extra else facts.needs
             known += lines
     elif isinstance(extras, _UnknownValue):
@@ -322,9 +322,9 @@ class _SetupScript:
         self.fields = fields
 
     def _put(self, name: str, key: ast.expr, value: ast.expr) -> None:
-        there, at = self.names.get(name), self._value(key)
-        if isinstance(there, dict) and isinstance(at, str):
-            there[str(at)] = self._value(value)
+        there, key_value = self.names.get(name), self._value(key)
+        if isinstance(there, dict) and isinstance(key_value, str):
+            there[str(key_value)] = self._value(value)
         else:
             self.names[name] = _unknown_value(value)
 
@@ -395,11 +395,11 @@ class _SetupScript:
             case ast.JoinedStr(values=parts):
                 return _text("".join(self._part(part) for part in parts), node.lineno)
             case ast.Subscript(value=of, slice=key):
-                there, at = self._evaluate(of), self._evaluate(key)
+                there, key_value = self._evaluate(of), self._evaluate(key)
                 if isinstance(there, _RequirementLines):
                     return there
-                if isinstance(there, dict) and isinstance(at, str) and str(at) in there:
-                    return there[str(at)]
+                if isinstance(there, dict) and isinstance(key_value, str) and str(key_value) in there:
+                    return there[str(key_value)]
             case (
                 ast.ListComp(generators=[generator])
                 | ast.GeneratorExp(generators=[generator])
@@ -704,39 +704,41 @@ def add_needs(spec: EnvironmentSpec, root: Path) -> None:
     if spec.locked or spec.conda:
         return
     imports = find_imports(root)
-    _add_setuptools(spec, {name: where for name, where in imports.items() if name in PROVIDED_BY})
-    for name, where in imports.items():
+    _add_setuptools(spec, {name: location for name, location in imports.items() if name in PROVIDED_BY})
+    for name, location in imports.items():
         if name in REMOVED:
-            _bound_python(spec, name, where)
+            _bound_python(spec, name, location)
 
 
 def _add_setuptools(spec: EnvironmentSpec, imports: Mapping[str, SourceLocation]) -> None:
     if not imports:
         return
     name = min(imports, key=list(PROVIDED_BY).index)
-    text, where = PROVIDED_BY[name], imports[name]
-    own = [Requirement(row) for row in (*spec.pip, *spec.constraints) if package_of(row) == "setuptools"]
-    if name != "pkg_resources" and own:
+    text, location = PROVIDED_BY[name], imports[name]
+    setuptools_requirements = [
+        Requirement(row) for row in (*spec.pip, *spec.constraints) if package_of(row) == "setuptools"
+    ]
+    if name != "pkg_resources" and setuptools_requirements:
         return
-    if not all(row.specifier.contains(FITTING) for row in own):
-        spec.note(where, f"the code imports {name}, which the file's own setuptools no longer has")
-    elif own:
+    if not all(row.specifier.contains(FITTING) for row in setuptools_requirements):
+        spec.note(location, f"the code imports {name}, which the file's own setuptools no longer has")
+    elif setuptools_requirements:
         spec.constraints.append(text)
-        spec.note(where, f"{text} is a constraint: the code imports {name}, which setuptools 82 removed")
+        spec.note(location, f"{text} is a constraint: the code imports {name}, which setuptools 82 removed")
     else:
         spec.pip.append(text)
-        spec.note(where, f"{text} is added: the code imports {name}, and the file names no setuptools")
+        spec.note(location, f"{text} is added: the code imports {name}, and the file names no setuptools")
 
 
-def _bound_python(spec: EnvironmentSpec, module: str, where: SourceLocation) -> None:
+def _bound_python(spec: EnvironmentSpec, module: str, location: SourceLocation) -> None:
     bounds = f"<{REMOVED[module]}"
     try:
         both = SpecifierSet(",".join(filter(None, (spec.python, bounds))))
     except InvalidSpecifier:  # a match spec of one version, such as 3.11.*
         return
     if any(both.contains(f"{python}.9") for python in PYTHONS) and str(both) != spec.python:
-        spec.bound_python(str(both), where)
-        spec.note(where, f"Python {bounds}: the code imports {module}, which {bounds[1:]} removed")
+        spec.bound_python(str(both), location)
+        spec.note(location, f"Python {bounds}: the code imports {module}, which {bounds[1:]} removed")
 
 
 def find_imports(root: Path) -> dict[str, SourceLocation]:
@@ -758,18 +760,18 @@ def find_imports(root: Path) -> dict[str, SourceLocation]:
 
 def _files(root: Path) -> Iterator[Path]:
     entries = 0
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(
-            entry for entry in folders if entry.lower() not in OTHERS and not entry.startswith(".")
+    for directory, directories, names in os.walk(root):
+        directories[:] = sorted(
+            entry for entry in directories if entry.lower() not in OTHERS and not entry.startswith(".")
         )
         if "pyvenv.cfg" in names:
-            folders[:] = []
+            directories[:] = []
             continue
         entries += len(names)
         if entries > MOST_ENTRIES:
             return
         for name in sorted(names):
-            path = Path(folder, name)
+            path = Path(directory, name)
             if (
                 name.endswith(".py")
                 and name != "setup.py"

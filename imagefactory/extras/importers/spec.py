@@ -126,53 +126,57 @@ class EnvironmentSpec:
         self.notes += other.notes
         self.frameworks += other.frameworks
 
-    def leave(self, where: SourceLocation, what: str, do: str) -> None:
+    def leave(self, location: SourceLocation, message: str, do: str) -> None:
         """Record a request in the file that is lost. Secrets in addresses are removed."""
-        self.lost.append(f"{where}: {without_secrets(what)} ({do})")
+        self.lost.append(f"{location}: {without_secrets(message)} ({do})")
 
-    def note(self, where: SourceLocation, what: str) -> None:
+    def note(self, location: SourceLocation, message: str) -> None:
         """Record how a line was interpreted, if the image lacks none of it."""
-        if (line := f"{where}: {without_secrets(what)}") not in self.notes:
+        if (line := f"{location}: {without_secrets(message)}") not in self.notes:
             self.notes.append(line)
 
-    def bound_python(self, bounds: str, where: SourceLocation) -> None:
+    def bound_python(self, bounds: str, location: SourceLocation) -> None:
         """Set bounds on Python, written as in PEP 440 or in a match spec."""
         bounds = bounds.replace(" ", "")
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
             self.python = bounds or self.python
         else:
-            self.leave(where, f"{show(bounds)} is not a valid Python version", "write bounds, such as >=3.11")
+            self.leave(
+                location, f"{show(bounds)} is not a valid Python version", "write bounds, such as >=3.11"
+            )
 
-    def narrow_python(self, bounds: str, where: SourceLocation) -> None:
+    def narrow_python(self, bounds: str, location: SourceLocation) -> None:
         """Add bounds on Python to the existing ones. Record a loss if they conflict."""
-        before, own, other = self.python, minor_python(self.python), minor_python(bounds)
+        before, current, other = self.python, minor_python(self.python), minor_python(bounds)
         if not (before and bounds):
-            self.bound_python(bounds, where)
-        elif not (own or other):
-            self.bound_python(f"{before},{bounds}", where)
-        elif (own and other and own != other) or not _allows(bounds if own else before, own or other):
+            self.bound_python(bounds, location)
+        elif not (current or other):
+            self.bound_python(f"{before},{bounds}", location)
+        elif (current and other and current != other) or not _allows(
+            bounds if current else before, current or other
+        ):
             do = "write one Python that all of it allows"
-            self.leave(where, f"Python {show(bounds)}, in addition to Python {show(before)}", do)
+            self.leave(location, f"Python {show(bounds)}, in addition to Python {show(before)}", do)
         else:
-            self.python = before if own else bounds
+            self.python = before if current else bounds
 
-    def variable(self, name: str, value: str, where: SourceLocation) -> None:
+    def variable(self, name: str, value: str, location: SourceLocation) -> None:
         """Set an environment variable, if a recipe may set it."""
         if _SECRET.search(name) and not value:
-            self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
+            self.note(location, f"{show(name)} is empty, and a secret by its name: it is not set")
             return
         if _SECRET.search(name):
             do = "set it where the image runs: anyone who has the image can read its variables"
-            self.leave(where, f"{show(name)} is a secret by its name", do)
+            self.leave(location, f"{show(name)} is a secret by its name", do)
             return
         owned = name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX)
         if not owned and RULES["variable"].allows(name) and RULES["value"].allows(value):
             self.environment[name] = value
         else:
-            why = "is set by imagefactory" if owned else "is not a variable that a recipe may set"
-            self.leave(where, f"{show(name)} {why}", "set it where the image runs")
+            reason = "is set by imagefactory" if owned else "is not a variable that a recipe may set"
+            self.leave(location, f"{show(name)} {reason}", "set it where the image runs")
 
-    def label(self, name: str, value: str, where: SourceLocation) -> None:
+    def label(self, name: str, value: str, location: SourceLocation) -> None:
         """Set a label, if a recipe may set it."""
         owned = RESERVED_LABELS.fullmatch(name)
         allowed = RULES["label"].allows(name) and RULES["label value"].allows(value)
@@ -184,8 +188,8 @@ class EnvironmentSpec:
         if allowed and not owned:
             self.labels[name] = value
         else:
-            why = "is set by imagefactory" if owned else "is not one that a recipe may set"
-            self.note(where, f"the label {show(name)} {why}")
+            reason = "is set by imagefactory" if owned else "is not one that a recipe may set"
+            self.note(location, f"the label {show(name)} {reason}")
 
 
 def _allows(bounds: str, python: str) -> bool:
@@ -220,7 +224,7 @@ def poetry_bounds(written: str) -> str | None:
             numbers = [int(number) for number in match[2].split(".")]
             keep = 1 if match[1] == "^" or len(numbers) == 1 else 2
             if match[1] == "^":  # up to the first number that is not 0
-                keep = next((at + 1 for at, number in enumerate(numbers) if number), len(numbers))
+                keep = next((index + 1 for index, number in enumerate(numbers) if number), len(numbers))
             above = ".".join(map(str, [*numbers[: keep - 1], numbers[keep - 1] + 1]))
             bounds.append(f">={match[2]}{match[3]},<{above}")
         elif part not in ("", "*"):
@@ -257,7 +261,7 @@ def add_channels(spec: EnvironmentSpec, node: YamlNode) -> None:
         add_channel(spec, channel.text, channel.where)
 
 
-def add_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+def add_channel(spec: EnvironmentSpec, written: str, location: SourceLocation) -> None:
     """Add a channel by name or address.
 
     `defaults` means Anaconda's channels, for which large organizations must pay. conda-forge has the same
@@ -268,19 +272,19 @@ def add_channel(spec: EnvironmentSpec, written: str, where: SourceLocation) -> N
         return  # nothing but the named channels is ever asked
     if name == "defaults":
         spec.note(
-            where,
+            location,
             f"packages of 'defaults' come from {INSTEAD}, which has the same names (write a channel's "
             "address to take them from there)",
         )
         name = INSTEAD
     if not RULES["channel"].allows(name):
         do = rule_hint(name, "channel")
-        spec.leave(where, f"the channel {show(name)} cannot be taken over", do)
+        spec.leave(location, f"the channel {show(name)} cannot be taken over", do)
     elif (short := channel_name(channel_address(name))) not in spec.channels:
         spec.channels.append(short)
 
 
-def add_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -> None:
+def add_match_spec(spec: EnvironmentSpec, written: str, location: SourceLocation) -> None:
     """Add a match spec. Spaces and stars that conda ignores are removed."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
@@ -291,10 +295,10 @@ def add_match_spec(spec: EnvironmentSpec, written: str, where: SourceLocation) -
     text = re.sub(r"([<>!~]=?[^=<>!~ ]+)=([^=<>!~, ]+)$", r"\1 \2", text)
     if re.search(r"==[^,*= ]+\*", text):  # conda drops this star; whoever wrote it wants the series
         text = re.sub(r"==([^,*= ]+\*)", r"=\1", text)
-        spec.note(where, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
+        spec.note(location, f"{show(written)} is read as {show(text)} (drop the star to mean that version)")
     if not RULES["match spec"].allows(text):
         do = f"write it as {RULES['match spec'].write.removeprefix('a package as ')}"
-        spec.leave(where, f"{show(written)} cannot be taken over", do)
+        spec.leave(location, f"{show(written)} cannot be taken over", do)
         return
     package = parse_spec(text)
     if package.name == "python":
@@ -333,38 +337,42 @@ _ARCHIVE = re.compile(
 )
 
 
-def recipe_path(place: str | None, name: str) -> str:
-    """Return the path of `name` in the directory `place` in the format of recipes: relative to the root.
+def recipe_path(base_directory: str | None, name: str) -> str:
+    """Return the path of `name` in `base_directory` in the format of recipes: relative to the root.
 
     Empty if it is outside of the project, or a recipe cannot contain it.
     """
-    if place is None or name.startswith("/"):
+    if base_directory is None or name.startswith("/"):
         return ""
-    path = normpath(join(place, name))
+    path = normpath(join(base_directory, name))
     written = path if path == "." else f"./{path}"
     return written if _LOCAL_PATH.fullmatch(written) else ""
 
 
-def add_directory(spec: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
+def add_directory(
+    spec: EnvironmentSpec, base_directory: str | None, directory: str, location: SourceLocation
+) -> bool:
     """Add the project in a directory as a source. Record a loss if a recipe cannot contain the directory."""
-    if written := recipe_path(place, folder):
+    if written := recipe_path(base_directory, directory):
         if written not in spec.sources:
             spec.sources.append(written)
-            what = f"the project's own code is the package '{written}'"
+            message = f"the project's own code is the package '{written}'"
             built = "`imagefactory lock TARGET --build` builds its wheel"
-            spec.note(where, f"{what}: {built} (remove it if you mount the code when the image runs)")
+            spec.note(location, f"{message}: {built} (remove it if you mount the code when the image runs)")
         return True
-    what = f"the code of the project in {show(folder)} is not in the imagefactory project"
-    spec.leave(where, what, "run `imagefactory init` in the directory of the code, and import the file there")
+    message = f"the code of the project in {show(directory)} is not in the imagefactory project"
+    spec.leave(
+        location, message, "run `imagefactory init` in the directory of the code, and import the file there"
+    )
     return False
 
 
 def add_git(
-    spec: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
+    spec: EnvironmentSpec, address: str, location: SourceLocation, *, extras: str = "", directory: str = ""
 ) -> None:
     """Add `https://HOST/REPOSITORY@REVISION`, the part after `git+`, as a source.
 
-    `folder` is a subdirectory. `extras` are lost, since an entry of a recipe cannot contain them.
+    `directory` is a subdirectory. `extras` are lost, since an entry of a recipe cannot contain them.
     """
     address = address.partition("#")[0].partition("?")[0]
     url, revision = address, ""
@@ -374,30 +382,30 @@ def add_git(
     plain = re.sub(r"^(ssh|http|https)://([^@/]*@)?", "https://", url)
     if not _REPOSITORY.fullmatch(plain):
         do = "write git+https://HOST/REPOSITORY@COMMIT under packages, or copy the code into ./DIRECTORY"
-        spec.leave(where, f"{label} is not a repository that a recipe can name", do)
+        spec.leave(location, f"{label} is not a repository that a recipe can name", do)
     elif not _COMMIT.fullmatch(revision):
         if re.fullmatch(r"[0-9a-f]{7,39}", revision):
             do = f"write git+{plain}@COMMIT, with all 40 digits: git rev-parse {revision}"
-            spec.leave(where, f"{label} has a shortened commit", do)
+            spec.leave(location, f"{label} has a shortened commit", do)
             return
         reads = revision if re.fullmatch(r"[A-Za-z0-9._/-]+", revision) else ""
         do = (
             f"write git+{plain}@COMMIT, with the commit that `git ls-remote {plain} {reads or 'HEAD'}` prints"
         )
-        spec.leave(where, f"{label} may be other code tomorrow: it names no commit", do)
+        spec.leave(location, f"{label} may be other code tomorrow: it names no commit", do)
     elif plain != url:
         do = f"write git+{plain}@{revision} if that works, or copy the code into ./DIRECTORY"
-        spec.leave(where, f"{label} is read with a user's own access", do)
-    elif folder and not _INNER.fullmatch(folder):
+        spec.leave(location, f"{label} is read with a user's own access", do)
+    elif directory and not _INNER.fullmatch(directory):
         do = "copy that directory of the repository into the project, and write ./DIRECTORY under packages"
-        spec.leave(where, f"the subdirectory {show(folder)} of {label}", do)
+        spec.leave(location, f"the subdirectory {show(directory)} of {label}", do)
     else:
-        written = f"git+{url}@{revision}{f'#subdirectory={folder}' if folder else ''}"
+        written = f"git+{url}@{revision}{f'#subdirectory={directory}' if directory else ''}"
         if written not in spec.sources:
             spec.sources.append(written)
         if extras:
             do = "write the packages instead"
-            spec.leave(where, f"the extras [{show(extras)[1:-1]}] of {label} are not taken", do)
+            spec.leave(location, f"the extras [{show(extras)[1:-1]}] of {label} are not taken", do)
 
 
 def git_of_archive(address: str) -> str:

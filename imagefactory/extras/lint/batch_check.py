@@ -115,16 +115,16 @@ class BatchCase:
 
     def sets(self, start: ImageStart, *names: str) -> RunWord | None:
         """Return the first of these variables that the script sets for an image start."""
-        own = start.command.sets if start.command else {}
+        variables = start.command.sets if start.command else {}
         every = self.script.shell.sets if self.script.shell else {}
-        return next((word for name in names if (word := own.get(name) or every.get(name))), None)
+        return next((word for name in names if (word := variables.get(name) or every.get(name))), None)
 
 
 def script_findings(case: BatchCase) -> Iterator[SubmitFinding]:
     """Yield the findings of all rules."""
     yield from case.script.findings
-    for at, what, hint in case.request.faults:
-        yield wrong(at.line, "unreadable", what, hint, column=at.column)
+    for location, message, hint in case.request.faults:
+        yield wrong(location.line, "unreadable", message, hint, column=location.column)
     for rule in RULES:
         yield from rule(case)
 
@@ -175,8 +175,8 @@ def _no_gpu(case: BatchCase) -> Iterator[SubmitFinding]:
         return
     first = case.starts[0]
     if case.wants_gpus:
-        what = f"{case.known.image.target} is for GPUs" if case.known else "the image is started with GPUs"
-        text = f"{what}, but the job requests none"
+        message = f"{case.known.image.target} is for GPUs" if case.known else "the image is started with GPUs"
+        text = f"{message}, but the job requests none"
         yield wrong(first.at.line, "no-gpu", text, "write #SBATCH --gres=gpu:TYPE:1", column=first.at.column)
     else:
         text = "the job requests no GPU, so the program in the image sees none"
@@ -223,7 +223,7 @@ def _opens_gpus(start: ImageStart, case: BatchCase) -> bool:
         return (
             devices or start.has("--gpus") or "--runtime=nvidia" in start.options or "nvidia" in start.options
         )
-    names = [f"{who}_{what}" for who in ("APPTAINER", "SINGULARITY") for what in ("NV", "NVCCLI", "ROCM")]
+    names = [f"{who}_{suffix}" for who in ("APPTAINER", "SINGULARITY") for suffix in ("NV", "NVCCLI", "ROCM")]
     return start.has("--nv", "--nvccli", "--rocm") or case.sets(start, *names) is not None
 
 
@@ -369,13 +369,13 @@ def check_batch(script: BatchScript, around: CheckContext) -> SubmitCheckResult:
     case = BatchCase(script=script, request=request, starts=starts, known=known)
     inventory = around.inventory
     reach = find_batch_reach(script, request, inventory) if inventory is not None else None
-    place = _JobReachability(
+    reachability = _JobReachability(
         grounds=_ignore_drivers(grounds_of(known, around), inventory is None or _no_drivers(inventory.gpus)),
         reach=reach,
         around=around,
     )
-    reached = tuple(reached_by(reach.reached if reach else (), place.grounds))
-    findings = [*script_findings(case), *_image_findings(case, around), *_gpu_findings(case, place)]
+    reached = tuple(reached_by(reach.reached if reach else (), reachability.grounds))
+    findings = [*script_findings(case), *_image_findings(case, around), *_gpu_findings(case, reachability)]
     jobs = QueueCheckResult(
         line=request.at.at.line if request.at else 1,
         count=request.jobs,
@@ -413,10 +413,10 @@ def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFin
         if image is None or word is None or image.address in reported:
             continue
         reported.add(image.address)
-        at = FileLocation(word.where.line, word.where.column)
+        location = FileLocation(word.where.line, word.where.column)
         misread = misread_by_pyxis(word.text) if start.verb == PYXIS else None
         if misread:
-            yield wrong(at.line, "pyxis", *misread, column=at.column)
+            yield wrong(location.line, "pyxis", *misread, column=location.column)
         elif (
             image.kind is not None
             and not image.hexes
@@ -424,59 +424,65 @@ def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFin
             and image.address[-4:] != ".sif"
         ):
             text = f"'{image.address[:60]}' is not an image reference"
-            yield wrong(at.line, "reference", text, "write HOST/NAME@sha256:...", column=at.column)
+            yield wrong(
+                location.line, "reference", text, "write HOST/NAME@sha256:...", column=location.column
+            )
         elif image.kind is None and "://" in image.address:
             text = f"no verdict can apply to '{image.address[:60]}'"
             hint = "write docker:// or oras://HOST/NAME@sha256:..., or a .sif"
-            yield advice(at.line, "reference", text, hint, column=at.column)
+            yield advice(location.line, "reference", text, hint, column=location.column)
         elif image.kind is None:
             text = f"the name of the file or directory '{image.address[:60]}' does not identify its content"
             suffix = ".sqsh" if start.verb == PYXIS else ".sif"
             hint = f"use a {suffix} with digits of its sha256 in its name"
             if suffix not in image.address or not re.search(r"[0-9a-f]{12}", image.address):
-                yield advice(at.line, "sandbox", text, hint, column=at.column)
+                yield advice(location.line, "sandbox", text, hint, column=location.column)
         elif image.pinned:
             known = find_catalog_image(image, images)
-            yield from catalog_findings(image, known, around.catalog, at, SITE)
+            yield from catalog_findings(image, known, around.catalog, location, SITE)
         else:
             written = as_pyxis if start.verb == PYXIS else None
             around_name = MutableNames(site=around.site, images=images, digest=around.digest)
-            yield from moving(image, at, around_name, written)
+            yield from moving(image, location, around_name, written)
 
 
 # --- the GPUs ------------------------------------------------------------------------------------
 
 
-def _gpu_findings(case: BatchCase, place: _JobReachability) -> Iterator[SubmitFinding]:
-    request, known, grounds = case.request, case.known, place.grounds
+def _gpu_findings(case: BatchCase, reachability: _JobReachability) -> Iterator[SubmitFinding]:
+    request, known, grounds = case.request, case.known, reachability.grounds
     if request.at is None:
         return
-    at = request.at.at
+    location = request.at.at
     if known is not None and not known.image.gpu:
-        yield unused_gpu_request(known, at, request.at.written)
+        yield unused_gpu_request(known, location, request.at.written)
         return
-    if place.reach is None:
+    if reachability.reach is None:
         if known is not None and grounds is not None:
             yield from _by_names(case, known, grounds)
         return
-    if not place.reach.reached:
-        yield _no_match(place, request, at)
+    if not reachability.reach.reached:
+        yield _no_match(reachability, request, location)
     if known is not None:
-        yield from unverified(known, tuple(reached_by(place.reach.reached, grounds)), at, SITE)
-        yield from narrow(known, grounds, place.reach.places, at, SITE)
+        yield from unverified(known, tuple(reached_by(reachability.reach.reached, grounds)), location, SITE)
+        yield from narrow(known, grounds, reachability.reach.places, location, SITE)
 
 
-def _no_match(place: _JobReachability, request: BatchRequest, at: FileLocation) -> SubmitFinding:
-    assert place.reach is not None
-    why = join_causes(place.reach.causes.items()) or "the inventory has none"
-    types = sorted({row.gpu.name for row in place.reach.places if row.gpu.name})
+def _no_match(reachability: _JobReachability, request: BatchRequest, location: FileLocation) -> SubmitFinding:
+    assert reachability.reach is not None
+    reason = join_causes(reachability.reach.causes.items()) or "the inventory has none"
+    types = sorted({row.gpu.name for row in reachability.reach.places if row.gpu.name})
     unknown = [kind for kind in request.kinds if kind not in types]
-    text = f"none of {len(place.reach.places)} GPUs matches, so the job never starts: {why}"
+    text = f"none of {len(reachability.reach.places)} GPUs matches, so the job never starts: {reason}"
     if unknown:
         there = ", ".join(types[:_FEW]) or "no type"
         text = f"no node has a GPU of type {unknown[0][:40]}, only {there}"
     return wrong(
-        at.line, "no-match", text, "list the GPUs of the cluster: imagefactory gpus", column=at.column
+        location.line,
+        "no-match",
+        text,
+        "list the GPUs of the cluster: imagefactory gpus",
+        column=location.column,
     )
 
 
@@ -503,17 +509,17 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Ite
         capability = capability_of(name)
         if not capability:
             text = f"no GPU is known by the name '{name[:40]}'"
-            where = "run this on a login node or with --inventory FILE; see imagefactory gpus"
-            yield advice(at.line, "type", text, where, column=at.column)
+            location = "run this on a login node or with --inventory FILE; see imagefactory gpus"
+            yield advice(at.line, "type", text, location, column=at.column)
             continue
-        word, why = image_status_on(
+        word, reason = image_status_on(
             _named(name, capability, part=request.part or bool(mig_profile(name))), grounds
         )
         if word != VERIFIED:
             says = f"fails on {name}" if word == UNUSABLE else f"is not verified on {name}"
             says = f"was revoked on {name}" if word == REVOKED else says
-            why = f"predicted: {why}" if word == PREDICTED else why
-            text = f"{target} {says} ({capability}), which {written} requests: {why}"
+            reason = f"predicted: {reason}" if word == PREDICTED else reason
+            text = f"{target} {says} ({capability}), which {written} requests: {reason}"
             rule = word if word in (UNUSABLE, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 

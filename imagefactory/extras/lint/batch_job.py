@@ -68,10 +68,12 @@ def read_batch_request(script: BatchScript) -> BatchRequest:
     memory, cpus = reader.memory(sum(count for _, count, _ in gpus)), reader.number("cpus-per-task")
     features, alternatives = reader.features()
     asking = [script.options[name] for name in GPU_OPTIONS if name in script.options]
-    at = next((candidate for candidate in asking if any(option is candidate for _, _, option in gpus)), None)
+    gpu_option = next(
+        (candidate for candidate in asking if any(option is candidate for _, _, option in gpus)), None
+    )
     return BatchRequest(
-        at=at,
-        gpus=max(1, sum(count for _, count, option in gpus if option is at)) if at else 0,
+        at=gpu_option,
+        gpus=max(1, sum(count for _, count, option in gpus if option is gpu_option)) if gpu_option else 0,
         kinds=tuple(dict.fromkeys(kind for kind, _, _ in gpus if kind)),
         part=any(option.value.startswith(("shard", "mps")) for _, _, option in gpus),
         features=features,
@@ -107,8 +109,8 @@ class _BatchRequestReader:
         self.script = script
         self.faults: list[tuple[FileLocation, str, str]] = []
 
-    def fault(self, option: BatchOption, what: str, hint: str) -> None:
-        self.faults.append((option.at, f"{option.written}={option.value[:40]}: {what}", hint))
+    def fault(self, option: BatchOption, message: str, hint: str) -> None:
+        self.faults.append((option.at, f"{option.written}={option.value[:40]}: {message}", hint))
 
     def gpus(self) -> Iterator[tuple[str, int, BatchOption]]:
         """Yield GPU types, their count per node, and the option that requests them."""
@@ -200,8 +202,8 @@ class _BatchRequestReader:
         try:
             return parse_features(option.value)
         except ValueError:
-            what = "imagefactory cannot read that, so it is not checked"
-            self.fault(option, what, "features are joined by & and |, and by brackets: (a100|h100)&new")
+            message = "imagefactory cannot read that, so it is not checked"
+            self.fault(option, message, "features are joined by & and |, and by brackets: (a100|h100)&new")
             return None, ()
 
 
@@ -322,8 +324,8 @@ def find_starts(script: BatchScript) -> tuple[ImageStart, ...]:
     """Return all image starts in order. A start in an #SBATCH line comes first."""
     starts = []
     if option := script.options.get(PYXIS):
-        where = SourceLocation(file="", line=option.at.line, column=option.at.column)
-        word = RunWord(option.value, where, known="$" not in option.value)
+        location = SourceLocation(file="", line=option.at.line, column=option.at.column)
+        word = RunWord(option.value, location, known="$" not in option.value)
         starts.append(_by_pyxis(word, "sbatch", None))
     return (*starts, *(_in_shell(script.shell) if script.shell else ()))
 
@@ -334,13 +336,13 @@ def _in_shell(shell: Shell) -> Iterator[ImageStart]:
         if words[0].text in _PRINTING_COMMANDS:
             continue
         programs = [word.text.rpartition("/")[2] for word in words]
-        place = next((at for at, name in enumerate(programs) if name in (*APPTAINER, *DOCKER)), None)
-        own = words if place is None else words[:place]
-        pyxis = _pyxis_image(own) if programs[0] == "srun" else None
+        index = next((at for at, name in enumerate(programs) if name in (*APPTAINER, *DOCKER)), None)
+        own_words = words if index is None else words[:index]
+        pyxis = _pyxis_image(own_words) if programs[0] == "srun" else None
         if pyxis is not None:
             yield _by_pyxis(pyxis, "srun", command)
-        elif place is not None:
-            yield from _by_program(programs[place], words[place:], command)
+        elif index is not None:
+            yield from _by_program(programs[index], words[index:], command)
 
 
 def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -> Iterator[ImageStart]:
@@ -352,7 +354,7 @@ def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -
     if verb is None or verb.text not in (("run",) if docker else _RUNS):
         return
     image, after = _operand(rest, valued)
-    own = rest[: len(rest) - len(after) - 1] if image else rest
+    own_words = rest[: len(rest) - len(after) - 1] if image else rest
     before = words[1 : words.index(verb)]
     named = None
     if image is not None and image.known:
@@ -367,30 +369,30 @@ def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -
         at=FileLocation(words[0].where.line, words[0].where.column),
         image=image,
         named=named,
-        options=tuple(word.text for word in (*before, *own)),
+        options=tuple(word.text for word in (*before, *own_words)),
         command=command,
     )
 
 
 def _operand(words: Sequence[RunWord], valued: set[str]) -> tuple[RunWord | None, Sequence[RunWord]]:
     """Return the first word that is not an option or its value, and the words after it."""
-    at = 0
-    while at < len(words):
-        text = words[at].text
+    index = 0
+    while index < len(words):
+        text = words[index].text
         if not text.startswith("-") or text == "-":
-            return words[at], words[at + 1 :]
-        at += 2 if text in valued else 1
+            return words[index], words[index + 1 :]
+        index += 2 if text in valued else 1
     return None, ()
 
 
 def _pyxis_image(words: Sequence[RunWord]) -> RunWord | None:
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.text.partition("=")
         if name == f"--{PYXIS}":
             if equals:
-                where = replace(word.where, column=word.where.column + len(name) + 1)
-                return RunWord(value, where, word.known)
-            return words[at + 1] if at + 1 < len(words) else None
+                location = replace(word.where, column=word.where.column + len(name) + 1)
+                return RunWord(value, location, word.known)
+            return words[index + 1] if index + 1 < len(words) else None
     return None
 
 
@@ -489,13 +491,13 @@ def find_batch_reach(script: BatchScript, request: BatchRequest, inventory: Inve
     for machine in inventory.machines:
         node = _of_node(machine, request, only, not_on)
         causes = [node if node[0] else _of_gpu(gpu, request, looked) for gpu in machine.gpus]
-        fitting = sum(not why for why, _ in causes)
+        fitting = sum(not reason for reason, _ in causes)
         few = f"its node has fewer than {request.gpus} such GPUs" if fitting < request.gpus else ""
-        for gpu, (why, unasked) in zip(machine.gpus, causes, strict=True):
+        for gpu, (reason, unasked) in zip(machine.gpus, causes, strict=True):
             gpu = replace(gpu, mig=True) if request.part else gpu
             places.append(
                 ReachableGpu(
-                    machine=machine.name, gpu=gpu, cause=why or few, unasked=unasked and bool(request.gpus)
+                    machine=machine.name, gpu=gpu, cause=reason or few, unasked=unasked and bool(request.gpus)
                 )
             )
     return JobReachability(places=tuple(places))

@@ -111,11 +111,11 @@ def parse_batch(text: str, name: str) -> BatchScript:
     findings: list[SubmitFinding] = []
     options: dict[str, BatchOption] = {}
     if not text.startswith("#!"):
-        what = "sbatch rejects a script whose first line names no interpreter"
-        findings.append(wrong(1, "interpreter", what, "start it with #!/bin/bash"))
+        message = "sbatch rejects a script whose first line names no interpreter"
+        findings.append(wrong(1, "interpreter", message, "start it with #!/bin/bash"))
     if "\r\n" in text:
-        what = "the file has Windows line endings, so sbatch rejects it"
-        findings.append(wrong(1, "line-ends", what, f"sed -i 's/\\r$//' {name}"))
+        message = "the file has Windows line endings, so sbatch rejects it"
+        findings.append(wrong(1, "line-ends", message, f"sed -i 's/\\r$//' {name}"))
         lines = text.replace("\r\n", "\n").split("\n")
     command = 0
     for number, line in enumerate(lines, start=1):
@@ -123,17 +123,17 @@ def parse_batch(text: str, name: str) -> BatchScript:
             command = number
         if not line.startswith(_MARK) or line[len(_MARK) :][:1] not in ("", " ", "\t"):
             if not command and _NEARLY.match(line):
-                what = "sbatch takes this as a comment: it reads only #SBATCH at the start of a line"
-                findings.append(advice(number, "comment", what, "write #SBATCH, or ## for a comment"))
+                message = "sbatch takes this as a comment: it reads only #SBATCH at the start of a line"
+                findings.append(advice(number, "comment", message, "write #SBATCH, or ## for a comment"))
             continue
         if command:
-            what = f"sbatch ignores options after the first command, which is in line {command}"
-            findings.append(wrong(number, "after", what, f"move it above line {command}"))
+            message = f"sbatch ignores options after the first command, which is in line {command}"
+            findings.append(wrong(number, "after", message, f"move it above line {command}"))
             continue
         words = list(split_directive(line, number))
         if words and words[0][0] == "hetjob":
-            what = "the lines below belong to another part of the job (hetjob) and are not checked"
-            findings.append(advice(number, "note", what))
+            message = "the lines below belong to another part of the job (hetjob) and are not checked"
+            findings.append(advice(number, "note", message))
             break
         _read_options(words, options, findings)
     promised = frozenset(
@@ -155,27 +155,27 @@ def _options_in(command_line: str) -> Iterator[str]:
 
 def split_directive(line: str, number: int) -> Iterator[tuple[str, FileLocation]]:
     """Yield the words of an #SBATCH line, which has its own quoting rules."""
-    at = len(_MARK)
-    while at < len(line):
-        if line[at] in " \t":
-            at += 1
+    position = len(_MARK)
+    while position < len(line):
+        if line[position] in " \t":
+            position += 1
             continue
-        if line[at] == "#":
+        if line[position] == "#":
             return
-        spot, word, quote = FileLocation(number, at + 1), "", ""
-        while at < len(line) and (quote or line[at] not in " \t#"):
-            letter = line[at]
+        spot, word, quote = FileLocation(number, position + 1), "", ""
+        while position < len(line) and (quote or line[position] not in " \t#"):
+            letter = line[position]
             if quote and letter == quote:
                 quote = ""
             elif not quote and letter in "\"'":
                 quote = letter
             elif letter == "\\" and quote != "'":
-                at += 1
-                word += line[at : at + 1]
+                position += 1
+                word += line[position : position + 1]
             else:
                 word += letter
-            at += 1
-        if word or line[at - 1] in "\"'":
+            position += 1
+        if word or line[position - 1] in "\"'":
             yield word, spot
 
 
@@ -183,46 +183,48 @@ def _read_options(
     words: list[tuple[str, FileLocation]], options: dict[str, BatchOption], findings: list[SubmitFinding]
 ) -> None:
     rest = iter(words)
-    for word, at in rest:
+    for word, location in rest:
         if word in ("-", "--") or not word.startswith("-"):
             text = f"'{word[:60]}' is not an option, so sbatch rejects the script"
             hint = "quote values with spaces; write the program and its arguments below"
-            findings.append(wrong(at.line, "option", text, hint, column=at.column))
+            findings.append(wrong(location.line, "option", text, hint, column=location.column))
             continue
         written, equals, value = word.partition("=")
         if word.startswith("--"):
-            name, why = _full_option_name(written[2:])
+            name, reason = _full_option_name(written[2:])
             if not name:
-                findings.append(_unknown_option(written, why, at))
-                if not equals and why:
+                findings.append(_unknown_option(written, reason, location))
+                if not equals and reason:
                     next(rest, None)
                 continue
         else:
             written, name = word[:2], SHORT.get(word[1], "")
             if not name:
-                findings.append(_unknown_option(written, nearest(written[1:], SHORT), at))
+                findings.append(_unknown_option(written, nearest(written[1:], SHORT), location))
                 continue
             value, equals = word[2:], word[2:]
         takes = LONG[name]
         if not equals and takes == 1:
-            value = next(rest, ("", at))[0]
+            value = next(rest, ("", location))[0]
             if not value:
                 text = f"{written} has no value"
-                findings.append(wrong(at.line, "option", text, f"write {written}=...", column=at.column))
+                findings.append(
+                    wrong(location.line, "option", text, f"write {written}=...", column=location.column)
+                )
                 continue
         if value.startswith("=") and not word.startswith("--"):
             text = f"{word[:60]}: the = is part of the value"
             findings.append(
-                wrong(at.line, "option", text, f"write {written} {value[1:60]}", column=at.column)
+                wrong(location.line, "option", text, f"write {written} {value[1:60]}", column=location.column)
             )
             value = value[1:]
         if "$" in value and name not in ("wrap", "export", "comment"):
             text = f"{written} has {value[:60]}, but sbatch does not expand variables there"
             hint = f"write the value, or pass it on submission: sbatch {written}=..."
-            findings.append(wrong(at.line, "variable", text, hint, column=at.column))
+            findings.append(wrong(location.line, "variable", text, hint, column=location.column))
         earlier = options.get(name)
         before = earlier.value if earlier else None
-        options[name] = BatchOption(name=name, written=written, value=value, at=at, before=before)
+        options[name] = BatchOption(name=name, written=written, value=value, at=location, before=before)
 
 
 def _full_option_name(name: str) -> tuple[str, str]:
@@ -233,10 +235,10 @@ def _full_option_name(name: str) -> tuple[str, str]:
     return (fitting[0], "") if len(fitting) == 1 else ("", nearest(name, LONG))
 
 
-def _unknown_option(written: str, near: str, at: FileLocation) -> SubmitFinding:
+def _unknown_option(written: str, near: str, location: FileLocation) -> SubmitFinding:
     if near:
         dashes = "--" if len(near) > 1 else "-"
         text = f"sbatch has no option {written[:60]} and rejects the script; did you mean {dashes}{near}?"
-        return wrong(at.line, "option", text, f"write {dashes}{near}", column=at.column)
+        return wrong(location.line, "option", text, f"write {dashes}{near}", column=location.column)
     text = f"sbatch has no option {written[:60]}, unless a plugin of the site adds it"
-    return advice(at.line, "option", text, "see man sbatch on the cluster", column=at.column)
+    return advice(location.line, "option", text, "see man sbatch on the cluster", column=location.column)

@@ -155,9 +155,9 @@ def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
         if image.kind in (ImageKind.SIF, ImageKind.OSDF, ImageKind.ORAS) and case.request.disk < needed:
             request = format_size(case.request.disk)
             text = f"request_disk is {request}, but the image needs {format_size(needed)}"
-            where = jobs.settings["request_disk"].line
+            location = jobs.settings["request_disk"].line
             yield wrong(
-                where,
+                location,
                 "disk",
                 text,
                 "request that much plus what the job writes; otherwise HTCondor holds the job",
@@ -175,8 +175,8 @@ def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     if not reach.places:
         yield advice(case.jobs.line, "no-match", "the inventory has no GPU")
     elif not reach.reached:
-        why = join_causes(reach.causes.items())
-        text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
+        reason = join_causes(reach.causes.items())
+        text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {reason}"
         yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory gpus")
 
 
@@ -186,10 +186,10 @@ def _unknown_attributes(case: _QueueCheck, inventory: Inventory) -> Iterator[Sub
     expression = case.request.requirements
     if expression is None or not has or not case.reach:
         return
-    if not any(place.cause == UNDEFINED for place in case.reach.places):
+    if not any(gpu.cause == UNDEFINED for gpu in case.reach.places):
         return
-    own = {*has, *(name.lower() for name in case.request.ad)}
-    names = [name for name in expression.names if name.lower() not in own]
+    attribute_names = {*has, *(name.lower() for name in case.request.ad)}
+    names = [name for name in expression.names if name.lower() not in attribute_names]
     names = [name for name in names if not own_name(name)]  # these have a finding of their own
     if names and "requirements" in case.jobs.settings:
         text = (
@@ -262,10 +262,12 @@ def _apply_edits(text: str, checked: SubmitCheckResult) -> str:
     edited: set[int] = set()
     edits = [edit for finding in checked.all_findings for edit in finding.edits]
     for edit in sorted(edits, key=lambda item: -item.first):
-        own = set(range(edit.first, edit.last + 1))
-        if own & edited or any(lines[at - 1].lstrip().startswith("#") for at in own):
+        edited_lines = set(range(edit.first, edit.last + 1))
+        if edited_lines & edited or any(
+            lines[line_number - 1].lstrip().startswith("#") for line_number in edited_lines
+        ):
             continue
-        edited |= own
+        edited |= edited_lines
         lines[edit.first - 1 : edit.last] = edit.text
     return ("\r\n" if "\r\n" in text else "\n").join(lines)
 

@@ -51,8 +51,8 @@ class ClassAdExpression:
 
     def names_any(self, *attributes: str) -> bool:
         """Return whether the expression contains one of these attributes. ClassAds ignore case."""
-        own = {name.lower() for name in self.names}
-        return any(attribute.lower() in own for attribute in attributes)
+        attribute_names = {name.lower() for name in self.names}
+        return any(attribute.lower() in attribute_names for attribute in attributes)
 
     def value(self, my: classad2.ClassAd, target: classad2.ClassAd) -> Plain | None:
         """Return the value, None if it is undefined, an error, or not a plain value."""
@@ -148,8 +148,8 @@ def renamed(text: str, name: Callable[[str], str]) -> str:
     def of(token: re.Match[str]) -> str:
         if token[1] or not (token[0][0].isalpha() or token[0][0] == "_"):
             return token[0]
-        own = token[0].split(".")[-1].strip()
-        return name(own) if name(own) != own else token[0]
+        attribute = token[0].split(".")[-1].strip()
+        return name(attribute) if name(attribute) != attribute else token[0]
 
     return _TOKEN.sub(of, text)
 

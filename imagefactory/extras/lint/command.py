@@ -85,7 +85,11 @@ def check(
 
     def offer(image: CatalogImage) -> ImageOffer:
         assert opened is not None  # the image is of one of its catalogs
-        entry = next(entry for entry in opened.open if any(image is own for own in entry.catalog.images))
+        entry = next(
+            entry
+            for entry in opened.open
+            if any(image is catalog_image for catalog_image in entry.catalog.images)
+        )
         return verify_offer(entry.catalog, image, entry.center.trust, now)
 
     rules = find_site(SLURM if batch else site or settings.site.value)

@@ -194,8 +194,8 @@ def summary(checked: SubmitCheckResult) -> str:
 
 def _findings(checked: SubmitCheckResult, width: int) -> Iterator[str]:
     for finding in checked.all_findings:
-        where = f"{finding.line}:{finding.column}" if finding.column else f"{finding.line}"
-        first = f"{checked.name}:{where}: {finding.severity}: "
+        location = f"{finding.line}:{finding.column}" if finding.column else f"{finding.line}"
+        first = f"{checked.name}:{location}: {finding.severity}: "
         text = f"{finding.message} [{finding.rule}]"
         lines = wrap(first + text, width)
         yield lines[0]
@@ -226,8 +226,8 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
 
 def _row(row: ReachableGpus) -> tuple[str, ...]:
     unsure = f"{row.unsure} of them may reject the job" if row.unsure else ""
-    why = "; ".join(part for part in (row.why, unsure) if part)
-    return row.capability, str(row.gpus), str(row.free), row.image or "not known", why
+    reason = "; ".join(part for part in (row.why, unsure) if part)
+    return row.capability, str(row.gpus), str(row.free), row.image or "not known", reason
 
 
 class JobFindingRow(TypedDict):

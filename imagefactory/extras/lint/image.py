@@ -160,8 +160,8 @@ def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> Known
                 return KnownImage(image=cataloged, sif=sif)
             if any(sha256.startswith(part) for part in image.hexes):
                 return KnownImage(image=cataloged, sif=sif)
-        own = (cataloged.reference.partition("@")[2], cataloged.subject.manifest, cataloged.subject.index)
-        if image.digest and image.digest in own:
+        digests = (cataloged.reference.partition("@")[2], cataloged.subject.manifest, cataloged.subject.index)
+        if image.digest and image.digest in digests:
             return KnownImage(image=cataloged)
     return None
 
@@ -233,10 +233,10 @@ def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
     """Report names that condor_submit interprets in another way."""
     address, line = image.address, setting.line
     if address[:1] in "\"'":
-        own = address.strip("\"'")
+        image_address = address.strip("\"'")
         text = f"{image.key} has quotes, which HTCondor takes as part of the name"
-        edits = _instead(setting, f"{setting.written} = {own}") if setting.value == address else ()
-        yield wrong(line, "quoted", text, f"write {image.key} = {own}", edits=edits)
+        edits = _instead(setting, f"{setting.written} = {image_address}") if setting.value == address else ()
+        yield wrong(line, "quoted", text, f"write {image.key} = {image_address}", edits=edits)
     elif image.kind is None and (address.startswith("osdf:") or address.lower().endswith(".sif")):
         text = "the name does not end in .sif, so HTCondor expects an unpacked sandbox directory"
         yield wrong(line, "sandbox", text, "rename the file to *.sif")
@@ -260,7 +260,7 @@ def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
 
 
 def moving(
-    image: JobImage, at: FileLocation, around: MutableNames, written: Callable[[str], str] | None = None
+    image: JobImage, location: FileLocation, around: MutableNames, written: Callable[[str], str] | None = None
 ) -> Iterator[SubmitFinding]:
     """Report a mutable name. It is WRONG if the catalog has the image with a digest.
 
@@ -270,17 +270,23 @@ def moving(
     if image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and image.repository:
         text = f"'{image.tag}' is a tag, which may point to another image tomorrow"
         if images := instead(image, around.images):
-            yield wrong(at.line, "tag", text, f"write {format_name(images[0].reference)}", column=at.column)
+            yield wrong(
+                location.line,
+                "tag",
+                text,
+                f"write {format_name(images[0].reference)}",
+                column=location.column,
+            )
             return
         digest = around.digest(f"{image.repository}:{image.tag}")
         hint = "write " + format_name(f"{image.repository}@{digest or 'sha256:...'}")
-        yield advice(at.line, "tag", text, hint, column=at.column)
+        yield advice(location.line, "tag", text, hint, column=location.column)
     elif image.kind in (ImageKind.SIF, ImageKind.OSDF):
         cached = "; the OSDF caches by name, so jobs may get an old file"
         text = f"'{image.address.rpartition('/')[2][:60]}' does not identify one version of the file"
         text += cached if image.kind is ImageKind.OSDF else ""
         hint = "add 12 digits of its sha256 to the name: torch-0123456789ab.sif"
-        yield advice(at.line, "name", text, hint, column=at.column)
+        yield advice(location.line, "name", text, hint, column=location.column)
 
 
 def _instead(setting: SubmitSetting, line: str) -> tuple[LineEdit, ...]:
@@ -303,19 +309,19 @@ def grounds_of(known: KnownImage | None, around: CheckContext) -> ImageEvidence 
 def reached_by(places: Iterable[ReachableGpu], grounds: ImageEvidence | None) -> Iterator[ReachableGpus]:
     """Yield the reachable GPUs, grouped by capability and image status."""
     groups: dict[tuple[str, str, str], list[ReachableGpu]] = {}
-    for place in places:
-        word, why = image_status_on(place.gpu, grounds)
-        groups.setdefault((place.gpu.capability, word, why), []).append(place)
-    for (capability, word, why), own in sorted(
+    for gpu in places:
+        word, reason = image_status_on(gpu.gpu, grounds)
+        groups.setdefault((gpu.gpu.capability, word, reason), []).append(gpu)
+    for (capability, word, reason), reached in sorted(
         groups.items(), key=lambda item: (natural(item[0][0]), item[0])
     ):
         yield ReachableGpus(
             capability=capability,
-            gpus=len(own),
-            free=sum(place.gpu.free for place in own),
-            unsure=sum(bool(place.unsure) for place in own),
+            gpus=len(reached),
+            free=sum(gpu.gpu.free for gpu in reached),
+            unsure=sum(bool(gpu.unsure) for gpu in reached),
             image=word,
-            why=why,
+            why=reason,
         )
 
 
@@ -330,7 +336,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
     if not gpu.capability:
         return UNTESTED, f"no GPU is known by the name '{gpu.name[:40]}'"
     capability = parse_capability(gpu.capability)
-    refused = next((why for row, why in grounds.refused if row == capability), "")
+    refused = next((reason for row, reason in grounds.refused if row == capability), "")
     gpu_class = next((row for row in grounds.classes if row.capability == capability), None)
     if gpu_class is None:
         if revoked := grounds.revoked_on(capability):
@@ -346,7 +352,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
 
 
 def catalog_findings(
-    image: JobImage, known: KnownImage | None, catalog: Catalog | None, at: FileLocation, site: str = ""
+    image: JobImage, known: KnownImage | None, catalog: Catalog | None, location: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
     """Report a pinned image that is not in the catalog or has revoked verdicts, or that there is no
     catalog.
@@ -354,42 +360,48 @@ def catalog_findings(
     if catalog is None:
         text = "this machine has no catalog, so no verdict of this image is known"
         hint = "join your center: imagefactory site join ADDRESS|FILE"
-        yield advice(at.line, "no-catalog", text, hint, column=at.column)
+        yield advice(location.line, "no-catalog", text, hint, column=location.column)
         return
     target, revoked = find_revoked(catalog.images, image.digest, image.hexes)
     if revoked and known is None:
         for row in revoked[:_FEW]:
             text = f"the verdicts of this image of {target} {row.where} were {row.summary}"
             hint = f"use another image: imagefactory job write {target}{site}"
-            yield wrong(at.line, REVOKED, text, hint, column=at.column)
+            yield wrong(location.line, REVOKED, text, hint, column=location.column)
     elif known is None:
         text = "the image is not in the catalog, so no verdict of it is known"
         hint = f"use an image of the catalog: imagefactory job write TARGET{site}"
-        yield wrong(at.line, "unknown-image", text, hint, column=at.column)
+        yield wrong(location.line, "unknown-image", text, hint, column=location.column)
 
 
-def unused_gpu_request(known: KnownImage, at: FileLocation, asks: str) -> SubmitFinding:
+def unused_gpu_request(known: KnownImage, location: FileLocation, asks: str) -> SubmitFinding:
     """Report a GPU request for an image that is only for CPUs."""
     text = f"{known.image.target} is for CPUs only, so the job requests a GPU that it cannot use"
-    return wrong(at.line, "no-use", text, f"remove {asks}", column=at.column)
+    return wrong(location.line, "no-use", text, f"remove {asks}", column=location.column)
 
 
-def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> SubmitFinding:
+def nowhere(known: KnownImage, grounds: ImageEvidence, location: FileLocation) -> SubmitFinding:
     text = f"{known.image.target} is not verified on any GPU"
     if grounds.revoked:
         row = grounds.revoked[0]
         text = f"{text}: its verdicts {row.where} were {row.summary}"
-        return wrong(at.line, REVOKED, text, "choose another image: imagefactory search", column=at.column)
+        return wrong(
+            location.line, REVOKED, text, "choose another image: imagefactory search", column=location.column
+        )
     return wrong(
-        at.line, "unverified", text, "choose a verified image: imagefactory search", column=at.column
+        location.line,
+        "unverified",
+        text,
+        "choose a verified image: imagefactory search",
+        column=location.column,
     )
 
 
-def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitFinding:
+def revoked_on(known: KnownImage, row: RevokedCell, location: FileLocation) -> SubmitFinding:
     """Report revoked verdicts on GPUs that the jobs accept."""
     text = f"{known.image.target} {row.where}, which these jobs take, was {row.summary}"
     hint = f"write a file that matches only verified GPUs: imagefactory job write {known.image.target}"
-    return wrong(at.line, REVOKED, text, hint, column=at.column)
+    return wrong(location.line, REVOKED, text, hint, column=location.column)
 
 
 def unverified(
@@ -407,12 +419,13 @@ def unverified(
         rows = [row for row in reached if row.image == word]
         if rows:
             reasons = [row.why if row.why.startswith(word) else f"{word}: {row.why}" for row in rows[:_FEW]]
-            where = "; ".join(
-                f"{row.gpus} of {row.capability} ({why})" for row, why in zip(rows, reasons, strict=False)
+            location = "; ".join(
+                f"{row.gpus} of {row.capability} ({reason})"
+                for row, reason in zip(rows, reasons, strict=False)
             )
             count = sum(row.gpus for row in rows)
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
-            text = f"{target} {severity} on {gpus}: {where}"
+            text = f"{target} {severity} on {gpus}: {location}"
             hint = f"write a file that matches only verified GPUs: imagefactory job write {target}{site}"
             rule = word if word in (UNUSABLE, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
@@ -422,15 +435,15 @@ def narrow(
     known: KnownImage,
     grounds: ImageEvidence | None,
     places: Iterable[ReachableGpu],
-    at: FileLocation,
+    location: FileLocation,
     site: str = "",
 ) -> Iterator[SubmitFinding]:
     """Report verified GPUs that the jobs exclude."""
-    missed = [place.gpu for place in places if place.unasked]
+    missed = [gpu_match.gpu for gpu_match in places if gpu_match.unasked]
     more = [gpu.capability for gpu in missed if image_status_on(gpu, grounds)[0] == VERIFIED]
     if more:
         kinds = ", ".join(sorted(set(more), key=parse_capability))
         gpus = f"{len(more)} GPU{'s' * (len(more) != 1)}"
         text = f"it is also verified on {gpus} ({kinds}), which these jobs exclude"
         hint = f"write a file that includes them: imagefactory job write {known.image.target}{site}"
-        yield advice(at.line, "narrow", text, hint, column=at.column)
+        yield advice(location.line, "narrow", text, hint, column=location.column)

@@ -148,8 +148,8 @@ class _RequestReader:
             return None
 
     def gpu_expression(self) -> ClassAdExpression | None:
-        own = self.expression("require_gpus")
-        parts = [f"({own.text})"] if own else []
+        expression = self.expression("require_gpus")
+        parts = [f"({expression.text})"] if expression else []
         dropped = cancelled(self.jobs)
         for key, (name, how) in BOUNDS.items():
             text = self.value(key)
@@ -161,8 +161,8 @@ class _RequestReader:
                     (key, f"'{text[:40]}' is not a {'size' if 'memory' in key else 'version'}")
                 )
             elif key == "gpus_minimum_runtime" and number < _LEAST_VERSION:
-                what = f"'{text[:40]}' is compared as a plain number, which every GPU exceeds"
-                self.faults.append((key, f"{what}: write only the version, such as 12.4"))
+                message = f"'{text[:40]}' is compared as a plain number, which every GPU exceeds"
+                self.faults.append((key, f"{message}: write only the version, such as 12.4"))
             else:
                 parts.append(f"{name} {how} {number}")
         return parse_expression(" && ".join(parts)) if parts else None
@@ -188,15 +188,15 @@ class _RequestReader:
         )
 
 
-def _before_first_run(text: str, own: Mapping[str, Plain] | None = None) -> Plain | None:
+def _before_first_run(text: str, job_values: Mapping[str, Plain] | None = None) -> Plain | None:
     """Return the value before the first run, when the job has no `MemoryUsage` yet."""
     try:
-        return parse_expression(text).value(make_ad(own or {}), make_ad({}))
+        return parse_expression(text).value(make_ad(job_values or {}), make_ad({}))
     except UsageError:
         return None
 
 
-def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
+def _bound(key: str, text: str, job_values: Mapping[str, Plain]) -> int | float | None:
     """Return the number to compare with: a capability, MB, or 12010 for 12.1."""
     if key == "gpus_minimum_memory":
         with contextlib.suppress(UsageError):
@@ -205,7 +205,7 @@ def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
         version := re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?", text)
     ):
         return int(version[1]) * 1000 + int(version[2] or 0) * 10
-    value = _before_first_run(text, own)
+    value = _before_first_run(text, job_values)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -250,19 +250,19 @@ class JobReachability:
 
     @property
     def reached(self) -> tuple[ReachableGpu, ...]:
-        return tuple(place for place in self.places if not place.cause)
+        return tuple(gpu for gpu in self.places if not gpu.cause)
 
     @property
     def causes(self) -> Mapping[str, int]:
         """Return the number of GPUs for each cause, the largest first."""
-        return dict(Counter(place.cause for place in self.places if place.cause).most_common())
+        return dict(Counter(gpu.cause for gpu in self.places if gpu.cause).most_common())
 
 
 def find_reach(request: JobRequest, inventory: Inventory) -> JobReachability:
     """Return all GPUs of the inventory, each with the reason why the job cannot get it."""
     starts = {text: _start(text) for text in dict.fromkeys(machine.start for machine in inventory.machines)}
     places = (
-        place for machine in inventory.machines for place in _places(request, machine, starts[machine.start])
+        gpu for machine in inventory.machines for gpu in _places(request, machine, starts[machine.start])
     )
     return JobReachability(places=tuple(places))
 
@@ -280,15 +280,15 @@ def _places(
 ) -> Iterator[ReachableGpu]:
     cause, unsure = _of_machine(request, machine, start)
     of_gpus = [_of_gpu(request, machine, gpu) for gpu in machine.gpus]
-    fitting = sum(1 for why, _ in of_gpus if not why)
-    for gpu, (why, which) in zip(machine.gpus, of_gpus, strict=True):
-        few = f"it has fewer than {request.gpus} such GPUs" if not why and fitting < request.gpus else ""
+    fitting = sum(1 for reason, _ in of_gpus if not reason)
+    for gpu, (reason, which) in zip(machine.gpus, of_gpus, strict=True):
+        few = f"it has fewer than {request.gpus} such GPUs" if not reason and fitting < request.gpus else ""
         yield ReachableGpu(
             machine=machine.name,
             gpu=gpu,
-            cause=why or few or cause,
+            cause=reason or few or cause,
             unsure=which or unsure,
-            unasked=bool(why and request.gpus),
+            unasked=bool(reason and request.gpus),
         )
 
 

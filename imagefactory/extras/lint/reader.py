@@ -157,14 +157,14 @@ class _MacroExpansion:
                 hint="write the value itself",
             )
         parts: list[str] = []
-        size = at = 0
+        size = position = 0
         for start, end, name, default in _outer_macros(text):
-            parts += [text[at:start], self._macro(name, default, depth)]
-            at = end
+            parts += [text[position:start], self._macro(name, default, depth)]
+            position = end
             size += len(parts[-2]) + len(parts[-1])
             if size > MAX_VALUE:
                 break
-        parts.append(text[at:])
+        parts.append(text[position:])
         if size + len(parts[-1]) > MAX_VALUE:
             raise UsageError(
                 "submit-value-too-long",
@@ -197,15 +197,15 @@ def _macros(text: str) -> Iterator[tuple[str, str | None]]:
 
 def _outer_macros(text: str) -> Iterator[tuple[int, int, str, str | None]]:
     """Yield start, end, name and default of each macro. `$$(x)` is skipped, since the machine expands it."""
-    at = text.find("$(")
-    while at >= 0:
-        macro = None if at > 0 and text[at - 1] == "$" else _macro_at(text, at)
+    position = text.find("$(")
+    while position >= 0:
+        macro = None if position > 0 and text[position - 1] == "$" else _macro_at(text, position)
         if macro:
             name, default, end = macro
-            yield at, end, name, default
-            at = text.find("$(", end)
+            yield position, end, name, default
+            position = text.find("$(", end)
         else:
-            at = text.find("$(", at + 2)
+            position = text.find("$(", position + 2)
 
 
 def _macro_at(text: str, start: int) -> tuple[str, str | None, int] | None:
@@ -217,12 +217,12 @@ def _macro_at(text: str, start: int) -> tuple[str, str | None, int] | None:
         return name[0].lower(), None, name.end() + 1
     if text[name.end() : name.end() + 1] != ":":
         return None
-    depth, at = 1, name.end() + 1
-    while at < len(text) and at - start <= MAX_VALUE:
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
+    depth, position = 1, name.end() + 1
+    while position < len(text) and position - start <= MAX_VALUE:
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
         if depth == 0:
-            return name[0].lower(), text[name.end() + 1 : at], at + 1
-        at += 1
+            return name[0].lower(), text[name.end() + 1 : position], position + 1
+        position += 1
     return None
 
 
@@ -340,9 +340,9 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
                 )
         if match := _LONG.fullmatch(line):
             end = f"@{match[2]}"
-            own = []
+            statement = []
             while number < len(lines) and lines[number].strip() != end:
-                own.append(lines[number])
+                statement.append(lines[number])
                 number += 1
             if number == len(lines):
                 raise UsageError(
@@ -351,7 +351,7 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
                     hint=f"add a line {end}",
                 )
             number += 1
-            parts = [part for part in map(str.strip, own) if part and not part.startswith("#")]
+            parts = [part for part in map(str.strip, statement) if part and not part.startswith("#")]
             line = f"{match[1]} = " + " ".join(part.removesuffix("\\") for part in parts)
         elif re.match(r"queue\b", line, re.IGNORECASE) and _opens_list(line):
             while number < len(lines) and lines[number].strip() != ")":
@@ -461,16 +461,16 @@ class _SubmitReader:
         if "$(" not in value:
             return value
         before = self.settings.get(key)
-        own = re.compile(rf"(?<!\$)\$\({re.escape(key)}(?::([^()]*))?\)", re.IGNORECASE)
+        macro_pattern = re.compile(rf"(?<!\$)\$\({re.escape(key)}(?::([^()]*))?\)", re.IGNORECASE)
         if before is None or not before.value:
-            return own.sub(lambda match: match[1] or "", value)
-        if len(value) + len(own.findall(value)) * len(before.value) > MAX_VALUE:
+            return macro_pattern.sub(lambda match: match[1] or "", value)
+        if len(value) + len(macro_pattern.findall(value)) * len(before.value) > MAX_VALUE:
             raise UsageError(
                 "submit-value-too-long",
                 f"{self.name}:{line}: the value has more than {MAX_VALUE} characters",
                 hint="write a shorter value",
             )
-        return own.sub(lambda _: before.value, value)
+        return macro_pattern.sub(lambda _: before.value, value)
 
     def _direct(self, line: int, keyword: str, rest: str) -> None:
         if keyword == "include":
@@ -571,7 +571,7 @@ class _SubmitReader:
         if text:
             variables, items = self._items(line, text)
             count = None if items is None or count is None else count * items
-        others = {own: self.settings[other] for other, own in ALIASES.items() if other in self.settings}
+        others = {alias: self.settings[other] for other, alias in ALIASES.items() if other in self.settings}
         settings = {**others, **self.settings}
         self.jobs.append(
             QueueStatement(
@@ -586,8 +586,10 @@ class _SubmitReader:
     def _count(self, line: int, text: str) -> tuple[int, str]:
         """Return the number (or expression) at the start of a `queue`, 1 by default, and the rest."""
         listed = _FROM.fullmatch(text)
-        own = listed[1] if listed else text
-        for end in sorted({len(own), *(space.start() for space in re.finditer(r"\s+", own))}, reverse=True):
+        count_text = listed[1] if listed else text
+        for end in sorted(
+            {len(count_text), *(space.start() for space in re.finditer(r"\s+", count_text))}, reverse=True
+        ):
             number = literal(text[:end])
             if isinstance(number, int | float) and not isinstance(number, bool):
                 if not 0 <= number <= _MOST:

@@ -105,9 +105,10 @@ def old_gpu_findings(
         ]
         if not names:
             continue
-        setting, what = jobs.settings[key], " and ".join(dict.fromkeys(names))
-        own = " and ".join(dict.fromkeys(own_name(name) for name in names))
-        text = f"{what} {'is' if len(set(names)) == 1 else 'are'} only on old machines; GPUs have {own}"
+        setting, names_text = jobs.settings[key], " and ".join(dict.fromkeys(names))
+        attribute_names = " and ".join(dict.fromkeys(own_name(name) for name in names))
+        verb = "is" if len(set(names)) == 1 else "are"
+        text = f"{names_text} {verb} only on old machines; GPUs have {attribute_names}"
         if key == "rank":
             hint = f"write rank = {renamed(jobs.value(key), lambda name: _with(name, 'GPUs_'))}"
             text += ", and machines with equal GPUs have GPUs_..."
@@ -261,8 +262,8 @@ def _finding(
 
 
 def _with(name: str, prefix: str) -> str:
-    own = own_name(name)
-    return f"{prefix}{own}" if own else name
+    attribute = own_name(name)
+    return f"{prefix}{attribute}" if attribute else name
 
 
 def _gpu_names(jobs: QueueStatement, key: str) -> tuple[str, ...]:
@@ -313,11 +314,11 @@ _MACHINE = re.compile(
 
 def command_findings(jobs: QueueStatement, request: JobRequest) -> Iterator[SubmitFinding]:
     """Yield the findings of all rules for one `queue`."""
-    for key, what in request.faults:
+    for key, message in request.faults:
         if not _comment_in(jobs, key):  # a comment has a separate finding
-            hint = f"write {key} = 1 or more" if "number" in what else f"write {key} = 8GB, say"
+            hint = f"write {key} = 1 or more" if "number" in message else f"write {key} = 8GB, say"
             hint = hint if key.startswith("request_") else ""
-            yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {what}", hint)
+            yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {message}", hint)
     for rule in RULES:
         yield from rule(jobs)
 
@@ -371,9 +372,9 @@ def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     known = {name.lower(): name for name in GPU_ATTRIBUTES}
     for name in sorted(_names(jobs, "require_gpus")):
         if name.startswith("gpus_") and name.removeprefix("gpus_") in known:
-            own = known[name.removeprefix("gpus_")]
-            text = f"require_gpus is evaluated for each GPU, where the attribute is {own}"
-            yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {own}")
+            attribute = known[name.removeprefix("gpus_")]
+            text = f"require_gpus is evaluated for each GPU, where the attribute is {attribute}"
+            yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {attribute}")
         elif own_name(name):
             continue  # has a separate finding
         elif (near := nearest(name, known)) and name not in known and name not in _my_names(jobs):
@@ -384,8 +385,8 @@ def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
         yield wrong(jobs.settings["requirements"].line, "misplaced", text, "use it in require_gpus")
     text = jobs.value("require_gpus")
     if re.search(r"\btarget\s*\.", text, re.IGNORECASE):
-        why = "TARGET. is undefined in require_gpus, which sees only the ad of a GPU, so nothing matches"
-        yield wrong(jobs.settings["require_gpus"].line, "misplaced", why, "write only the name")
+        reason = "TARGET. is undefined in require_gpus, which sees only the ad of a GPU, so nothing matches"
+        yield wrong(jobs.settings["require_gpus"].line, "misplaced", reason, "write only the name")
 
 
 def _misspelt(jobs: QueueStatement) -> Iterator[SubmitFinding]:
@@ -483,8 +484,8 @@ def _units(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     ):
         text = jobs.value(key)
         if text.isascii() and text.isdigit() and 0 < int(text) < most:
-            why = f"{key} = {text} is {text} {unit}"
-            yield wrong(jobs.settings[key].line, "unit", why, f"write the unit: {key} = {text}GB")
+            reason = f"{key} = {text} is {text} {unit}"
+            yield wrong(jobs.settings[key].line, "unit", reason, f"write the unit: {key} = {text}GB")
 
 
 def _retries(jobs: QueueStatement) -> Iterator[SubmitFinding]:
@@ -498,11 +499,11 @@ def _retries(jobs: QueueStatement) -> Iterator[SubmitFinding]:
                     line, "unit", f"{size} in {key} is {size} {unit}", f"write the unit: {size}{unit}"
                 )
             elif re.fullmatch(r"[0-9.]+ ?[KMGT]", size, re.IGNORECASE):
-                why = f"{size} in {key}: pools before HTCondor 25.6.1 silently ignore it"
-                yield advice(line, "unit", why, f"write {size}B")
+                reason = f"{size} in {key}: pools before HTCondor 25.6.1 silently ignore it"
+                yield advice(line, "unit", reason, f"write {size}B")
             elif not re.fullmatch(r"[0-9.]+ ?[KMGT]B", size, re.IGNORECASE) and not _is_expression(size):
-                what = f"{key}: '{size[:40]}' is not a size or expression"
-                yield wrong(line, "unreadable", what, "write 16GB, or RequestMemory * 2")
+                message = f"{key}: '{size[:40]}' is not a size or expression"
+                yield wrong(line, "unreadable", message, "write 16GB, or RequestMemory * 2")
 
 
 def _backwards(jobs: QueueStatement) -> Iterator[SubmitFinding]:
@@ -609,14 +610,14 @@ def _commanded(jobs: QueueStatement, site: Site, command: SiteCommand) -> Iterat
     if jobs.value(mine).lower() == value.lower():
         return
     setting = jobs.settings.get(mine)
-    what = f"is {jobs.value(mine)[:40]}" if setting else "is missing"
-    where = setting.line if setting else jobs.line
+    message = f"is {jobs.value(mine)[:40]}" if setting else "is missing"
+    location = setting.line if setting else jobs.line
     if command.agreed:
-        text = f"{key} {what}: without it, the shared GPUs of {site.title} never match"
-        yield wrong(where, "site", text, f"write {command.line}")
+        text = f"{key} {message}: without it, the shared GPUs of {site.title} never match"
+        yield wrong(location, "site", text, f"write {command.line}")
     else:
-        text = f"{key} {what}, and it may be required: {command.why}"
-        yield advice(where, "site", text, f"write {command.line}, which does no harm")
+        text = f"{key} {message}, and it may be required: {command.why}"
+        yield advice(location, "site", text, f"write {command.line}, which does no harm")
 
 
 def _length(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:

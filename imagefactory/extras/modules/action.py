@@ -105,23 +105,23 @@ class EnvironmentModule:
 
 def format_modulefile(module: EnvironmentModule) -> str:
     """Return the modulefile. Raises UsageError for a directory with special characters of Tcl."""
-    folder = str(module.folder)
-    if not _SAFE.fullmatch(folder):
+    directory = str(module.folder)
+    if not _SAFE.fullmatch(directory):
         raise UsageError(
             "option-invalid",
-            f"a modulefile cannot have the directory {folder[:100]!r}",
+            f"a modulefile cannot have the directory {directory[:100]!r}",
             hint="use only letters, digits and . _ + - /, such as -o /software/imagefactory",
         )
     target = module.target
-    what = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"
+    title = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"
     lines = [
         "#%Module1.0",
         f"# {target.name}, written by `imagefactory image export --format module`: to change it, export it "
         "again.",
-        f"set root {folder}",
-        f"module-whatis {{{what}: the image {module.image}}}",
+        f"set root {directory}",
+        f"module-whatis {{{title}: the image {module.image}}}",
         "proc ModulesHelp { } {",
-        f"    puts stderr {{{what}.}}",
+        f"    puts stderr {{{title}.}}",
         f"    puts stderr {{python and the other programs of the image run in {module.image}.}}",
         "    puts stderr {Other directories than the current one: export APPTAINER_BIND=/data,/scratch}",
         "}",
@@ -157,12 +157,12 @@ def format_wrapper(module: EnvironmentModule) -> str:
 BIN = f"{PREFIX.removeprefix('/')}/bin/"
 
 
-def write_module(factory: Project, target: Target, folder: Path, progress: Progress) -> EnvironmentModule:
+def write_module(factory: Project, target: Target, directory: Path, progress: Progress) -> EnvironmentModule:
     """Write image, wrappers and modulefile in this order, so that users never see an incomplete module.
 
     Raises BuildError if the image is not in the store, UsageError for an invalid or unwritable directory.
     """
-    folder = folder.absolute()
+    directory = directory.absolute()
     image = stored_image(factory, target)
     if image is None:
         raise BuildError(
@@ -171,29 +171,29 @@ def write_module(factory: Project, target: Target, folder: Path, progress: Progr
             hint=f"run imagefactory build {target.name}",
         )
     try:
-        (folder / "images").mkdir(parents=True, exist_ok=True)
-        sif, new_sif = export_sif(factory, target, progress, output=folder / "images/.new.sif")
+        (directory / "images").mkdir(parents=True, exist_ok=True)
+        sif, new_sif = export_sif(factory, target, progress, output=directory / "images/.new.sif")
         with progress.stage(f"{target.name}: the image's programs"):
             programs = programs_of(factory, image, scripts=target.source == "conda", progress=progress)
-        module = EnvironmentModule(target=target, folder=folder, image=sif.name, programs=programs)
+        module = EnvironmentModule(target=target, folder=directory, image=sif.name, programs=programs)
         text = format_modulefile(module)
-        new_sif.replace(folder / "images" / sif.name)
+        new_sif.replace(directory / "images" / sif.name)
         _write_wrappers(module)
-        path = folder / module.modulefile
+        path = directory / module.modulefile
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(text.encode())
     except OSError as error:
         raise UsageError(
-            *os_problem("write", error.filename or folder, error), hint="choose another directory: -o DIR"
+            *os_problem("write", error.filename or directory, error), hint="choose another directory: -o DIR"
         ) from error
     return module
 
 
 def _write_wrappers(module: EnvironmentModule) -> None:
     """Write the new wrappers, then replace the old ones."""
-    place = module.folder / module.wrappers
-    fresh = place.with_name(f".{place.name}.new")
+    wrapper_directory = module.folder / module.wrappers
+    fresh = wrapper_directory.with_name(f".{wrapper_directory.name}.new")
     if fresh.exists():
         remove_tree(fresh)
     (fresh / "bin").mkdir(parents=True)
@@ -201,9 +201,9 @@ def _write_wrappers(module: EnvironmentModule) -> None:
     (fresh / "run").chmod(0o755)
     for name in module.programs:
         (fresh / "bin" / name).symlink_to("../run")
-    if place.exists():
-        remove_tree(place)
-    fresh.rename(place)
+    if wrapper_directory.exists():
+        remove_tree(wrapper_directory)
+    fresh.rename(wrapper_directory)
 
 
 def programs_of(access: Access, image: Image, *, scripts: bool, progress: Progress) -> tuple[str, ...]:

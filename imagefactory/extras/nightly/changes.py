@@ -242,7 +242,7 @@ def by_cause(rows: Iterable[NightlyRow]) -> tuple[NightlyRow, ...]:
 
 def _unite(rows: list[NightlyRow]) -> NightlyRow:
     names = list(dict.fromkeys(row.what for row in rows))
-    places = dict.fromkeys(place for row in rows for place in row.on.split(", ") if place)
+    places = dict.fromkeys(capability for row in rows for capability in row.on.split(", ") if capability)
     hints = dict.fromkeys(row.hint for row in rows if row.hint)
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return replace(
@@ -285,18 +285,18 @@ def _due(target: SavedTarget) -> Iterator[NightlyRow]:
     cells = [cell for cell in target.cells if cell.state is CellState.VERIFY]
     if cells:
         last = max((cell.proven for cell in cells if cell.proven), default=None)
-        why = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
-        yield NightlyRow(what=target.name, on=_capabilities(cells), why=why)
+        reason = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
+        yield NightlyRow(what=target.name, on=_capabilities(cells), why=reason)
 
 
 def unbuilt(before: SavedPlan, after: SavedPlan) -> tuple[NightlyRow, ...]:
     """Return targets that are still not built, for a run whose steps were not observed."""
     to_build = {target.name for target in before.targets if target.state is CellState.BUILD}
     to_build -= set(before.waiting)
-    why = "it was due to be built, and is not built"
+    reason = "it was due to be built, and is not built"
     hint = "see the log of the job with this name in the nightly run"
     return tuple(
-        NightlyRow(what=target.name, why=why, hint=hint, code=EXIT_BUILD)
+        NightlyRow(what=target.name, why=reason, hint=hint, code=EXIT_BUILD)
         for target in after.targets
         if target.name in to_build and target.state is CellState.BUILD
     )

@@ -234,24 +234,24 @@ def nightly(
     hook = _webhook(call, webhook)
     with _with_progress_log(mail, hook), nightly_lock(settings):
         project, last = call.factory, last_nightly(settings)
-        folder = create_nightly(settings, format_id(datetime.now(UTC), os.urandom(2)))
+        directory = create_nightly(settings, format_id(datetime.now(UTC), os.urandom(2)))
         dependencies = NightlyDependencies(
             clock=lambda: datetime.now(UTC),
             pause=time.sleep,
             pools=find_pool,
             evidence=LocalEvidence(),
-            run=_runner(settings.root_path, folder / LOG),
+            run=_runner(settings.root_path, directory / LOG),
         )
-        report = run_nightly(project, request, dependencies, folder, call.progress)
-    log = f"log: {folder / LOG}"
+        report = run_nightly(project, request, dependencies, directory, call.progress)
+    log = f"log: {directory / LOG}"
     if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
         _mail(mail, f"{format_nightly(report)}\n\n{log}\n")
-    hook(nightly_json(report, folder))
+    hook(nightly_json(report, directory))
     allocate_reserve(settings)
     if metrics:
         _write_metrics(call, metrics, report)
     if as_json:
-        print_json(nightly_json(report, folder))
+        print_json(nightly_json(report, directory))
     else:
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
@@ -356,7 +356,7 @@ def _mail(command: str, text: str) -> None:
 def _install(
     call: CommandContext,
     names: tuple[str, ...],
-    folder: Path,
+    directory: Path,
     options: dict[str, str | None],
     *,
     as_json: bool,
@@ -369,16 +369,16 @@ def _install(
     words = [word for name, value in options.items() if value for word in (name, value)]
     command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "site", "nightly", *words, *names)
     files = format_units(root, command, os.environ)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_all({folder / name: text.encode() for name, text in files.items()})
+    directory.mkdir(parents=True, exist_ok=True)
+    replace_all({directory / name: text.encode() for name, text in files.items()})
     if as_json:
         return print_json(
             NightlyInstallDocument(
-                format="imagefactory.nightly-install/1", files=[str(folder / name) for name in files]
+                format="imagefactory.nightly-install/1", files=[str(directory / name) for name in files]
             )
         )
     for name in files:
-        print_result(f"wrote {folder / name}")
+        print_result(f"wrote {directory / name}")
     return print_result(
         "\n".join(("nothing runs yet; enable it with:", *(f"  {line}" for line in enable_commands())))
     )
@@ -413,10 +413,10 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
         started=before.made, ended=now, place=before.registry, notes=(note,) if note else ()
     )
     report = nightly_since(project, before, context)
-    folder = create_nightly(project.settings, format_id(now, os.urandom(2)))
-    write_nightly(folder / NIGHTLY_FILE, report)
+    directory = create_nightly(project.settings, format_id(now, os.urandom(2)))
+    write_nightly(directory / NIGHTLY_FILE, report)
     if as_json:
-        print_json(nightly_json(report, folder))
+        print_json(nightly_json(report, directory))
     elif github:
         if text := format_issue(report).rstrip():
             write_terminal(1, text)
@@ -424,11 +424,11 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
         print_result(format_nightly(report, terminal_width()))
 
 
-def nightly_json(report: NightlyReport, folder: Path) -> NightlyDocument:
+def nightly_json(report: NightlyReport, directory: Path) -> NightlyDocument:
     """Return a nightly run as JSON."""
     return NightlyDocument(
         format="imagefactory.nightly/1",
-        directory=str(folder),
+        directory=str(directory),
         exit_code=report.code,
         started=report.started,
         ended=report.ended,

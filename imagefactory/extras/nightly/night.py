@@ -107,12 +107,15 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: StepRunner) -> No
     After `wait`, the next run collects the rest.
     """
     dependencies = steps.dependencies
-    folders = [folder for folder in find_sweeps(settings) if _is_open(folder, steps)]
+    directories = [directory for directory in find_sweeps(settings) if _is_open(directory, steps)]
     until, looks, failed = dependencies.clock() + wait, 0, 0
     with steps.progress.stage(f"waiting for the pool, until {until:%H:%M} UTC at the latest"):
         while True:
             try:
-                jobs, failed = sum(_at_work(read_status(folder, dependencies.pools)) for folder in folders), 0
+                jobs, failed = (
+                    sum(_at_work(read_status(directory, dependencies.pools)) for directory in directories),
+                    0,
+                )
             except ToolError as error:
                 jobs, failed = 0, failed + 1
                 if failed > QUEUE_WAIT_SECONDS:
@@ -122,21 +125,21 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: StepRunner) -> No
                 break
             looks += 1
             if looks % BETWEEN == 0:
-                _take(folders, steps)
+                _take(directories, steps)
             dependencies.pause(max(0.0, min(POLL, (until - dependencies.clock()).total_seconds())))
-    _take(folders, steps)
+    _take(directories, steps)
     if jobs:
         are = "job is" if jobs == 1 else "jobs are"
         steps.notes.append(f"{jobs} {are} still on the pool: the next nightly run collects their results")
 
 
-def _is_open(folder: Path, steps: StepRunner) -> bool:
+def _is_open(directory: Path, steps: StepRunner) -> bool:
     """Return whether results of a sweep can still be signed. An unreadable sweep is reported and skipped."""
     try:
-        started = read_sweep(folder).made
-        read_status(folder, steps.dependencies.pools, queue=False)
+        started = read_sweep(directory).made
+        read_status(directory, steps.dependencies.pools, queue=False)
     except ImagefactoryError as error:
-        steps.fail(f"sweep {folder.name}", error)
+        steps.fail(f"sweep {directory.name}", error)
         return False
     return started + LIFETIME > steps.dependencies.clock()
 
@@ -146,18 +149,18 @@ def _at_work(status: SweepStatus) -> int:
     return len(status.results) - status.ended if status.driven and not status.settled else 0
 
 
-def _take(folders: Sequence[Path], steps: StepRunner) -> None:
+def _take(directories: Sequence[Path], steps: StepRunner) -> None:
     """Collect the sweeps with new results, and report their cells that are not verified."""
-    for folder in folders:
-        with steps.reporting_errors(f"sweep {folder.name}"):
-            status = read_status(folder, steps.dependencies.pools, queue=False)
+    for directory in directories:
+        with steps.reporting_errors(f"sweep {directory.name}"):
+            status = read_status(directory, steps.dependencies.pools, queue=False)
             if not has_news(status):
                 continue
             known = {row.result.node for row in status.collected if row.result.outcome}
             fresh = {(node.target, node.capability) for node in status.sweep.nodes if node.name not in known}
-            words = ("sweep", "collect", "--promote", str(folder))
+            words = ("sweep", "collect", "--promote", str(directory))
             # An error of the directory itself only sums up the cells that are reported here.
-            _, document = steps.do(f"sweep {folder.name}", *words, expected=EXIT_CHECK, of=str(folder))
+            _, document = steps.do(f"sweep {directory.name}", *words, expected=EXIT_CHECK, of=str(directory))
             steps.tell(*(row for row in _unverified_cells(document) if (row.what, row.on) in fresh))
 
 
@@ -179,13 +182,13 @@ def _unverified_cells(document: Mapping[str, Any]) -> Iterator[NightlyRow]:
         if row.get("outcome") not in (None, Outcome.VERIFIED):
             machine = str(row.get("machine") or "")
             reason = _SLOT_SUFFIX.sub("", str(row["reason"]))
-            why = as_single_line(
+            cause = as_single_line(
                 f"{row['outcome']}: {reason.replace(machine, 'its machine') if machine else reason}"
             )
             yield NightlyRow(
                 what=row["target"],
                 on=row["capability"],
-                why=why,
+                why=cause,
                 hint=f"its logs: {row['kit']}",
                 code=EXIT_CHECK,
                 machines=(machine,) if machine else (),
@@ -215,10 +218,10 @@ def run_nightly(
     project: Project,
     request: NightlyRequest,
     dependencies: NightlyDependencies,
-    folder: Path,
+    directory: Path,
     progress: Progress,
 ) -> NightlyReport:
-    """Run all steps, and store the report in `folder`. Raises UsageError only if no registry is set."""
+    """Run all steps, and store the report in `directory`. Raises UsageError only if no registry is set."""
     if not project.settings.registry.value:
         raise UsageError(
             "no-registry-set",
@@ -227,7 +230,7 @@ def run_nightly(
         )
     targets = select(project.targets, request.names)
     steps = StepRunner(dependencies=dependencies, progress=progress, faults=tuple(map(str, project.faults)))
-    return _NightlyRun(project=project, request=request, folder=folder, targets=targets, steps=steps).run()
+    return _NightlyRun(project=project, request=request, folder=directory, targets=targets, steps=steps).run()
 
 
 def nightly_since(project: Project, before: SavedPlan, steps: NightlySteps) -> NightlyReport:
@@ -259,9 +262,9 @@ class _NightlyRun:
     def run(self) -> NightlyReport:
         started, killed = self.steps.dependencies.clock(), killed_before(self.project.settings)
         for fault in self.project.faults:
-            why = str(replace(fault, location=""))
+            reason = str(replace(fault, location=""))
             self.steps.tell(
-                NightlyRow(what=as_single_line(fault.location), why=as_single_line(why), code=EXIT_USAGE)
+                NightlyRow(what=as_single_line(fault.location), why=as_single_line(reason), code=EXIT_USAGE)
             )
         if not has_reserve(self.project.settings):
             self.steps.fail(NIGHTLY_DIRECTORY, no_space(nightly_directory(self.project.settings)))
@@ -323,9 +326,9 @@ class _NightlyRun:
         """Report that the last signed catalog expires soon if this run could not sign a new one."""
         expires = cached_expiry(self.project.settings)
         if expires and expires - self.steps.dependencies.clock() < SOON:
-            why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
+            reason = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
             self.steps.tell(
-                NightlyRow(what=EXPIRY, why=why, hint="run imagefactory site publish", code=EXIT_CHECK)
+                NightlyRow(what=EXPIRY, why=reason, hint="run imagefactory site publish", code=EXIT_CHECK)
             )
 
     def _compare(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:
@@ -400,8 +403,8 @@ class _NightlyRun:
                 choose_image_type(self.project, "", self._registry) if self.request.pool else ImageKind.DOCKER
             )
             if kind is not ImageKind.DOCKER:
-                place = ImageDelivery(kind=kind, registry=self._registry, folder=self.folder, now=now)
-                here = read_pool_stages(self.project, self.targets, place)
+                delivery = ImageDelivery(kind=kind, registry=self._registry, folder=self.folder, now=now)
+                here = read_pool_stages(self.project, self.targets, delivery)
                 stages = tuple(map(_merge_ages, stages, here))
         return oldest_drivers(make_plan(PlanInput(stages=stages, devices=devices, on_machines=True)))
 

@@ -93,17 +93,17 @@ def create_nightly(settings: Settings, name: str) -> Path:
     If the disk is full, use a temporary directory elsewhere. Raises StoreError if that is full too.
     """
     Layout(settings.store_path).make()
-    folders = _nightly_runs(settings)
-    for folder in folders[: max(len(folders) - MAX_RUNS + 1, 0)]:
-        _drop(settings, folder)
-    folder = nightly_directory(settings) / name
+    directories = _nightly_runs(settings)
+    for directory in directories[: max(len(directories) - MAX_RUNS + 1, 0)]:
+        _drop(settings, directory)
+    directory = nightly_directory(settings) / name
     allocate_reserve(settings)
     try:
-        folder.mkdir()
+        directory.mkdir()
     except OSError:
-        with explain_full_disk(folder.parent):
+        with explain_full_disk(directory.parent):
             return Path(tempfile.mkdtemp(prefix="imagefactory-night-"))
-    return folder
+    return directory
 
 
 def allocate_reserve(settings: Settings) -> None:
@@ -133,22 +133,22 @@ def _nightly_runs(settings: Settings) -> list[Path]:
     return [path for path in entries_of(nightly_directory(settings)) if path.is_dir()]
 
 
-def _drop(settings: Settings, folder: Path) -> None:
+def _drop(settings: Settings, directory: Path) -> None:
     """Remove a run with its sweep. If a part cannot be removed, the next run tries again."""
     with suppress(OSError):
-        name = (folder / SWEPT).read_text("utf-8").strip() if (folder / SWEPT).is_file() else ""
+        name = (directory / SWEPT).read_text("utf-8").strip() if (directory / SWEPT).is_file() else ""
         sweep = settings.store_path / "sweeps" / Path(name).name
         if name and (sweep / SWEEP).is_file():
             remove_inside(settings.store_path, sweep)
-        remove_inside(settings.store_path, folder)
+        remove_inside(settings.store_path, directory)
 
 
 def last_nightly(settings: Settings) -> NightlyReport | None:
     """Return the report of the last finished run, None if there is none or it is unreadable."""
-    for folder in reversed(_nightly_runs(settings)):
-        if (folder / NIGHTLY_FILE).is_file():
+    for directory in reversed(_nightly_runs(settings)):
+        if (directory / NIGHTLY_FILE).is_file():
             try:
-                return read_nightly(folder / NIGHTLY_FILE)
+                return read_nightly(directory / NIGHTLY_FILE)
             except ImagefactoryError:
                 return None
     return None
@@ -156,12 +156,12 @@ def last_nightly(settings: Settings) -> NightlyReport | None:
 
 def killed_before(settings: Settings) -> SavedPlan | None:
     """Return the plan of the last run if that was killed, since the next report includes its work."""
-    for folder in reversed(_nightly_runs(settings)):
-        if (folder / NIGHTLY_FILE).is_file():
+    for directory in reversed(_nightly_runs(settings)):
+        if (directory / NIGHTLY_FILE).is_file():
             return None
-        if (folder / BEFORE).is_file():
+        if (directory / BEFORE).is_file():
             with suppress(ImagefactoryError):
-                return read_saved_plan(folder / BEFORE)
+                return read_saved_plan(directory / BEFORE)
     return None
 
 
@@ -254,49 +254,55 @@ class StepRunner:
     failures: list[NightlyRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
+    def do(
+        self, task_name: str, *words: str, expected: int = 0, of: str = ""
+    ) -> tuple[int, Mapping[str, Any]]:
         """Run an imagefactory command, report its errors, and return its exit code and JSON.
 
         Errors with the `expected` exit code are not reported. With `of`, only errors with that name are
         reported.
         """
         command = command_of(words)
-        with self.progress.stage(command if " " in command or what == command else f"{command} {what}"):
+        with self.progress.stage(
+            command if " " in command or task_name == command else f"{command} {task_name}"
+        ):
             try:
                 code, output = self.dependencies.run((*words, "--json"))
             except (ImagefactoryError, OSError) as error:
-                self.fail(what, error)
+                self.fail(task_name, error)
                 return EXIT_BUILD, {}
         document = _document(output)
         errors = [row for row in document.get("errors", ()) if isinstance(row, dict)]
         for row in errors:
-            name, own = str(row.get("target") or what), int(row.get("exit_code", 1))
-            reported = own == EXIT_USAGE and row.get("message") == "\n".join(self.faults)
-            if not reported and (own != expected or of not in ("", name)):
-                why, hint = (
+            name, exit_code = str(row.get("target") or task_name), int(row.get("exit_code", 1))
+            reported = exit_code == EXIT_USAGE and row.get("message") == "\n".join(self.faults)
+            if not reported and (exit_code != expected or of not in ("", name)):
+                reason, hint = (
                     as_single_line(str(row.get("message", ""))),
                     as_single_line(str(row.get("hint", ""))),
                 )
-                self.tell(NightlyRow(what=as_single_line(name), why=why, hint=hint, code=own))
+                self.tell(NightlyRow(what=as_single_line(name), why=reason, hint=hint, code=exit_code))
         if code != 0 and not errors:
-            why = f"`imagefactory {command}` ended with exit code {code}"
-            self.tell(NightlyRow(what=what, why=why, hint="see the log", code=max(code, 1)))
+            reason = f"`imagefactory {command}` ended with exit code {code}"
+            self.tell(NightlyRow(what=task_name, why=reason, hint="see the log", code=max(code, 1)))
         return code, document
 
     @contextmanager
-    def reporting_errors(self, what: str) -> Iterator[None]:
+    def reporting_errors(self, task_name: str) -> Iterator[None]:
         """Report an error of this block, and continue after the block."""
         try:
             yield
         except (ImagefactoryError, OSError) as error:
-            self.fail(what, error)
+            self.fail(task_name, error)
 
-    def fail(self, what: str, error: ImagefactoryError | OSError) -> None:
+    def fail(self, task_name: str, error: ImagefactoryError | OSError) -> None:
         if isinstance(error, ImagefactoryError):
-            why, hint, code = error.message, error.hint, error.exit_code
+            reason, hint, code = error.message, error.hint, error.exit_code
         else:
-            why, hint, code = str(error), "check the disk and its permissions", EXIT_BUILD
-        self.tell(NightlyRow(what=what, why=as_single_line(why), hint=as_single_line(hint), code=code))
+            reason, hint, code = str(error), "check the disk and its permissions", EXIT_BUILD
+        self.tell(
+            NightlyRow(what=task_name, why=as_single_line(reason), hint=as_single_line(hint), code=code)
+        )
 
     def tell(self, *rows: NightlyRow) -> None:
         """Add each failure once, since a sweep is collected several times."""

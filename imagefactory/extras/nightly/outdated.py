@@ -169,14 +169,16 @@ def watch_unit(project: Project, unit: UpdateUnit, now: datetime, progress: Prog
     """Return the news of a unit. Raises like `lock_base`, and StoreError for a corrupt store."""
     if unit.base:
         return UnitNews(unit=unit, locks=_base_news(project, unit, unit.base, progress))
-    own = tuple(
+    own_versions = tuple(
         target for target in unit.targets if target.gpu and not target.on and not rocm_of(target.cuda)
     )
     news = UnitNews(unit=unit)
     locks, faults = _lock_news(project, unit, progress)
     try:
-        if own:  # for CPUs only and AMD GPUs, only the locks are checked
-            news = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(project, unit, own)
+        if own_versions:  # for CPUs only and AMD GPUs, only the locks are checked
+            news = (_of_the_index if own_versions[0].source == "pypi" else _of_the_channels)(
+                project, unit, own_versions
+            )
     except LockError as error:
         faults = (*faults, error)
     return replace(news, locks=locks, expiring=_expiring(project, unit.targets, now), faults=faults)
@@ -219,7 +221,7 @@ def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[New
             else "",
         )
         for cuda in sorted(cudas, key=natural)
-        if not any(covers(own, cuda) or covers(cuda, own) for own in row_cudas)
+        if not any(covers(row_cuda, cuda) or covers(cuda, row_cuda) for row_cuda in row_cudas)
     )
 
 
@@ -290,15 +292,15 @@ def _addable(
 @contextmanager
 def _copied(project: Project) -> Iterator[Project]:
     """Yield the project with a copy of its locks and wheels, and the same cache."""
-    with tempfile.TemporaryDirectory(prefix="imagefactory-watch-") as folder:
+    with tempfile.TemporaryDirectory(prefix="imagefactory-watch-") as directory:
         if project.lock_folder.is_dir():
-            shutil.copytree(project.lock_folder, Path(folder) / "lockfiles")
+            shutil.copytree(project.lock_folder, Path(directory) / "lockfiles")
         for path in {file for target in project.targets for file in from_files(target.origins).values()}:
-            wheel, copy = project.settings.root_path / path, Path(folder) / path
+            wheel, copy = project.settings.root_path / path, Path(directory) / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             if wheel.is_file():
                 shutil.copy2(wheel, copy)
-        root = SettingValue(value=folder, origin=project.settings.root.origin)
+        root = SettingValue(value=directory, origin=project.settings.root.origin)
         yield replace(project, settings=replace(project.settings, root=root))
 
 
@@ -393,10 +395,10 @@ def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
         yield "python", _python(news), []
     for moves, names in _grouped(news).items():
         more = [f"and {len(moves) - _MAX_SHOWN} more"] if len(moves) > _MAX_SHOWN else []
-        kind, what = (
+        kind, unit_text = (
             ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_locks(names)}")
         )
-        yield kind, what, [*map(str, moves[:_MAX_SHOWN]), *more]
+        yield kind, unit_text, [*map(str, moves[:_MAX_SHOWN]), *more]
     for verdict in news.expiring:
         text = f"{verdict.target} on {verdict.capability} is valid only until {verdict.day}"
         yield "verdict", text, [f"to verify it again: imagefactory verify {verdict.target}"]
@@ -446,8 +448,8 @@ def _python(news: UnitNews) -> str:
     if offer is None:
         return ""
     framework, source = news.unit.targets[0].framework, news.unit.targets[0].source
-    what = "wheels" if source == "pypi" else "builds"
-    text = f"{framework} {offer.release} has {what} for Python {offer.python}, which no row uses"
+    unit_text = "wheels" if source == "pypi" else "builds"
+    text = f"{framework} {offer.release} has {unit_text} for Python {offer.python}, which no row uses"
     if source != "pypi":  # Python is one of the packages
         return text
     return f"{text}; {f'{offer.base} carries it' if offer.base else 'no base carries it yet'}"
@@ -477,17 +479,17 @@ def commit_message(news: UnitNews, rows: Sequence[NewRelease] = (), notes: Seque
     missing += [(_cuda(news, row), row.command) for row in news.cudas]
     if missing:
         lines += ["", "Not in here, each a row of its own:"]
-        for what, command in missing:
-            lines += [f"  {what}", *([f"    {command}"] if command else [])]
+        for unit_text, command in missing:
+            lines += [f"  {unit_text}", *([f"    {command}"] if command else [])]
     return "\n".join(lines)
 
 
 def _relocked(news: UnitNews) -> Iterable[str]:
     if news.unit.base:
-        why = "The archive's packages moved on, which is how Debian's security updates come in."
+        reason = "The archive's packages moved on, which is how Debian's security updates come in."
     else:
-        why = "A re-solve within the recipe's bounds gives other packages."
-    yield from wrap(why, WIDTH)
+        reason = "A re-solve within the recipe's bounds gives other packages."
+    yield from wrap(reason, WIDTH)
     for moves, names in _grouped(news).items():
         yield from ("", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves))
         yield from () if moves else ("  the same packages, locked again",)

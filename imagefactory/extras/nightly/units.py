@@ -70,8 +70,8 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
     lines = "".join(f"Environment={_quoted(f'{name}={text}')}\n" for name, text in variables.items())
     # `$` begins a variable only in ExecStart=.
     words = " ".join(_quoted(word).replace("$", "$$") for word in command)
-    folder = root.replace("%", "%%")
-    service = _SERVICE.format(root=folder, environment=lines, command=words)
+    directory = root.replace("%", "%%")
+    service = _SERVICE.format(root=directory, environment=lines, command=words)
     return {f"{NAME}.service": service, f"{NAME}.timer": _TIMER}
 
 
@@ -160,7 +160,7 @@ class _NightlyCheck:
             yield warn("disk reserve", detail, self._night())
 
     def _last_night(self, published: datetime | None, *, ci: bool) -> Diagnosis:
-        night, folder = last_nightly(self.settings), nightly_directory(self.settings)
+        night, directory = last_nightly(self.settings), nightly_directory(self.settings)
         if night is None and ci:
             if published is None:
                 return missing("last night", "no catalog was signed yet", "start the workflow once")
@@ -169,14 +169,14 @@ class _NightlyCheck:
                 return warn("last night", detail, "see the runs of the workflow")
             return good("last night", detail)
         if night is None:
-            return missing("last night", f"no finished run in {folder}", self._night())
+            return missing("last night", f"no finished run in {directory}", self._night())
         age = self.now - night.ended
         hours = int(age.total_seconds() // 3600)
         detail = f"ended {f'{hours} hours' if age < NIGHTLY_OVERDUE else f'{age.days} days'} ago"
         if night.code:
             first = next(row for row in night.broken if row.code == night.code)
             detail += f", with exit code {night.code}: {first.what}: {first.why}"
-            return warn("last night", detail, f"read the newest {LOG} in {folder}")
+            return warn("last night", detail, f"read the newest {LOG} in {directory}")
         return (
             warn("last night", detail, self._night()) if age > NIGHTLY_OVERDUE else good("last night", detail)
         )
@@ -209,23 +209,27 @@ class _NightlyCheck:
 
     def _units(self) -> Iterator[NightlyEntry]:
         environ = self.access.environ
-        own = environ.get("XDG_CONFIG_HOME", "")
-        home = Path(own) if own.startswith("/") else Path("/", environ.get("HOME", "")) / ".config"
+        config_home = environ.get("XDG_CONFIG_HOME", "")
+        home = (
+            Path(config_home)
+            if config_home.startswith("/")
+            else Path("/", environ.get("HOME", "")) / ".config"
+        )
         system = self.root / "etc/systemd"
-        for folder in (home / "systemd/user", system / "user", system / "system"):
-            lines = read_small(folder / f"{NAME}.service").splitlines()
+        for directory in (home / "systemd/user", system / "user", system / "system"):
+            lines = read_small(directory / f"{NAME}.service").splitlines()
             root = str(self.settings.root_path.absolute()).replace("%", "%%")
-            if f"WorkingDirectory={root}" not in lines or not (folder / f"{NAME}.timer").is_file():
+            if f"WorkingDirectory={root}" not in lines or not (directory / f"{NAME}.timer").is_file():
                 continue
             command = next((line for line in lines if line.startswith("ExecStart=")), "")
             entry = NightlyEntry(
-                where=str(folder / f"{NAME}.timer"), words=_command_words(command.partition("=")[2])
+                where=str(directory / f"{NAME}.timer"), words=_command_words(command.partition("=")[2])
             )
             enable, linger = enable_commands()
-            wants = folder / "timers.target.wants" / f"{NAME}.timer"
+            wants = directory / "timers.target.wants" / f"{NAME}.timer"
             if not (wants.is_symlink() or wants.exists()):
                 yield _halted(entry, "the timer is not enabled", enable)
-            elif folder == home / "systemd/user" and not self._lingers():
+            elif directory == home / "systemd/user" and not self._lingers():
                 yield _halted(entry, "it runs only while you are logged in", linger)
             else:
                 yield entry
@@ -239,16 +243,17 @@ class _NightlyCheck:
     def _cron(self) -> Iterator[NightlyEntry]:
         """Return the crontab lines that run `imagefactory site nightly` for this project."""
         texts = {"crontab -l": _crontab(self.access.environ)}
-        folder = self.root / "etc/cron.d"
+        directory = self.root / "etc/cron.d"
         texts |= {
-            str(path): read_small(path) for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+            str(path): read_small(path)
+            for path in (sorted(directory.iterdir()) if directory.is_dir() else ())
         }
         root = str(self.settings.root_path.absolute())
-        for where, text in texts.items():
+        for location, text in texts.items():
             for line in text.splitlines():
                 ours = re.search(r"\bimagefactory\b.*\bsite nightly\b", line) and root in line
                 if ours and not line.lstrip().startswith("#"):
-                    yield NightlyEntry(where=f"cron: {where}", words=_command_words(line))
+                    yield NightlyEntry(where=f"cron: {location}", words=_command_words(line))
 
 
 def _halted(entry: NightlyEntry, lacking: str, remedy: str) -> NightlyEntry:

@@ -88,13 +88,13 @@ def format_nightly(night: NightlyReport, width: int | None = WIDTH) -> str:
 
 def _lines(rows: Sequence[NightlyRow], kind: str, width: int) -> Iterator[str]:
     for row in rows[:MOST]:
-        why = "" if kind == "built" else cause_text(row)
+        reason = "" if kind == "built" else cause_text(row)
         first = f"  {title_of(row)}"
-        if why and len(first) + 2 + len(why) <= width:
-            yield f"{first}: {why}"
+        if reason and len(first) + 2 + len(reason) <= width:
+            yield f"{first}: {reason}"
         else:
-            yield first + (":" if why else "")
-            yield from (f"      {line}" for line in wrap(why, width - 6))
+            yield first + (":" if reason else "")
+            yield from (f"      {line}" for line in wrap(reason, width - 6))
         if row.hint:
             yield from (f"      {line}" for line in wrap(f"hint: {row.hint}", width - 6))
     if len(rows) > MOST:
@@ -135,26 +135,26 @@ PREFIX = "imagefactory"
 
 def format_metrics(night: NightlyReport, catalog_expires: datetime | None) -> str:
     """Return the lines of a `.prom` file. `catalog_expires` is None if no signed catalog is known."""
-    place = f'registry="{_escape(night.place)}"'
+    label = f'registry="{_escape(night.place)}"'
     rows = {kind: len(rows_of(night, kind)) for kind, _ in SECTIONS}
     oldest, expires = night.ages.oldest, catalog_expires
     gauges: list[tuple[str, str, dict[str, float]]] = [
-        ("night_start_timestamp_seconds", "When the last night began", {place: night.started.timestamp()}),
-        ("night_end_timestamp_seconds", "When the last night ended", {place: night.ended.timestamp()}),
-        ("night_exit_code", "Exit code of the last night, 0 if nothing is broken", {place: night.code}),
+        ("night_start_timestamp_seconds", "When the last night began", {label: night.started.timestamp()}),
+        ("night_end_timestamp_seconds", "When the last night ended", {label: night.ended.timestamp()}),
+        ("night_exit_code", "Exit code of the last night, 0 if nothing is broken", {label: night.code}),
         (
             "night_rows",
             "What the last night built and verified, what is broken and what is due",
-            {f'{place},kind="{kind}"': count for kind, count in rows.items()},
+            {f'{label},kind="{kind}"': count for kind, count in rows.items()},
         ),
-        ("verdicts_expiring", "Verdicts in use that expire within 14 days", {place: night.ages.expiring}),
+        ("verdicts_expiring", "Verdicts in use that expire within 14 days", {label: night.ages.expiring}),
     ]
     if oldest:
         text = "When the oldest verdict in use was issued"
-        gauges.append(("verdict_oldest_timestamp_seconds", text, {place: oldest.timestamp()}))
+        gauges.append(("verdict_oldest_timestamp_seconds", text, {label: oldest.timestamp()}))
     if expires:
         text = "When the newest signed catalog expires"
-        gauges.append(("catalog_expires_timestamp_seconds", text, {place: expires.timestamp()}))
+        gauges.append(("catalog_expires_timestamp_seconds", text, {label: expires.timestamp()}))
     lines = []
     for name, meaning, samples in gauges:
         lines += [f"# HELP {PREFIX}_{name} {meaning}", f"# TYPE {PREFIX}_{name} gauge"]

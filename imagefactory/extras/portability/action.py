@@ -143,14 +143,14 @@ def port_models(
     scratch = scratch_directory(project, runner_name(project, source.made, options.runner))
     with explain_full_disk(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
-        with locked_temporary_directory("portability-", scratch) as folder:
+        with locked_temporary_directory("portability-", scratch) as directory:
             work = _PortabilityRun(
                 access=project,
                 options=options,
                 dependencies=dependencies,
                 hardware=hardware,
                 progress=progress,
-                folder=folder,
+                folder=directory,
                 request={"nonce": nonce, "batches": list(options.batches)},
             )
             exported = _export(work, source, models, gpu=groups[0].chosen is source and groups[0].gpu)
@@ -160,7 +160,7 @@ def port_models(
             for model in _completed_rows(exported):
                 for end in (ONNX, DATA):
                     file = f"{model.name}{end}"
-                    shutil.move(folder / "export" / file, options.output / file)
+                    shutil.move(directory / "export" / file, options.output / file)
     report = PortableReport(
         subject=source.subject,
         suite=suite_digest(),
@@ -226,7 +226,7 @@ def _groups(
         if image:
             check_name(project, image, gpu=False)
         chosen = resolve_image(project, image, "", progress, gpu=False) if image else source
-        runtimes = tuple(runtime for runtime, own in requests if own == image)
+        runtimes = tuple(runtime for runtime, requested_image in requests if requested_image == image)
         for runtime in runtimes:
             check_has_runtime(runtime, chosen.definition)
         if isinstance(chosen.made, Image):
@@ -236,10 +236,10 @@ def _groups(
 
 
 def _export(work: _PortabilityRun, source: ResolvedImage, models: Path, *, gpu: bool) -> ExportedModels:
-    where = work.options.models.name
-    with work.progress.stage(f"{_target(source)}: export {where}"):
+    location = work.options.models.name
+    with work.progress.stage(f"{_target(source)}: export {location}"):
         image = _open(work, source, gpu=gpu)
-        return export_models(image, models, work.folder / "export", {**work.request, "gpu": gpu}, where)
+        return export_models(image, models, work.folder / "export", {**work.request, "gpu": gpu}, location)
 
 
 def _try(work: _PortabilityRun, group: _RuntimeGroup, exported: ExportedModels) -> tuple[PortableRow, ...]:
@@ -255,9 +255,9 @@ def _try(work: _PortabilityRun, group: _RuntimeGroup, exported: ExportedModels) 
                 for model in completed
             ]
             request = {**work.request, "runtimes": list(group.runtimes), "models": model_rows}
-            folder = work.folder / f"try-{group.runtimes[0]}"
+            directory = work.folder / f"try-{group.runtimes[0]}"
             image = _open(work, group.chosen, gpu=group.gpu)
-            rows += try_models(image, work.folder / "export", folder, request, title)
+            rows += try_models(image, work.folder / "export", directory, request, title)
     return tuple(rows)
 
 
@@ -306,25 +306,25 @@ def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> Runtime
 
 
 def _attach(
-    access: Access, chosen: ResolvedImage, signed: SignedPortable, folder: Path, progress: Progress
+    access: Access, chosen: ResolvedImage, signed: SignedPortable, directory: Path, progress: Progress
 ) -> tuple[str, ...]:
     """Attach the model files and the statement to the image, here and in its registry."""
     report, names = signed.statement.report, []
-    files = {model_file(model): folder / f"{model.name}{ONNX}" for model in report.models}
-    for place, subject in places_of(access, report.subject, chosen.where):
-        root = read_manifest(place, subject.manifest).descriptor
+    files = {model_file(model): directory / f"{model.name}{ONNX}" for model in report.models}
+    for repository, subject in places_of(access, report.subject, chosen.where):
+        root = read_manifest(repository, subject.manifest).descriptor
         with access.layout.in_use(progress):
-            put_files(place, artifact_of(MODELS_TYPE, root, tuple(files), {}), files)
+            put_files(repository, artifact_of(MODELS_TYPE, root, tuple(files), {}), files)
         attaching = StatementRequest(
             subject=subject,
             kind=PORTABLE_TYPE,
             envelope=signed.envelope,
             until=signed.statement.expires,
         )
-        for fault in attach_all(access, place, (attaching,), progress):
+        for fault in attach_all(access, repository, (attaching,), progress):
             if fault:
                 raise fault
-        names.append(subject_name(place))
+        names.append(subject_name(repository))
     return tuple(names)
 
 
@@ -362,20 +362,20 @@ def read_portable(
     """Return the statements of an image, from a registry if `name` or `registry` contains one."""
     check_name(project, name, gpu=False)
     chosen = resolve_image(project, name, registry, progress, gpu=False)
-    place, subject = local_place(project, ANY), chosen.subject
+    repository, subject = local_place(project, ANY), chosen.subject
     if chosen.where is not None:
-        place = place_of(project, chosen.where)
-        subject = read_subject(place, chosen.where.tag_or_digest)
+        repository = place_of(project, chosen.where)
+        subject = read_subject(repository, chosen.where.tag_or_digest)
     trust = read_trust(project.settings.files)
     judged = [
         verify_portable(statement.envelope, statement.digest, subject, trust, now)
-        for statement in read_statements(place, subject.manifest, PORTABLE_TYPE)
+        for statement in read_statements(repository, subject.manifest, PORTABLE_TYPE)
     ]
     judged.sort(key=lambda row: row.statement.issued.timestamp() if row.statement else 0.0)
-    return PortableStatements(place=place, manifest=subject.manifest, judged=tuple(judged))
+    return PortableStatements(place=repository, manifest=subject.manifest, judged=tuple(judged))
 
 
-def write_models(statements: PortableStatements, folder: Path) -> tuple[Path, ...]:
+def write_models(statements: PortableStatements, directory: Path) -> tuple[Path, ...]:
     """Write the model files of the newest valid statement, checked by digest.
 
     Raises NothingSelectedError if there is no such statement, or its files are missing.
@@ -392,9 +392,9 @@ def write_models(statements: PortableStatements, folder: Path) -> tuple[Path, ..
     files = _stored_models(statements)
     written = []
     for model in statements.newest.statement.report.models:
-        path = folder / f"{model.name}{ONNX}"
-        with explain_full_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{model.name}{ONNX}"
+        with explain_full_disk(directory):
+            directory.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 for chunk in statements.place.store.read(statements.place.repository, _blob(model, files)):
                     file.write(chunk)

@@ -201,7 +201,7 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
         )
     else:
         fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
-        fields += [("attached", place) for place in run.attached]
+        fields += [("attached", repository) for repository in run.attached]
         print_result(
             f"{report.format_portability(run.report, terminal_width())}\n\n{report.fields_of(fields)}"
         )
@@ -214,12 +214,12 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
     return print_next_command("model", "show", name, *_registry(options.registry))
 
 
-def _show(call: CommandContext, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
+def _show(call: CommandContext, name: str, repository: str, *, output: Path | None, as_json: bool) -> None:
     from imagefactory.extras.portability.action import read_portable, write_models
     from imagefactory.extras.portability.report import format_portable
     from imagefactory.extras.portability.view import format_statements
 
-    result = read_portable(call.factory, name, place, datetime.now(UTC), call.progress)
+    result = read_portable(call.factory, name, repository, datetime.now(UTC), call.progress)
     written = write_models(result, output) if output else ()
     if as_json:
         rows = [
@@ -243,11 +243,11 @@ def _show(call: CommandContext, name: str, place: str, *, output: Path | None, a
     for path in written:
         print_result(f"wrote {path}")
     again = result.newest and not written
-    return print_next_command("model", "export", name, *_registry(place)) if again else None
+    return print_next_command("model", "export", name, *_registry(repository)) if again else None
 
 
-def _registry(place: str) -> tuple[str, ...]:
-    return ("--registry", place) if place else ()
+def _registry(repository: str) -> tuple[str, ...]:
+    return ("--registry", repository) if repository else ()
 
 
 def _batches(text: str) -> tuple[int, ...]:

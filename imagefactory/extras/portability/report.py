@@ -148,15 +148,15 @@ def format_portable(report: PortableReport) -> dict[str, Any]:
     return format_document(report, FORMAT)
 
 
-def parse_portable(value: object, where: str) -> PortableReport:
+def parse_portable(value: object, location: str) -> PortableReport:
     """Parse the JSON of `format_portable`. Raises StatementError for other JSON."""
-    report = parse_document(value, PortableReport, FORMAT, where)
+    report = parse_document(value, PortableReport, FORMAT, location)
     assert isinstance(report, PortableReport)
     names = [model.name for model in report.models]
     if len(set(names)) != len(names):
-        raise invalid_value_error(f"{where}: models", "it has a duplicate model")
+        raise invalid_value_error(f"{location}: models", "it has a duplicate model")
     if len({(row.model, row.by) for row in report.rows}) != len(report.rows):
-        raise invalid_value_error(f"{where}: rows", "it has a duplicate row of a model and runtime")
+        raise invalid_value_error(f"{location}: rows", "it has a duplicate row of a model and runtime")
     return report
 
 
@@ -226,22 +226,22 @@ def format_statement_of(statement: PortableStatement) -> bytes:
     )
 
 
-def parse_statement(payload: bytes, where: str) -> PortableStatement:
+def parse_statement(payload: bytes, location: str) -> PortableStatement:
     """Parse the bytes of `format_statement_of`. Raises StatementError for any other bytes."""
-    row = dict(parse_predicate(payload, where, PORTABLE))
-    period = _PERIOD.parse({name: row.pop(name, None) for name in ("issued", "expires")}, where)
-    statement = PortableStatement(report=parse_portable(row, where), **period)
+    row = dict(parse_predicate(payload, location, PORTABLE))
+    period = _PERIOD.parse({name: row.pop(name, None) for name in ("issued", "expires")}, location)
+    statement = PortableStatement(report=parse_portable(row, location), **period)
     if not statement.report.portable:
-        raise invalid_value_error(where, "a model in it did not compute the same results")
+        raise invalid_value_error(location, "a model in it did not compute the same results")
     if not timedelta(0) < statement.expires - statement.issued <= LONGEST_LIFE:
         raise invalid_value_error(
-            f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued"
+            f"{location}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued"
         )
     if statement.report.ended - statement.issued > SKEW:
-        raise invalid_value_error(f"{where}: ended", "it is after the signature")
+        raise invalid_value_error(f"{location}: ended", "it is after the signature")
     if format_statement_of(statement) != payload:
         raise invalid_value_error(
-            where, "its subjects do not match its report, or it is not in canonical form"
+            location, "its subjects do not match its report, or it is not in canonical form"
         )
     return statement
 
@@ -252,24 +252,24 @@ def verify_portable(
     """Verify an envelope attached to `subject`. `digest` is the digest of its artifact."""
     opened = verify_envelope(data, trust)
     statement: PortableStatement | None = None
-    standing, why = opened.standing, opened.why
+    standing, reason = opened.standing, opened.why
     if opened.envelope is not None:
         try:
             statement = parse_statement(opened.envelope.payload, "statement")
         except StatementError as error:
             if opened.key:
-                standing, why = VerdictStatus.MALFORMED, error.message
+                standing, reason = VerdictStatus.MALFORMED, error.message
     if opened.key is not None and statement is not None and standing is VerdictStatus.GOOD:
         own, payload = statement.report.subject, digest_of(opened.envelope.payload) if opened.envelope else ""
         late = period_problem(opened.key, statement.issued, payload) or unrecorded_reason(
             opened.key, payload, now
         )
         if late:
-            standing, why = late
+            standing, reason = late
         elif own.manifest != subject.manifest:
-            standing, why = VerdictStatus.OTHER_SUBJECT, f"it is about {own.manifest}"
+            standing, reason = VerdictStatus.OTHER_SUBJECT, f"it is about {own.manifest}"
         elif statement.issued - now > SKEW:
-            standing, why = VerdictStatus.NOT_YET, f"it is issued at {format_time(statement.issued)}"
+            standing, reason = VerdictStatus.NOT_YET, f"it is issued at {format_time(statement.issued)}"
         elif now >= (end := min(statement.expires, statement.issued + timedelta(days=trust.policy.days))):
-            standing, why = VerdictStatus.EXPIRED, f"it expired at {format_time(end)}"
-    return PortableResult(digest=digest, standing=standing, why=why, statement=statement)
+            standing, reason = VerdictStatus.EXPIRED, f"it expired at {format_time(end)}"
+    return PortableResult(digest=digest, standing=standing, why=reason, statement=statement)

@@ -87,8 +87,8 @@ def parse_runtime(text: str) -> tuple[str, str]:
 
     Raises UsageError for an unknown runtime.
     """
-    name, at, image = text.partition("@")
-    if name not in RUNTIMES or (at and not image):
+    name, separator, image = text.partition("@")
+    if name not in RUNTIMES or (separator and not image):
         raise UsageError(
             "option-invalid",
             f"--to {text}: unknown runtime '{name}'" if name not in RUNTIMES else f"--to {text}: no image",
@@ -112,34 +112,34 @@ def check_has_runtime(name: str, definition: BuildSpec) -> None:
 
 
 def export_models(
-    runtime: RuntimeImage, models: Path, folder: Path, request: Mapping[str, Any], where: str
+    runtime: RuntimeImage, models: Path, directory: Path, request: Mapping[str, Any], location: str
 ) -> ExportedModels:
     """Run the first program on `models`, whose directory it can read.
 
-    Its files are written to the new `folder`.
+    Its files are written to the new `directory`.
 
     Raises CheckFailedError if the models are unreadable, or the process ended early.
     """
     mount = Mount(source=models.parent, target=MODELS_MOUNT)
     document = {**request, "models": f"{MODELS_MOUNT}/{models.name}"}
-    read = _run(runtime, "export", (mount,), folder, document, exporting.REPORT)
-    report = _parse(read, _EXPORTED, request["nonce"], where)
+    read = _run(runtime, "export", (mount,), directory, document, exporting.REPORT)
+    report = _parse(read, _EXPORTED, request["nonce"], location)
     if report["fault"]:
         raise CheckFailedError(
             "models-unreadable", clean(report["fault"]), hint="correct the models file and run it again"
         )
-    _check_complete(report, read, where)
+    _check_complete(report, read, location)
     if not {row.model for row in report["rows"]} <= {model.name for model in report["models"]}:
         raise CheckFailedError(
-            "model-report-invalid", f"{where}: the report has rows of unknown models", hint="run it again"
+            "model-report-invalid", f"{location}: the report has rows of unknown models", hint="run it again"
         )
     completed = {row.model for row in report["rows"] if row.error is not None}
     for name in completed:
-        check_file(folder, f"{name}{DATA}", where)
+        check_file(directory, f"{name}{DATA}", location)
     exported = []
     for model in report["models"]:
         if model.name in completed:
-            digest, size = check_file(folder, f"{model.name}{ONNX}", where)
+            digest, size = check_file(directory, f"{model.name}{ONNX}", location)
             model = replace(model, digest=digest, size=size)
         exported.append(model)
     return ExportedModels(
@@ -148,21 +148,21 @@ def export_models(
 
 
 def try_models(
-    runtime: RuntimeImage, exported: Path, folder: Path, request: Mapping[str, Any], where: str
+    runtime: RuntimeImage, exported: Path, directory: Path, request: Mapping[str, Any], location: str
 ) -> tuple[PortableRow, ...]:
-    """Run the second program on the files in `exported`. Its report is written to the new `folder`.
+    """Run the second program on the files in `exported`. Its report is written to the new `directory`.
 
     Raises CheckFailedError if the process ended early.
     """
     mount = Mount(source=exported, target=EXPORTED_MOUNT, bind=True)
-    read = _run(runtime, "try", (mount,), folder, {**request, "folder": EXPORTED_MOUNT}, trying.REPORT)
-    report = _parse(read, _TRIED_SCHEMA, request["nonce"], where)
-    _check_complete(report, read, where)
+    read = _run(runtime, "try", (mount,), directory, {**request, "folder": EXPORTED_MOUNT}, trying.REPORT)
+    report = _parse(read, _TRIED_SCHEMA, request["nonce"], location)
+    _check_complete(report, read, location)
     expected = [(model["name"], by) for by in request["runtimes"] for model in request["models"]]
     if [(row.model, row.by) for row in report["rows"]] != expected:
         raise CheckFailedError(
             "model-report-invalid",
-            f"{where}: the report has other models or runtimes than requested",
+            f"{location}: the report has other models or runtimes than requested",
             hint="run it again",
         )
     rows: tuple[PortableRow, ...] = report["rows"]
@@ -182,15 +182,18 @@ def _run(
     runtime: RuntimeImage,
     program: str,
     mounts: Sequence[Mount],
-    folder: Path,
+    directory: Path,
     request: Mapping[str, Any],
     report: str,
 ) -> _ReadReport:
-    suite, expect = folder.with_name(f"{folder.name}-suite"), folder.with_name(f"{folder.name}-asked")
+    suite, expect = (
+        directory.with_name(f"{directory.name}-suite"),
+        directory.with_name(f"{directory.name}-asked"),
+    )
     write_suite(suite, read_suite())
     write_suite(expect, {REQUEST_FILE: json.dumps(request).encode()})
-    folder.mkdir()
-    folder.chmod(0o777)  # the unknown user of the image writes here; the parent directory is private
+    directory.mkdir()
+    directory.chmod(0o777)  # the unknown user of the image writes here; the parent directory is private
     spec = RunSpec(
         argv=(
             f"{runtime.definition.prefix}/bin/python",
@@ -201,7 +204,7 @@ def _run(
         mounts=(
             Mount(source=suite, target=SUITE_MOUNT, bind=True),
             Mount(source=expect, target=EXPECT_MOUNT, bind=True),
-            Mount(source=folder, target=REPORT_MOUNT, writable=True, scratch=True),
+            Mount(source=directory, target=REPORT_MOUNT, writable=True, scratch=True),
             *mounts,
         ),
         workdir=EXPORTED_MOUNT if program == "try" else MODELS_MOUNT,
@@ -215,28 +218,28 @@ def _run(
         raise LimitError("limit-reached", message, hint=hint)
     ended = f"it was stopped after {SECONDS:.0f} s" if completed.timed_out else exit_summary(completed)
     try:
-        return _ReadReport(data=read_report(folder / report), fault="", ended=ended)
+        return _ReadReport(data=read_report(directory / report), fault="", ended=ended)
     except InvalidReportError as error:
         return _ReadReport(data=b"", fault=str(error), ended=ended)
 
 
-def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> dict[str, Any]:
+def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, location: str) -> dict[str, Any]:
     """Return the fields of a report with the nonce. Raises CheckFailedError for other data."""
     if read.fault:
         raise CheckFailedError(
-            "model-report-missing", f"{where}: {read.fault}: {read.ended}", hint="run it again"
+            "model-report-missing", f"{location}: {read.fault}: {read.ended}", hint="run it again"
         )
     try:
         document = parse_json(read.data)
         _printable_rows(document)
-        report = fields.parse(document, where)
+        report = fields.parse(document, location)
     except (ValueError, StatementError) as error:
         problem = error.message if isinstance(error, StatementError) else "not JSON"
-        message = f"{where}: the report is not valid: {problem}"
+        message = f"{location}: the report is not valid: {problem}"
         raise CheckFailedError("model-report-invalid", message, hint="run it again") from error
     if report["format"] != FORMAT or report["nonce"] != nonce:
         raise CheckFailedError(
-            "model-report-invalid", f"{where}: the report is from another run", hint="run it again"
+            "model-report-invalid", f"{location}: the report is from another run", hint="run it again"
         )
     return report
 
@@ -251,23 +254,23 @@ def _printable_rows(document: object) -> None:
         document["fault"] = clean(document["fault"])
 
 
-def _check_complete(report: Mapping[str, Any], read: _ReadReport, where: str) -> None:
+def _check_complete(report: Mapping[str, Any], read: _ReadReport, location: str) -> None:
     if report["running"]:
         raise CheckFailedError(
             "model-run-failed",
-            f"{where}: {clean(report['running'])} did not finish: {read.ended}",
+            f"{location}: {clean(report['running'])} did not finish: {read.ended}",
             hint="run only this model and runtime, to see its output",
         )
 
 
-def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
+def check_file(directory: Path, name: str, location: str) -> tuple[str, int]:
     """Return the digest and size of a file that an image wrote, and reset its mode.
 
     Raises CheckFailedError unless it is a regular file of at most LARGEST_MODEL bytes.
     """
     digest, size = hashlib.sha256(), 0
     try:
-        with open_file(folder, name, LARGEST_MODEL) as fd:
+        with open_file(directory, name, LARGEST_MODEL) as fd:
             os.fchmod(fd, 0o644)  # else root would leave a setuid file of the image on this machine
             for data in read_chunks(fd, name, LARGEST_MODEL):
                 digest.update(data)
@@ -275,13 +278,13 @@ def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
     except OSError as error:
         raise CheckFailedError(
             "model-file-invalid",
-            f"{where}: cannot use {printable_value(name)}: {os_reason(error)}",
+            f"{location}: cannot use {printable_value(name)}: {os_reason(error)}",
             hint="run it again",
         ) from error
     return f"sha256:{digest.hexdigest()}", size
 
 
-def not_run(models: Sequence[PortableModel], name: str, why: str) -> tuple[PortableRow, ...]:
+def not_run(models: Sequence[PortableModel], name: str, reason: str) -> tuple[PortableRow, ...]:
     """Return rows of models that a runtime did not run, because they were not exported."""
     return tuple(
         PortableRow(
@@ -290,7 +293,7 @@ def not_run(models: Sequence[PortableModel], name: str, why: str) -> tuple[Porta
             version="",
             state=CheckState.NOT_RUN,
             outcome="",
-            detail=why,
+            detail=reason,
             error=None,
             kernels=0,
             seconds=0.0,

@@ -60,8 +60,12 @@ def result_text(report: PortableReport, row: PortableRow) -> str:
     """Return `same`, `DIFFERS`, `FAILED` (no result), `not run` or `reference`."""
     if row.state is CheckState.FAILED and not row.outcome.startswith("wrong"):
         return "FAILED"
-    own = {(model.name, f"{model.framework}-cpu") for model in report.models}
-    return REFERENCE if row.state is CheckState.PASSED and (row.model, row.by) in own else LABELS[row.state]
+    tested_names = {(model.name, f"{model.framework}-cpu") for model in report.models}
+    return (
+        REFERENCE
+        if row.state is CheckState.PASSED and (row.model, row.by) in tested_names
+        else LABELS[row.state]
+    )
 
 
 def batches_of(report: PortableReport) -> tuple[int, ...]:
@@ -132,7 +136,7 @@ def format_page(report: PortableReport) -> str:
         policy=policy(),
         report=report,
         word=status_of_check(report),
-        where=exported_where(report),
+        location=exported_where(report),
         rows=[(row, result_text(report, row)) for row in report.rows_by_model],
         tolerances={model.name: model.tolerance for model in report.models},
         batches=batches_of(report),

@@ -55,8 +55,8 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
         )
     layout = access.layout
     if "/" in name:
-        location, place = find_place(access, name)
-        return image_bill(access, recipes, (name, place, location.tag_or_digest), progress)
+        location, repository = find_place(access, name)
+        return image_bill(access, recipes, (name, repository, location.tag_or_digest), progress)
     tags = layout.tags()
     if name in tags or DIGEST.fullmatch(name):
         digest = tags[name].digest if name in tags else name
@@ -82,15 +82,15 @@ def target_bill(project: Project, target: Target, progress: Progress) -> BillOfM
         tagged = project.layout.tags().get(reference(target))
         if tagged is None or not components_without_license(bill):
             return bill
-        place = _store(project)
-        image = image_at(place, tagged.digest)
+        repository = _store(project)
+        image = image_at(repository, tagged.digest)
         if dict(image.config.labels).get(LOCK) != lock_digest(lock):
             return bill
         layers = LayerStack()
         for (
             layer
         ) in image.layers:  # the lowest, of the base, first: the cache has most licenses of the others
-            _add(layers, place, layer)
+            _add(layers, repository, layer)
             bill = with_image_licenses(bill, layers.components())
             if not components_without_license(bill):
                 break
@@ -101,13 +101,13 @@ def image_bill(
     access: Access, recipes: Recipes, location: tuple[str, StoreRepository, str], progress: Progress
 ) -> BillOfMaterials:
     """Return the bill of the layers. Hashes of wheels and Debian packages come from the lock."""
-    name, place, digest = location
+    name, repository, digest = location
     with access.layout.in_use(progress):
-        image = image_at(place, digest)
+        image = image_at(repository, digest)
         layers = LayerStack()
         with progress.task("read layers", total=sum(layer.descriptor.size for layer in image.layers)) as task:
             for layer in image.layers:
-                _add(layers, place, layer)
+                _add(layers, repository, layer)
                 task.advance(layer.descriptor.size)
     seen = layers.components()
     for fault in layers.faults:
@@ -179,8 +179,8 @@ def _store(access: Access) -> StoreRepository:
     return StoreRepository(store=LayoutStore(access.layout), repository="")
 
 
-def _add(layers: LayerStack, place: StoreRepository, layer: OciLayer) -> None:
-    chunks: Iterator[bytes] = place.store.read(place.repository, layer.descriptor)
+def _add(layers: LayerStack, repository: StoreRepository, layer: OciLayer) -> None:
+    chunks: Iterator[bytes] = repository.store.read(repository.repository, layer.descriptor)
     try:
         layers.add(bounded(plain_layer(layer.descriptor.media_type, chunks)))
     except CorruptDataError as error:

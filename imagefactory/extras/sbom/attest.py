@@ -126,20 +126,20 @@ def attest(project: Project, pushed: PushResult, key: SigningKey | None, progres
     read from its layers in the registry.
     """
     image, target = pushed.reference, pushed.target
-    place = StoreRepository(store=open_registry(project, image.registry), repository=image.repository)
+    repository = StoreRepository(store=open_registry(project, image.registry), repository=image.repository)
     inputs = inputs_digest(project, target, image.digest)
     with progress.stage(f"{target.name}: attach its bill of materials"):
         if inputs:
             bill = target_bill(project, target, progress)
         else:
-            bill = image_bill(project, lambda: project, (target.name, place, image.digest), progress)
+            bill = image_bill(project, lambda: project, (target.name, repository, image.digest), progress)
         contents = {CYCLONEDX_TYPE: format_cyclonedx(bill).encode(), SPDX_TYPE: format_spdx(bill).encode()}
         if key and inputs:
             contents[PROVENANCE_TYPE] = sign_provenance(_provenance(project, pushed, bill, inputs), key)
-        root, artifacts = read_manifest(place, image.digest).descriptor, []
+        root, artifacts = read_manifest(repository, image.digest).descriptor, []
         for kind, content in contents.items():
             artifact = make_artifact(kind, root, {}, content)
-            put_artifact(place, artifact)
+            put_artifact(repository, artifact)
             artifacts.append((kind, artifact.manifest.descriptor.digest))
     signature = f"signed by '{key.name}'" if key else "none: no key (imagefactory key create NAME)"
     if not inputs:

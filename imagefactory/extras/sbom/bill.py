@@ -108,9 +108,11 @@ def merge_carried(
     If a library is installed, only note the packages.
     """
     for component in carried:
-        own = components.setdefault(component.key, component)
-        if own is not component:
-            components[component.key] = replace(own, within=tuple(sorted({*own.within, *component.within})))
+        merged_component = components.setdefault(component.key, component)
+        if merged_component is not component:
+            components[component.key] = replace(
+                merged_component, within=tuple(sorted({*merged_component.within, *component.within}))
+            )
 
 
 def sorted_components(components: dict[tuple[str, str, str], BillComponent]) -> tuple[BillComponent, ...]:

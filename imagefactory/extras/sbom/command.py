@@ -57,7 +57,7 @@ def format_vulnerabilities(check: VulnerabilityCheck, width: int | None) -> str:
     header = ("PACKAGE", "VERSION", "VULNERABILITY", "FIXED IN", "ALIASES")
     blocks = [format_table(header, rows, width, drop=("ALIASES",))] if rows else []
     lines = [f"checked: {count} packages of {ecosystem}" for ecosystem, count in check.checked]
-    lines += [f"not checked: {count} {why}" for why, count in check.unchecked]
+    lines += [f"not checked: {count} {reason}" for reason, count in check.unchecked]
     lines.append(f"vulnerabilities: {len(check.found) or 'none'} found")
     return "\n\n".join([*blocks, "\n".join(lines)])
 

@@ -140,8 +140,10 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent
 def _document_licenses(row: dict[str, Any]) -> tuple[ComponentLicense, ...]:
     texts = []
     for entry in row.get("licenses") or ():
-        own: dict[str, Any] = entry.get("license") or {}
-        texts.append(str(entry.get("expression") or own.get("id") or own.get("name") or ""))
+        license_fields: dict[str, Any] = entry.get("license") or {}
+        texts.append(
+            str(entry.get("expression") or license_fields.get("id") or license_fields.get("name") or "")
+        )
     return unique([read_license(text) for text in texts])
 
 
@@ -152,8 +154,8 @@ def _record_licenses(record: dict[str, Any]) -> LicenseAndSource:
 
 def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str], ...]:
     """Return the package URL qualifiers of a conda package. `channel` is the path on the channel's host."""
-    folder, _, filename = url.partition("://")[2].partition("/")[2].rpartition("/")
-    channel = folder.removesuffix(subdir).strip("/")
+    directory, _, filename = url.partition("://")[2].partition("/")[2].rpartition("/")
+    channel = directory.removesuffix(subdir).strip("/")
     kind = "tar.bz2" if filename.endswith(".tar.bz2") else "conda" if filename.endswith(".conda") else ""
     pairs = (("build", build), ("channel", channel), ("subdir", subdir), ("type", kind))
     return tuple((key, value) for key, value in pairs if value)
@@ -202,11 +204,11 @@ class LayerStack:
 
         for entry in entries(stream):
             path = readable_path(entry.path)
-            folder, _, name = path.rpartition("/")
+            directory, _, name = path.rpartition("/")
             if entry.kind == HIDDEN and name == OPAQUE:
-                self._remove(folder, itself=False)
+                self._remove(directory, itself=False)
             elif entry.kind == HIDDEN:
-                self._remove(posixpath.join(folder, name[len(WHITEOUT) :]), itself=True)
+                self._remove(posixpath.join(directory, name[len(WHITEOUT) :]), itself=True)
             elif entry.kind == REMOVED:
                 for member in [
                     member for member in (*files, *links) if member == path or member.startswith(f"{path}/")
@@ -217,7 +219,7 @@ class LayerStack:
                 same = readable_path("/".join(entry.target))
                 if entry.kind == SYMLINK:
                     target = readable_path(entry.linkname)
-                    links[path] = posixpath.normpath(posixpath.join("/", folder, target))[1:]
+                    links[path] = posixpath.normpath(posixpath.join("/", directory, target))[1:]
                 elif entry.kind == FILE:
                     if entry.size > LARGEST:
                         raise CorruptDataError(f"{path[:200]} has {entry.size} bytes, the limit is {LARGEST}")
@@ -272,12 +274,12 @@ class LayerStack:
                     "package-record-invalid", f"{_STATUS} has a package without name or version", hint=_HINT
                 )
             source, _, of = stanza.get("Source", name).partition(" ")
-            licenses, why = self._copyright(name)
+            licenses, reason = self._copyright(name)
             yield replace(
                 debian_component(name, version, stanza.get("Architecture", ""), distribution),
                 source=(plain(source), plain(of.strip("()")) or version),
                 licenses=licenses,
-                why=why,
+                why=reason,
             )
 
     def _copyright(self, package: str) -> LicenseAndSource:
@@ -286,11 +288,11 @@ class LayerStack:
             fact = self._facts.get(path)
             if fact is not None and not isinstance(fact, str | _DistributionRecord | _EmbeddedSbom):
                 return fact
-            folder = path.rpartition("/")[0]
+            directory = path.rpartition("/")[0]
             if path in self._links:
                 path = self._links[path]
-            elif folder in self._links:
-                path = f"{self._links[folder]}/copyright"
+            elif directory in self._links:
+                path = f"{self._links[directory]}/copyright"
             else:
                 break
         return (), "the image has no copyright file for it"
@@ -321,13 +323,13 @@ def _read(path: str, data: bytes) -> _Fact:
 def _distribution_component(path: str, data: bytes) -> BillComponent:
     raw, _ = parse_email(data)
     name, _, version = path.split("/")[-2].removesuffix(".dist-info").partition("-")
-    licenses, why = metadata_licenses(data)
+    licenses, reason = metadata_licenses(data)
     return BillComponent(
         kind=PackageType.PYPI,
         name=canonicalize_name(plain(raw.get("name") or name)) or "unnamed",
         version=plain(raw.get("version") or version),
         licenses=licenses,
-        why=why,
+        why=reason,
     )
 
 
@@ -342,14 +344,14 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
         raise StoreError(
             "package-record-invalid", f"{path} is not a conda package record: {error}", hint=_HINT
         ) from error
-    licenses, why = _record_licenses(record)
+    licenses, reason = _record_licenses(record)
     component = BillComponent(
         kind=PackageType.CONDA,
         name=name,
         version=version,
         sha256=sha256 if _SHA256.fullmatch(sha256 := str(record.get("sha256"))) else "",
         licenses=licenses,
-        why=why,
+        why=reason,
         qualifiers=conda_qualifiers(
             plain(str(record.get("url", ""))), plain(str(record.get("subdir", ""))), build
         ),
@@ -417,7 +419,7 @@ def base_digest(base: BaseSpec, lock: BaseLock | None) -> str:
 
 
 def package_component(package: LockedPackage, known: LicenseAndSource) -> BillComponent:
-    licenses, why = known
+    licenses, reason = known
     wheel = isinstance(package, LockedWheel)
     pairs = (
         (("file_name", package.filename),)
@@ -430,7 +432,7 @@ def package_component(package: LockedPackage, known: LicenseAndSource) -> BillCo
         version=package.version,
         sha256=package.sha256,
         licenses=licenses,
-        why=why,
+        why=reason,
         qualifiers=pairs,
     )
 
@@ -450,8 +452,8 @@ def debian_components(lock: BaseLock) -> list[BillComponent]:
 
 
 def _pulled(image: str) -> BillComponent:
-    place, _, digest = image.partition("@")
-    host, _, path = place.partition("/")
+    repo, _, digest = image.partition("@")
+    host, _, path = repo.partition("/")
     repository = f"{host}/{path.partition(':')[0]}"
     return BillComponent(
         kind=PackageType.OCI,

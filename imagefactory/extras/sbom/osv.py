@@ -124,9 +124,9 @@ def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, 
                     seen.add(ecosystem)
                 package_key = (ecosystem, _name(ecosystem, str(package.get("name", ""))))
                 affected_components = {} if record.get("withdrawn") else components.get(package_key, {})
-                for own in affected_components.values():
-                    if effect := _affects(affected, own):
-                        vulnerabilities.add(_vulnerability(ecosystem, own, record, effect))
+                for affected_component in affected_components.values():
+                    if effect := _affects(affected, affected_component):
+                        vulnerabilities.add(_vulnerability(ecosystem, affected_component, record, effect))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UsageError(
                 "osv-invalid",
@@ -189,22 +189,22 @@ def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str
     affected.
     """
     key: Callable[[str], Any] = debian_key if component.kind is PackageType.DEB else _python_key
-    own = key(_version(component))
+    version_key = key(_version(component))
     # Versions that cannot be ordered are compared as text.
     listed = _version(component) in (affected.get("versions") or ())
     hit, decided, fixes = listed, True, []
     for text in affected.get("versions") or ():
         try:
-            hit = hit or key(text) == own
+            hit = hit or key(text) == version_key
         except ValueError:
             continue
     for bounds in affected.get("ranges") or ():
         if bounds["type"] != "ECOSYSTEM":
             continue
         try:
-            hit = _inside(bounds["events"], own, key) or hit
+            hit = _inside(bounds["events"], version_key, key) or hit
             fixed = [event["fixed"] for event in bounds["events"] if "fixed" in event]
-            fixes += [text for text in fixed if key(text) > own]
+            fixes += [text for text in fixed if key(text) > version_key]
         except ValueError:
             decided = False
     if not hit and decided:
@@ -212,18 +212,20 @@ def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str
     return (min(fixes, key=key) if fixes else ""), hit or decided
 
 
-def _inside(events: Iterable[Mapping[str, str]], own: Any, key: Callable[[str], Any]) -> bool:
+def _inside(events: Iterable[Mapping[str, str]], version_key: Any, key: Callable[[str], Any]) -> bool:
     """Evaluate a range by the OSV specification: events sorted by version, each turns it on or off."""
     rows = [(word, text) for event in events for word, text in event.items()]
     limits = [text for word, text in rows if word == "limit"]
-    if limits and all(text != "*" and own >= key(text) for text in limits):
+    if limits and all(text != "*" and version_key >= key(text) for text in limits):
         return False
     turns = [(word, text) for word, text in rows if word in ("introduced", "fixed", "last_affected")]
     hit = False
     for word, text in sorted(turns, key=lambda row: (row[1] != "0", key(row[1]))):
-        if word == "introduced" and (text == "0" or own >= key(text)):
+        if word == "introduced" and (text == "0" or version_key >= key(text)):
             hit = True
-        elif (word == "fixed" and own >= key(text)) or (word == "last_affected" and own > key(text)):
+        elif (word == "fixed" and version_key >= key(text)) or (
+            word == "last_affected" and version_key > key(text)
+        ):
             hit = False
     return hit
 

@@ -107,15 +107,15 @@ def read_acts(store: Path, keys: Mapping[str, str]) -> tuple[PublicLogEntry, ...
 
 
 def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicLogEntry:
-    keyid, where = row.get("key", ""), row.get("where", "")
-    place = _REGISTRY_PLACE.fullmatch(where)
-    if place is None or (row.get("action") == PUBLISH and not place["tag"]):
-        where = ""  # a path of this machine
+    keyid, location = row.get("key", ""), row.get("where", "")
+    repository = _REGISTRY_PLACE.fullmatch(location)
+    if repository is None or (row.get("action") == PUBLISH and not repository["tag"]):
+        location = ""  # a path of this machine
     return PublicLogEntry(
         time=row.get("time", ""),
         action=row.get("action", ""),
         what=row.get("what", ""),
-        where=where,
+        where=location,
         key=keys.get(keyid) or keyid[:16],
         why=row.get("why", ""),
     )
@@ -178,10 +178,10 @@ def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: date
             job = resolve_job(offer, replace(request, predicted=predicted), trust, now)
             return ReportSubmit(text=next(iter(write_job(job).values())), predicted=predicted)
         except CheckFailedError as error:
-            why = error.message
+            reason = error.message
         except (NothingSelectedError, UsageError) as error:
             return ReportSubmit(why=f"{error.message}: {error.hint}" if error.hint else error.message)
-    return ReportSubmit(why=why)
+    return ReportSubmit(why=reason)
 
 
 def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
@@ -202,32 +202,32 @@ def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(commands))
 
 
-def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False) -> int:
+def write_report(directory: Path, files: Mapping[str, str], *, force: bool = False) -> int:
     """Write the pages, remove outdated pages of an earlier report, and return the number of pages.
 
     Raises UsageError for a directory with other files in it, unless `force` is set.
     """
-    mark = folder / MARK_FILE
+    mark = directory / MARK_FILE
     there = set(mark.read_text("utf-8").splitlines()) if mark.is_file() else set()
-    others = folder.is_dir() and any(
-        not path.name.startswith((MARK_FILE, f".{MARK_FILE}")) for path in folder.iterdir()
+    others = directory.is_dir() and any(
+        not path.name.startswith((MARK_FILE, f".{MARK_FILE}")) for path in directory.iterdir()
     )
     if others and not mark.is_file() and not force:
         raise UsageError(
             "output-foreign-files",
-            f"{folder} contains files of other programs",
+            f"{directory} contains files of other programs",
             hint="choose another directory with --output, or overwrite them with --force",
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     # First, so that an interrupted run leaves a directory that the next run recognizes as a report.
     replace_text(mark, "".join(f"{name}\n" for name in sorted(there | set(files))))
     for name in {str(Path(name).parent) for name in files}:
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        (directory / name).mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        replace_text(folder / name, text)
+        replace_text(directory / name, text)
     for name in there - set(files):
-        path = folder / name
-        if folder.resolve() in path.resolve().parents:
+        path = directory / name
+        if directory.resolve() in path.resolve().parents:
             path.unlink(missing_ok=True)
     replace_text(mark, "".join(f"{name}\n" for name in sorted(files)))
     return len(files)

@@ -230,7 +230,7 @@ def _write_site(
     call: CommandContext,
     names: tuple[str, ...],
     request: TableRequest,
-    folder: Path,
+    directory: Path,
     *,
     force: bool,
     as_json: bool,
@@ -241,12 +241,15 @@ def _write_site(
     reported = _read(call, names, request)
     gc.freeze()  # nothing of it is garbage, and searching it for garbage takes a quarter of the time
     try:
-        pages = write_report(folder, dict(make_site(reported)), force=force)
+        pages = write_report(directory, dict(make_site(reported)), force=force)
     except OSError as error:
         hint = "pass a directory that you can write to: --output DIR"
-        raise UsageError(*os_problem("write", folder, error), hint=hint) from error
+        raise UsageError(*os_problem("write", directory, error), hint=hint) from error
     _print_file(
-        folder / "index.html", len(reported.images), f"{_summary(reported)}\n{pages} files", as_json=as_json
+        directory / "index.html",
+        len(reported.images),
+        f"{_summary(reported)}\n{pages} files",
+        as_json=as_json,
     )
 
 

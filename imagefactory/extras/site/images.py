@@ -130,11 +130,13 @@ def describe(project: Project, surveyed: TargetSurvey, former: LockRevision | No
     if selection is None:
         claims = predicted_claims(project, target, stage.lock, None)
         return replace(plain, predicted=_weightiest(claims), block=stage.block or stage.missing)
-    place, verdicts = selection
-    manifest = read_manifest(place, verdicts.subject.manifest)
-    lock = stage.lock if verdicts.subject.index == stage.image else _own_lock(stage.lock, place, manifest)
+    repository, verdicts = selection
+    manifest = read_manifest(repository, verdicts.subject.manifest)
+    lock = (
+        stage.lock if verdicts.subject.index == stage.image else _own_lock(stage.lock, repository, manifest)
+    )
     before = _before(surveyed, verdicts)
-    offer = _offer(project, surveyed, (place, verdicts, manifest), lock)
+    offer = _offer(project, surveyed, (repository, verdicts, manifest), lock)
     plain = replace(
         plain,
         offer=offer,
@@ -176,8 +178,8 @@ def _displayed_packages(surveyed: TargetSurvey) -> tuple[StoreRepository, Verdic
 def _before(surveyed: TargetSurvey, verdicts: VerdictSet) -> Manifest | None:
     """Return the manifest of the newest older image with other content."""
     images = list(surveyed.images)
-    at = next((i for i, (_, previous) in enumerate(images) if previous is verdicts), len(images))
-    older = (row for row in images[at + 1 :] if row[1].subject.manifest != verdicts.subject.manifest)
+    index = next((i for i, (_, previous) in enumerate(images) if previous is verdicts), len(images))
+    older = (row for row in images[index + 1 :] if row[1].subject.manifest != verdicts.subject.manifest)
     previous = next(older, None)
     return read_manifest(previous[0], previous[1].subject.manifest) if previous else None
 
@@ -188,7 +190,7 @@ def _offer(
     selection: tuple[StoreRepository, VerdictSet, Manifest],
     lock: Lock | None,
 ) -> ImageOffer:
-    place, verdicts, manifest = selection
+    repository, verdicts, manifest = selection
     target = surveyed.stage.target
     root = CatalogRoot(
         lock=lock,
@@ -201,7 +203,7 @@ def _offer(
     return ImageOffer(
         image=replace(
             image,
-            reference=reference_of(_host(place), place, root.subject),
+            reference=reference_of(_host(repository), repository, root.subject),
             sifs=tuple(row.sif for row in sifs),
         ),
         judged=verdicts.judged,
@@ -209,37 +211,37 @@ def _offer(
     )
 
 
-def _host(place: StoreRepository) -> str:
+def _host(repository: StoreRepository) -> str:
     """Return the host of a registry, empty for the store on this machine."""
-    return "" if isinstance(place.store, LayoutStore) else place.store.name
+    return "" if isinstance(repository.store, LayoutStore) else repository.store.name
 
 
 def _sifs(surveyed: TargetSurvey, verdicts: VerdictSet) -> Iterator[SifOffer]:
     """Return the .sif files that were built from the image, or the image itself if it is a .sif."""
     seen = set()
-    for place, row in surveyed.sifs:
-        manifest = json.loads(read_manifest(place, row.subject.manifest).data)
+    for repository, row in surveyed.sifs:
+        manifest = json.loads(read_manifest(repository, row.subject.manifest).data)
         made_from = (manifest.get("subject") or {}).get("digest")
-        own = row.subject.manifest == verdicts.subject.manifest
-        if row.subject.manifest in seen or not (own or made_from == verdicts.subject.manifest):
+        same_manifest = row.subject.manifest == verdicts.subject.manifest
+        if row.subject.manifest in seen or not (same_manifest or made_from == verdicts.subject.manifest):
             continue
         seen.add(row.subject.manifest)
         sif = CatalogSif(
             sha256=row.subject.config,
             size=manifest["layers"][0]["size"],
-            reference=reference_of(_host(place), place, row.subject),
+            reference=reference_of(_host(repository), repository, row.subject),
             subject=row.subject,
         )
         yield SifOffer(sif=sif, judged=row.judged)
 
 
-def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> Lock | None:
+def _own_lock(lock: Lock | None, repository: StoreRepository, manifest: Manifest) -> Lock | None:
     """Return the current lock if the config of the image names it, else None."""
     blobs = parse_parts(manifest)[1]
     if lock is None or not blobs or blobs[0].media_type not in CONFIG_TYPES or blobs[0].size > MANIFEST_LIMIT:
         return None
     try:
-        config = json.loads(b"".join(place.store.read(place.repository, blobs[0])))
+        config = json.loads(b"".join(repository.store.read(repository.repository, blobs[0])))
         label = config["config"]["Labels"][LOCK_LABEL]
     except MALFORMED:  # the config has no readable lock label
         return None

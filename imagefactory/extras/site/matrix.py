@@ -56,11 +56,11 @@ class FrameworkRates:
 
 def runs_of(image: ReportImage) -> tuple[GpuRunSummary, ...]:
     """Return the newest valid verdict of the image, or of its .sif files, on each type of GPU."""
-    own = _own(image)
+    own_runs = _own(image)
     newest: dict[tuple[str, str], GpuRunSummary] = {}
     for subject, judged in image.history:  # the newest first
         verdict = judged.verdict
-        if judged.standing is not VerdictStatus.GOOD or verdict is None or subject.manifest not in own:
+        if judged.standing is not VerdictStatus.GOOD or verdict is None or subject.manifest not in own_runs:
             continue
         device = verdict.report.device
         if device is not None:

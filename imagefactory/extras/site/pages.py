@@ -67,9 +67,9 @@ def format_badge(image: ReportImage) -> str:
     """Return a badge: `verified on sm_80, sm_90`, or that the image failed, is untested or is for CPUs."""
     right, colour = _status_text(image)
     target = image.target
-    at = round(len(target) * _CHARACTER + 14)
-    width = at + round(len(right) * _CHARACTER + 14)
-    return fill(TEMPLATES, "badge.svg", left=target, right=right, colour=colour, at=at, width=width)
+    label_width = round(len(target) * _CHARACTER + 14)
+    width = label_width + round(len(right) * _CHARACTER + 14)
+    return fill(TEMPLATES, "badge.svg", left=target, right=right, colour=colour, at=label_width, width=width)
 
 
 def _status_text(image: ReportImage) -> tuple[str, str]:
@@ -79,8 +79,8 @@ def _status_text(image: ReportImage) -> tuple[str, str]:
     failed = [combo for combo in image.combos if combo.state is ComboState.FAILED]
     if failed:
         cause = str(failed[0].cause)
-        where = ", ".join(combo.capability.sm for combo in failed if combo.cause == failed[0].cause)
-        return f"{cause} on {where}", RED
+        location = ", ".join(combo.capability.sm for combo in failed if combo.cause == failed[0].cause)
+        return f"{cause} on {location}", RED
     return "not tested" if image.gpu else "for CPUs", GREY
 
 

@@ -147,10 +147,10 @@ def _solved(project: Project, stage: TargetStatus) -> TargetStatus:
     if not stage.block:
         return stage
     try:
-        why = read_unsolvable_reason(project, stage.target)
+        reason = read_unsolvable_reason(project, stage.target)
     except (LockError, StaleError):  # of the parent target, which has its own row
         return stage
-    return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
+    return replace(stage, evidence=CellEvidence(unsolvable=reason.reason)) if reason else stage
 
 
 def _places(access: Access, family: str, registry: str) -> tuple[StoreRepository, ...]:
@@ -166,13 +166,13 @@ def _survey(access: Access, stage: TargetStatus, request: TableRequest, progress
     target, policy = stage.target, read_verification_policy(access, request.now)
     artifacts: list[tuple[StoreRepository, VerdictSet]] = []
     files: list[tuple[StoreRepository, VerdictSet]] = []
-    for place in _places(access, target.family, request.registry):
+    for repository in _places(access, target.family, request.registry):
         images = list_verdicts(
-            access, PromotionRequest(target=target, place=place, now=request.now), progress
+            access, PromotionRequest(target=target, place=repository, now=request.now), progress
         )
-        artifacts += [(place, image) for image in images]
-        for digest in sifs_of(place, target, images):
-            files.append((place, find_in(access, place, read_subject(place, digest), policy)))
+        artifacts += [(repository, image) for image in images]
+        for digest in sifs_of(repository, target, images):
+            files.append((repository, find_in(access, repository, read_subject(repository, digest), policy)))
     return TargetSurvey(stage=stage, images=tuple(artifacts), sifs=tuple(files))
 
 
@@ -214,37 +214,37 @@ def _with_rulings(
 
 def _read_sweeps(request: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
     """Return the results of all sweeps, and notes on skipped sweeps. Raises UsageError for a passed one."""
-    states = [state for folder in request.sweeps for state in read_sweep_results(folder)]
+    states = [state for directory in request.sweeps for state in read_sweep_results(directory)]
     notes = []
-    for folder in request.stored:
+    for directory in request.stored:
         try:
-            states += read_sweep_results(folder)
+            states += read_sweep_results(directory)
         except UsageError as error:
             notes.append(f"skipped a sweep of the store: {error.message}")
     return tuple(states), tuple(notes)
 
 
-def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
-    """Return the results of the last `sweep collect`. Raises UsageError if `folder` is not a sweep."""
-    sweep = read_sweep(folder)
+def read_sweep_results(directory: Path) -> tuple[SweepNodeState, ...]:
+    """Return the results of the last `sweep collect`. Raises UsageError if `directory` is not a sweep."""
+    sweep = read_sweep(directory)
     nodes = {node.name: node for node in sweep.nodes}
     states = [
         SweepNodeState(
             target=node.target,
-            capability=_capability(node.capability, folder),
+            capability=_capability(node.capability, directory),
             outcome=node.result.outcome,
             reason=node.why or node.result.reason,
             sweep=sweep.id,
             made=sweep.made,
             images=frozenset({nodes[node.result.node].image.subject.manifest}),
         )
-        for node in read_collected(folder)
+        for node in read_collected(directory)
         if node.result.outcome is not None and node.result.node in nodes
     ]
     states += [
         SweepNodeState(
             target=left_out.target,
-            capability=_capability(left_out.capability, folder),
+            capability=_capability(left_out.capability, directory),
             outcome=Outcome.NO_MATCH,
             reason=left_out.reason,
             sweep=sweep.id,
@@ -257,13 +257,13 @@ def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
     return tuple(states)
 
 
-def _capability(text: str, folder: Path) -> Capability:
+def _capability(text: str, directory: Path) -> Capability:
     try:
         return parse_capability(text)
     except ValueError as error:
         raise UsageError(
             "sweep-file-invalid",
-            f"{folder}: {error}",
+            f"{directory}: {error}",
             hint="omit this sweep, or pass the directory of another one",
         ) from error
 

@@ -251,7 +251,7 @@ def _build(job: _WheelBuild, progress: Progress, *, isolated: bool) -> CompileRe
     record = _record(request, source, job.within.image, isolated=isolated)
     fixed = (*job.project.requires, *(LEGACY if "pkg_resources" in job.project.imports else ()))
     requires = next(
-        (w for folder in request.folders if (w := _recorded_requires(folder, record)) is not None), None
+        (w for directory in request.folders if (w := _recorded_requires(directory, record)) is not None), None
     )
     steps = _BuildSteps(job, lock=lock, isolated=isolated)
     tools = _tools(job.factory, request, lock, (*fixed, *(requires or ())), progress, isolated=isolated)
@@ -262,16 +262,16 @@ def _build(job: _WheelBuild, progress: Progress, *, isolated: bool) -> CompileRe
             tools = _tools(job.factory, request, lock, (*fixed, *requires), progress, isolated=isolated)
     record |= {"requires": list(requires), "tools": [f"{w.filename} sha256:{w.sha256}" for w in tools]}
     if there := next(
-        (path for folder in request.folders if (path := _find_built_wheel(folder, record))), None
+        (path for directory in request.folders if (path := _find_built_wheel(directory, record))), None
     ):
         return CompileResult(wheel=there, compiled=False)
     steps.lay(tools)
     steps.run("wheel", f"{request.title}: compile in {request.target.name}", progress)
     built = _take_wheel(request, source, lock, job.scratch, job.most)
-    folder = request.folders[_is_wheel_name_used(request, built)]
-    wheel = folder / built.filename
+    directory = request.folders[_is_wheel_name_used(request, built)]
+    wheel = directory / built.filename
     with explain_full_disk(request.folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         with replacing(wheel) as out, open_file(job.scratch / "wheel", built.filename, built.size) as fd:
             out.writelines(read_chunks(fd, built.filename, built.size))
         text = json.dumps({**record, "sha256": built.sha256}, indent=2) + "\n"
@@ -310,10 +310,10 @@ class _BuildSteps:
     def lay(self, tools: Mapping[LockedWheel, Path]) -> None:
         if tools == self.laid:
             return
-        folder = self.job.scratch / "tools"
-        if folder.exists():
-            remove_tree(folder)
-        _unpack_tools(tools, folder, self.job.most)
+        directory = self.job.scratch / "tools"
+        if directory.exists():
+            remove_tree(directory)
+        _unpack_tools(tools, directory, self.job.most)
         self.laid = tools
 
     def ask(self, progress: Progress) -> tuple[str, ...]:
@@ -490,9 +490,9 @@ def _check_compilers(request: CompileRequest, result: CommandResult, untagged: s
     )
 
 
-def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _WheelSource:
+def _take_source(access: Access, text: str, lock: Lock, directory: Path, most: int) -> _WheelSource:
     if match := _GIT.fullmatch(text):
-        clone = folder.with_name("clone")
+        clone = directory.with_name("clone")
         room = min(most, shutil.disk_usage(clone.parent).free // 2)
         _clone(match["url"], match["commit"], clone, room)
         inside = clone / (match["folder"] or ".")
@@ -502,11 +502,11 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
                 f"{text} has no directory {match['folder']}",
                 hint="correct the part #subdirectory=... of the address",
             )
-        copy_source(inside, folder, most)
-        if read_project(folder).version_variable:  # the version counts all commits, so fetch them
+        copy_source(inside, directory, most)
+        if read_project(directory).version_variable:  # the version counts all commits, so fetch them
             fetch = ("fetch", "--quiet", "--tags", "--depth", MAX_JOBS, match["url"], match["commit"])
             _run_git(clone, (fetch,), f"the history of {text}", room)
-        source = _with_git_version(_WheelSource(path=folder, identity=text), inside)
+        source = _with_git_version(_WheelSource(path=directory, identity=text), inside)
         remove_tree(clone)
         return source
     if text.startswith(("git+", "http")):
@@ -519,8 +519,8 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
     if text.startswith((".", "/")) or path.exists():
         if path.is_dir():
             root = path.resolve() == access.settings.root_path.resolve()
-            content = copy_source(path.resolve(), folder, most, skipped=OF_PROJECTS if root else ())
-            source = _WheelSource(path=folder, identity=f"{path.resolve().name}/ sha256:{content}")
+            content = copy_source(path.resolve(), directory, most, skipped=OF_PROJECTS if root else ())
+            source = _WheelSource(path=directory, identity=f"{path.resolve().name}/ sha256:{content}")
             return _with_git_version(source, path.resolve())
         if not path.is_file():
             raise UsageError(
@@ -528,7 +528,7 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
                 f"{path} does not exist",
                 hint="pass an existing directory or archive, or a package: NAME==VERSION",
             )
-        copy, content = _copied(path.resolve(), folder, most)
+        copy, content = _copied(path.resolve(), directory, most)
         return _WheelSource(path=copy, identity=f"{path.name} sha256:{content}")
     try:
         requirement = Requirement(text)
@@ -542,7 +542,7 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
     name = canonicalize_name(requirement.name)
     file, version = choose_sdist(requirement, uv_locker(index).project(name, lock))
     fetched = fetch_sdist(index, file, access.settings.cache_path / "sdists")
-    copy, content = _copied(fetched, folder, most)
+    copy, content = _copied(fetched, directory, most)
     if content != file.sha256:
         raise DownloadError(
             "hash-mismatch",
@@ -554,24 +554,24 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
     )
 
 
-def _with_git_version(source: _WheelSource, folder: Path) -> _WheelSource:
+def _with_git_version(source: _WheelSource, directory: Path) -> _WheelSource:
     """Return the source with the version from git, if its build would query git."""
     if not read_project(source.path).version_variable:
         return source
     try:
-        version = git_version(folder)
+        version = git_version(directory)
     except NoGitVersionError as error:
         return replace(source, untagged=str(error))
     return replace(source, tagged=version, identity=f"{source.identity} version {version}")
 
 
-def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
+def _copied(archive: Path, directory: Path, most: int) -> tuple[Path, str]:
     """Copy an archive into a separate directory, so that the build cannot read other files.
 
     Return path and sha256.
     """
-    folder.mkdir()
-    copy, whole = folder / archive.name, hashlib.sha256()
+    directory.mkdir()
+    copy, whole = directory / archive.name, hashlib.sha256()
     try:
         with open_file(archive.parent, archive.name, most) as fd, copy.open("xb") as out:
             for data in read_chunks(fd, archive.name, most):
@@ -584,13 +584,13 @@ def _copied(archive: Path, folder: Path, most: int) -> tuple[Path, str]:
     return copy, whole.hexdigest()
 
 
-def _clone(url: str, commit: str, folder: Path, most: int) -> None:
+def _clone(url: str, commit: str, directory: Path, most: int) -> None:
     """Clone a commit and its submodules. Raises UsageError if git fails or needs more than `most` bytes."""
     if shutil.which("git") is None:
         raise ToolError("tool-missing", "git is not installed", hint="install it: apt-get install git")
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     _run_git(
-        folder,
+        directory,
         (
             ("init", "--quiet"),
             ("fetch", "--quiet", "--depth", "1", url, commit),
@@ -602,20 +602,20 @@ def _clone(url: str, commit: str, folder: Path, most: int) -> None:
     )
 
 
-def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most: int) -> None:
+def _run_git(directory: Path, commands: Iterable[tuple[str, ...]], title: str, most: int) -> None:
     """Run git commands. Raises UsageError if one fails or if they need more than `most` bytes."""
-    reserve = shutil.disk_usage(folder).free - most
+    reserve = shutil.disk_usage(directory).free - most
     for argv in commands:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                ["git", "-C", str(folder), *argv],
+                ["git", "-C", str(directory), *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
             try:
                 while process.poll() is None:
-                    if shutil.disk_usage(folder).free < reserve:
+                    if shutil.disk_usage(directory).free < reserve:
                         raise UsageError(
                             "source-too-large",
                             f"{title} is larger than the {most:,} bytes that are free for it",
@@ -696,20 +696,20 @@ def _own_wheel(path: Path) -> LockedWheel:
     )
 
 
-def _unpack_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> None:
+def _unpack_tools(wheels: Mapping[LockedWheel, Path], directory: Path, most: int) -> None:
     """Unpack wheels after checking their hashes: packages to `site`, programs to `bin`."""
-    (folder / "bin").mkdir(parents=True)
+    (directory / "bin").mkdir(parents=True)
     remaining = most
     try:
         for wheel, path in wheels.items():
-            remaining -= unpack_wheel(path, folder, sha256=wheel.sha256, most=remaining)
+            remaining -= unpack_wheel(path, directory, sha256=wheel.sha256, most=remaining)
     except OSError as error:
         raise BuildError(
             "build-tool-invalid",
             f"cannot unpack a build tool: {error}",
             hint="free disk space or raise --limit scratch=..., then run it again",
         ) from error
-    shutil.copyfile(BUILDER, folder / BUILDER.name)
+    shutil.copyfile(BUILDER, directory / BUILDER.name)
 
 
 def _record(
@@ -725,9 +725,9 @@ def _record(
     }
 
 
-def _recorded_requires(folder: Path, record: Mapping[str, object]) -> tuple[str, ...] | None:
+def _recorded_requires(directory: Path, record: Mapping[str, object]) -> tuple[str, ...] | None:
     """Return the backend's requirements from an earlier build with the same inputs, or None."""
-    for _, row in _records(folder):
+    for _, row in _records(directory):
         try:
             if {**row, **record} == row:
                 return check_requires(row["requires"])
@@ -736,33 +736,33 @@ def _recorded_requires(folder: Path, record: Mapping[str, object]) -> tuple[str,
     return None
 
 
-def _records(folder: Path) -> Iterator[tuple[str, Any]]:
+def _records(directory: Path) -> Iterator[tuple[str, Any]]:
     """Yield the names and records of wheels. The directory may belong to an untrusted project."""
     try:
-        names = list_names(folder.resolve(), MOST_NAMES)
+        names = list_names(directory.resolve(), MOST_NAMES)
     except OSError:
         return
     for name in (name.removesuffix(".json") for name in names if name.endswith(".whl.json")):
         try:
-            yield name, parse_json(read_file(folder, f"{name}.json", LONGEST_RECORD))
+            yield name, parse_json(read_file(directory, f"{name}.json", LONGEST_RECORD))
         except (OSError, ValueError):
             continue
 
 
-def _find_built_wheel(folder: Path, record: Mapping[str, object]) -> Path | None:
+def _find_built_wheel(directory: Path, record: Mapping[str, object]) -> Path | None:
     """Return the wheel with an equal record, or None."""
-    for name, row in _records(folder):
+    for name, row in _records(directory):
         try:
-            if {**record, "sha256": row["sha256"]} == row and _sha256(folder, name) == row["sha256"]:
-                return folder / name
+            if {**record, "sha256": row["sha256"]} == row and _sha256(directory, name) == row["sha256"]:
+                return directory / name
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
-def _sha256(folder: Path, name: str) -> str:
+def _sha256(directory: Path, name: str) -> str:
     whole = hashlib.sha256()
-    with open_file(folder, name, UNBOUNDED) as fd:
+    with open_file(directory, name, UNBOUNDED) as fd:
         for data in read_chunks(fd, name, UNBOUNDED):
             whole.update(data)
     return whole.hexdigest()

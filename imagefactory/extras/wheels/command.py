@@ -90,7 +90,7 @@ def build_wheel(
         raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
     factory = call.factory
     target = factory.select_single(name)
-    place = folder or factory.settings.root_path / "wheels"
+    wheel_directory = folder or factory.settings.root_path / "wheels"
     if folder is None and factory.settings.shipped:
         raise UsageError(
             "project-not-found",
@@ -98,10 +98,10 @@ def build_wheel(
             hint="pass a directory: --dir DIR",
         )
     root = factory.settings.root_path
-    if folder is None and not place.resolve().is_relative_to(root.resolve()):
+    if folder is None and not wheel_directory.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "folder-outside-project",
-            f"{place} is a link to a directory outside the project",
+            f"{wheel_directory} is a link to a directory outside the project",
             hint="pass a directory: --dir DIR",
         )
     bounds = parse_limits(limits)
@@ -109,7 +109,7 @@ def build_wheel(
     ask = CompileRequest(
         source=source,
         target=target,
-        folder=place,
+        folder=wheel_directory,
         capabilities=chosen,
         limits=tuple(bounds.items()),
         timeout=timeout,

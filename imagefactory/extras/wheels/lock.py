@@ -87,7 +87,7 @@ def write_wheels(text: str, target: Target, wheels: Sequence[ProjectWheel], fami
         for name in ("packages", "pip")
         if (section_list := section.get(name)) and section_list.kind == "list"
     ]
-    place, edits, more = _RecipeText(text), list[_TextEdit](), list[ProjectWheel]()
+    recipe_text, edits, more = _RecipeText(text), list[_TextEdit](), list[ProjectWheel]()
     for wheel in wheels:
         replaced = False
         for section_list, others in lists:
@@ -99,15 +99,15 @@ def write_wheels(text: str, target: Target, wheels: Sequence[ProjectWheel], fami
                         f"only {target.name}",
                         hint="write it in the rows of the matrix, each in its own packages:",
                     )
-                edits += place.replace(item, wheel, flow=place.is_flow(section_list))
+                edits += recipe_text.replace(item, wheel, flow=recipe_text.is_flow(section_list))
                 replaced = True
         if not replaced:
             more.append(wheel)
     if more:
         key = "pip" if target.source == "conda" else "packages"
         shared = root.get(key) if not of_root or all(wheel.pure for wheel in more) else None
-        edits += place.append(row.get(key) or shared, row, key, more)
-    return place.apply(edits)
+        edits += recipe_text.append(row.get(key) or shared, row, key, more)
+    return recipe_text.apply(edits)
 
 
 def _replaces(item: YamlNode, wheel: ProjectWheel) -> bool:
@@ -118,10 +118,10 @@ def _replaces(item: YamlNode, wheel: ProjectWheel) -> bool:
     return not item.text.endswith(".whl") and package_of(item.text) == wheel.name
 
 
-def _row_at(root: YamlNode, where: SourceLocation) -> YamlNode:
+def _row_at(root: YamlNode, location: SourceLocation) -> YamlNode:
     matrix = root.get("matrix")
     rows = matrix.items if matrix and matrix.kind == "list" else []
-    return next((row for row in rows if row.where == where), root)
+    return next((row for row in rows if row.where == location), root)
 
 
 class _RecipeText:
@@ -135,11 +135,11 @@ class _RecipeText:
             starts.append(starts[-1] + len(line) + 1)
         self._starts = starts
 
-    def offset(self, where: SourceLocation) -> int:
-        return self._starts[where.line - 1] + where.column - 1
+    def offset(self, location: SourceLocation) -> int:
+        return self._starts[location.line - 1] + location.column - 1
 
-    def line(self, where: SourceLocation) -> str:
-        return self._lines[where.line - 1]
+    def line(self, location: SourceLocation) -> str:
+        return self._lines[location.line - 1]
 
     def is_flow(self, node: YamlNode) -> bool:
         """Return whether a list is written in brackets."""
@@ -175,12 +175,12 @@ class _RecipeText:
             yield _TextEdit(self.offset(item.where), self.span(item), written)
 
     def append(
-        self, own: YamlNode | None, row: YamlNode, key: str, wheels: Sequence[ProjectWheel]
+        self, wheel_list: YamlNode | None, row: YamlNode, key: str, wheels: Sequence[ProjectWheel]
     ) -> Iterator[_TextEdit]:
         written = [f'"{wheel.path}"' for wheel in wheels]
         notes = [f"required by others, built from {wheel.source}" for wheel in wheels]
-        if own and own.kind == "list" and own.items and not self.is_flow(own):
-            last = own.items[-1].where
+        if wheel_list and wheel_list.kind == "list" and wheel_list.items and not self.is_flow(wheel_list):
+            last = wheel_list.items[-1].where
             lead = self._lead(last)
             indent = " " * (len(lead) - len(lead.lstrip()))
             added = "".join(
@@ -189,15 +189,15 @@ class _RecipeText:
             line_end = self._starts[last.line]
             ended = line_end <= len(self._text)
             yield _TextEdit(min(line_end, len(self._text)), 0, added if ended else f"\n{added}")
-        elif own and own.kind == "list":
+        elif wheel_list and wheel_list.kind == "list":
             at = (
-                self.offset(own.items[-1].where) + self.span(own.items[-1])
-                if own.items
-                else self.offset(own.where) + 1
+                self.offset(wheel_list.items[-1].where) + self.span(wheel_list.items[-1])
+                if wheel_list.items
+                else self.offset(wheel_list.where) + 1
             )
             for note in notes:
-                yield self._comment(own.where, note)
-            yield _TextEdit(at, 0, (", " if own.items else "") + ", ".join(written))
+                yield self._comment(wheel_list.where, note)
+            yield _TextEdit(at, 0, (", " if wheel_list.items else "") + ", ".join(written))
         else:
             yield from self._new_list(row, key, notes, written)
 
@@ -219,14 +219,14 @@ class _RecipeText:
         comments = "".join(f"{indent}# {note}\n" for note in notes)
         yield _TextEdit(at, 0, f"{comments}{indent}{value}\n")
 
-    def _lead(self, where: SourceLocation) -> str:
+    def _lead(self, location: SourceLocation) -> str:
         """Return the text before a value in its line."""
-        return self.line(where)[: where.column - 1]
+        return self.line(location)[: location.column - 1]
 
-    def _comment(self, where: SourceLocation, text: str) -> _TextEdit:
-        line = self.line(where)
+    def _comment(self, location: SourceLocation, text: str) -> _TextEdit:
+        line = self.line(location)
         indent = line[: len(line) - len(line.lstrip())]
-        return _TextEdit(self._starts[where.line - 1], 0, f"{indent}# {text}\n")
+        return _TextEdit(self._starts[location.line - 1], 0, f"{indent}# {text}\n")
 
     def apply(self, edits: Sequence[_TextEdit]) -> str:
         text = self._text
@@ -262,11 +262,11 @@ def build_and_lock(
     BuildError for a failed build, and the errors of `lock_target`.
     """
     check_not_amd(target)
-    folder = factory.settings.root_path / "wheels"
-    if not folder.resolve().is_relative_to(factory.settings.root_path.resolve()):
+    directory = factory.settings.root_path / "wheels"
+    if not directory.resolve().is_relative_to(factory.settings.root_path.resolve()):
         raise UsageError(
             "link-leaves-project",
-            f"{folder} is a link to a directory outside the project",
+            f"{directory} is a link to a directory outside the project",
             hint="replace it with a directory",
         )
     current, built = target, dict[str, tuple[ProjectWheel, bool]]()
@@ -374,18 +374,18 @@ def _build_image(
     """Return an image of the target without the packages to build, but with those already built."""
     absent = {str(row["name"]): str(row["version"]) for row in missing.packages if row["version"]}
     absent |= {name: wheel.version for name, (wheel, _) in built.items()}
-    own = _build_target(target, missing.pins, absent)
+    build_target = _build_target(target, missing.pins, absent)
     base, below = factory.base_of(target), factory.target_below(target)
     parent = require_locked(factory, below) if below else None
     parents = tuple(row.lock for row in (*parent.parents, parent) if row.lock) if parent else ()
     pins = tuple(f"{name}=={version}" for name, version in absent.items())
-    request = LockRequest(target=own, base=base, under=parents[-1] if parents else None, absent=pins)
+    request = LockRequest(target=build_target, base=base, under=parents[-1] if parents else None, absent=pins)
     try:
-        lock = target_locker(factory, own).lock(request, progress)
+        lock = target_locker(factory, build_target).lock(request, progress)
     except LockError as error:
-        error.message = error.message.replace(own.name, target.name)
+        error.message = error.message.replace(build_target.name, target.name)
         raise
-    definition = define(own, base, lock, parents)
+    definition = define(build_target, base, lock, parents)
     definition = replace(definition, local=local_files(lock, factory.settings.root_path))
     options = BuildOptions(smoke=False, held=False)
     with progress.stage(f"{target.name}: image to build in"):
@@ -393,7 +393,7 @@ def _build_image(
     if not isinstance(image, Image):
         raise BuildError(
             "sif-not-supported",
-            f"{own.name}: cannot build a wheel in a .sif file",
+            f"{build_target.name}: cannot build a wheel in a .sif file",
             hint='set engine = "oci" in imagefactory.toml',
         )
     return BuildImage(lock=lock, image=image)
@@ -446,12 +446,12 @@ def _draft(
 
     Raises UsageError if the text does not define the expected target.
     """
-    folder = recipes_directory(factory.settings)
-    path = folder / f"{target.family}.yaml"
+    directory = recipes_directory(factory.settings)
+    path = directory / f"{target.family}.yaml"
     text, _ = read_file(path)
     family = [member for member in factory.targets if member.family == target.family]
     written = write_wheels(text, target, wheels, family)
-    recipes, _ = read_each(folder)
+    recipes, _ = read_each(directory)
     others = [recipe for recipe in recipes if recipe.family != target.family]
     hint = f"add them at {target.where}: {', '.join(wheel.path for wheel in wheels)}"
     try:

@@ -46,13 +46,13 @@ def main(step: str, source: str, out: str, tools: str, cuda: str) -> None:
     os.execv(python, argv)  # noqa: S606 - no shell: these are its words
 
 
-def make_environment(folder: Path) -> str:
+def make_environment(directory: Path) -> str:
     """Create a virtual environment without packages, and return its Python."""
-    argv = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    argv = [sys.executable, "-m", "venv", "--without-pip", str(directory)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
-    os.environ["VIRTUAL_ENV"] = str(folder)
-    os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
-    return f"{folder}/bin/python"
+    os.environ["VIRTUAL_ENV"] = str(directory)
+    os.environ["PATH"] = f"{directory}/bin:{os.environ['PATH']}"
+    return f"{directory}/bin/python"
 
 
 def write_requires(source: Path, out: Path) -> None:
@@ -83,21 +83,21 @@ def read_build_system(path: Path) -> "dict[str, Any]":
     return dict(document.get("build-system", {}))
 
 
-def link_tree(root: Path, place: Path) -> None:
-    """Link the files below `root` into the same directories below `place`. Existing names stay."""
+def link_tree(root: Path, destination: Path) -> None:
+    """Link the files below `root` into the same directories below `destination`. Existing names stay."""
     for part in PARTS:
-        for folder, _, names in os.walk(root / part):
-            inside = place / Path(folder).relative_to(root)
+        for directory, _, names in os.walk(root / part):
+            inside = destination / Path(directory).relative_to(root)
             inside.mkdir(parents=True, exist_ok=True)
             for name in names:
                 if not (inside / name).exists():
-                    (inside / name).symlink_to(Path(folder, name))
+                    (inside / name).symlink_to(Path(directory, name))
 
 
-def link_libraries(folder: Path) -> None:
+def link_libraries(directory: Path) -> None:
     """Add the names that linkers need (libcudart.so for libcudart.so.13), which wheels lack."""
-    for path in sorted(folder.glob("lib*.so.*")):
-        plain = folder / f"{path.name.partition('.so.')[0]}.so"
+    for path in sorted(directory.glob("lib*.so.*")):
+        plain = directory / f"{path.name.partition('.so.')[0]}.so"
         if not plain.exists():
             plain.symlink_to(path.name)
 

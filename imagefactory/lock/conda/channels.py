@@ -122,9 +122,9 @@ class ChannelAccess:
         from rattler.networking import Client
 
         logins = {host: dict(credential) for host, credential in self.credentials}
-        with tempfile.TemporaryDirectory(prefix="imagefactory-channels-") as folder:
+        with tempfile.TemporaryDirectory(prefix="imagefactory-channels-") as directory:
             # rattler uses this file instead of its own search for credentials.
-            file = Path(folder) / "credentials.json"
+            file = Path(directory) / "credentials.json"
             file.touch(mode=0o600)
             file.write_text(json.dumps(logins))
             lines = [f"authentication-override-file = {json.dumps(str(file))}"]
@@ -204,10 +204,10 @@ class ChannelAccess:
                 mirrors[true] = location
             placed = urlsplit(self.place(url))
             if placed.scheme == "file":
-                folder, _, name = placed.path.rpartition("/")
+                directory, _, name = placed.path.rpartition("/")
                 raise UsageError(
                     "channel-not-in-container",
-                    f"{name} is in a local directory ({folder}), which containers cannot read",
+                    f"{name} is in a local directory ({directory}), which containers cannot read",
                     hint="build with `--engine assemble`, or serve the directory: "
                     "`python3 -m http.server --bind 127.0.0.1`",
                 )

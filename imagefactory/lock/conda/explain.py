@@ -137,11 +137,11 @@ class _ConflictExplanation:
                 for candidate in versions
                 if candidate.split(".")[0] == bound.lstrip("=<>!~").split(".")[0]
             ]
-            own = name == self._target.framework
+            is_framework = name == self._target.framework
             return UnsolvableError(
                 "package-version-not-found",
                 f"{self._target.name}: {location} has no `{text}`; it has {_some(near or versions, 6)}",
-                hint=f"change {'its version' if own else f'`{text}`'} at {self._target.where}",
+                hint=f"change {'its version' if is_framework else f'`{text}`'} at {self._target.where}",
             )
         return None
 
@@ -164,9 +164,11 @@ class _ConflictExplanation:
 
     def _in_order(self, pins: Iterable[str]) -> list[str]:
         """Return the order of removal: the parent's packages, the recipe's, Python, the framework."""
-        own = [text for text in self._question.specs if text not in pins]
-        first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
-        return [*pins, *first, *(text for text in own if text not in first)]
+        other_specs = [text for text in self._question.specs if text not in pins]
+        first = [
+            text for text in other_specs if split_spec(text)[1] not in ("python", self._target.framework)
+        ]
+        return [*pins, *first, *(text for text in other_specs if text not in first)]
 
     async def machine(self, core: CondaRequest) -> UnsolvableError | None:
         """Return the error for a virtual package that is missing or too old."""
@@ -400,11 +402,12 @@ async def find_behind_channels(
     )
     outdated = []
     for name in sorted(named & locked.keys() & by_name.keys()):
-        own = [text for text in wishes if split_spec(text)[1] == name]
+        matching_specs = [text for text in wishes if split_spec(text)[1] == name]
         fitting = [
             record
             for record in by_name[name]
-            if all(solver.matches(record, text) for text in own) and _fits_python(record, python, solver)
+            if all(solver.matches(record, text) for text in matching_specs)
+            and _fits_python(record, python, solver)
         ]
         version, known = locked[name].version, releases(fitting)
         newest = far_newer(version, known, SpecifierSet()) if _read(version) else None
@@ -465,10 +468,10 @@ def releases(records: Iterable[RepoDataRecord]) -> tuple[PypiRelease, ...]:
 def _fits_python(record: RepoDataRecord, python: Iterable[RepoDataRecord], solver: CondaSolver) -> bool:
     """Return whether a build is for the locked Python, or for any."""
     return all(
-        solver.matches(own, text)
-        for own in python
+        solver.matches(build_python, text)
+        for build_python in python
         for text in record.depends
-        if split_spec(text)[1] == name_of(own)
+        if split_spec(text)[1] == name_of(build_python)
     )
 
 

@@ -171,8 +171,8 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
 def _cpu_chain(lock: Lock, target: Target, part: LockedCondaPackage) -> tuple[str, ...]:
     """Return the packages from one of the recipe to the one that requires a CPU build; empty for none."""
     packages = {package.name: package for package in lock.conda}
-    own = (*target.requirements, *target.constraints)
-    roots = [name for text in own if (name := split_spec(text)[1]) in packages and name != part.name]
+    requirements = (*target.requirements, *target.constraints)
+    roots = [name for text in requirements if (name := split_spec(text)[1]) in packages and name != part.name]
     before: dict[str, str] = dict.fromkeys(roots, "")
     waiting = list(before)
     while waiting:

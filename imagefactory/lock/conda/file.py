@@ -81,7 +81,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
     """
     subdir = platform_subdir(lock)
     system = " ".join(f"{name}={value}" for name, value in lock.virtual)
-    own = [
+    metadata = [
         ("lock", str(FORMAT)),
         ("target", lock.target),
         ("python", lock.python),
@@ -105,7 +105,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
     for channel in lock.channels:
         lines += [f"  - url: {_scalar(channel)}", "    used_env_vars: []"]
     lines += ["  platforms:", f"  - {subdir}", "  sources:", f"  - {_scalar(_recipe(lock.target))}"]
-    lines += ["  custom_metadata:", *(f"{_KEY}{key}: {_scalar(value)}" for key, value in own if value)]
+    lines += ["  custom_metadata:", *(f"{_KEY}{key}: {_scalar(value)}" for key, value in metadata if value)]
     lines.append(f"{_KEY}sizes: |")
     lines += sorted(f"      {package.filename} {package.size}" for package in lock.conda)
     lines.append("package:")
@@ -207,10 +207,10 @@ class _LockReader:
     def line(self) -> str:
         return self.lines[self.at] if self.at < len(self.lines) else ""
 
-    def fault(self, what: str, index: int | None = None) -> LockError:
+    def fault(self, message: str, index: int | None = None) -> LockError:
         line = (self.at if index is None else index) + 1
         return LockError(
-            "lock-malformed", f"{self.file}:{line}: {what}", hint=f"run imagefactory lock {self.target}"
+            "lock-malformed", f"{self.file}:{line}: {message}", hint=f"run imagefactory lock {self.target}"
         )
 
     def expect(self, line: str) -> None:
@@ -334,7 +334,7 @@ def _read_package(
         while match := re.fullmatch(rf"    '?({_NAME})'?: (.*)", reader.line):
             bound = reader.value(f"    {_scalar(match[1])}: ", r"(?:[!-~](?:[ -~]{0,298}[!-~])?)?")
             depends.append(f"{match[1]} {bound}".rstrip())
-    at = reader.at
+    line_number = reader.at
     url = reader.value("  url: ", rf"{_CHANNEL}/[a-z0-9-]+/{_FILE}")
     channel, subdir, filename = url.rsplit("/", 2)
     reader.expect("  hash:")
@@ -344,14 +344,14 @@ def _read_package(
     reader.expect("  category: main")
     reader.expect("  optional: false")
     if channel not in channels:
-        raise reader.fault(f"{url} is not in the lock's channels", at)
+        raise reader.fault(f"{url} is not in the lock's channels", line_number)
     if subdir not in (platform, "noarch"):
-        raise reader.fault(f"{url} is not for {platform}", at)
+        raise reader.fault(f"{url} is not for {platform}", line_number)
     stem = unquote(filename).removesuffix(".conda").removesuffix(".tar.bz2")
     if stem.lower() != f"{name}-{version}-{build}".lower():
-        raise reader.fault(f"'{filename}' is not {name} {version} {build}", at)
+        raise reader.fault(f"'{filename}' is not {name} {version} {build}", line_number)
     if filename not in sizes:
-        raise reader.fault(f"{filename} has no size in 'imagefactory.sizes'", at)
+        raise reader.fault(f"{filename} has no size in 'imagefactory.sizes'", line_number)
     before.append(
         LockedCondaPackage(
             name=name,

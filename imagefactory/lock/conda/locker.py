@@ -131,11 +131,11 @@ def _solved(
         constraints=constraints,
         previous=replace(previous, platform=platform) if previous else None,
     )
-    with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+    with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as directory:
         question = replace(
             question,
             given=tuple(package.pin for package in provided.values()),
-            stubs=_write_stubs(Path(folder), provided),
+            stubs=_write_stubs(Path(directory), provided),
         )
         try:
             with without(request.absent, question) as given_without:
@@ -150,7 +150,7 @@ def _solved(
                     name: _with_extras(provided[name], extras_by_name[name], locker, empty)
                     for name in lacking
                 }
-                _write_stubs(Path(folder), {name: provided[name] for name in lacking})
+                _write_stubs(Path(directory), {name: provided[name] for name in lacking})
                 question, pins = require_wheels(locker, question, target, progress)
         except (UnsolvableError, NoWheelError) as error:
             reason = locker.explained(error, question, target)
@@ -246,13 +246,13 @@ def _with_extras(
     )
 
 
-def _write_stubs(folder: Path, provided: Mapping[str, CondaDistribution]) -> Path:
+def _write_stubs(directory: Path, provided: Mapping[str, CondaDistribution]) -> Path:
     """Write a wheel with only metadata for each package."""
     for package in provided.values():
         lines = [f"Provides-Extra: {extra}" for extra in package.provides]
         lines += [f"Requires-Dist: {need}" for need in package.extras]
-        write_stub(folder, package.name, f"{package.version}{_LOCAL}", lines)
-    return folder
+        write_stub(directory, package.name, f"{package.version}{_LOCAL}", lines)
+    return directory
 
 
 def _label(package: CondaDistribution) -> str:

@@ -183,18 +183,18 @@ class CondaLockLocker(CondaLocker):
             "virtual-packages.yml": {"subdirs": {subdir: {"packages": virtual}}},
         }
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as name:
-            folder = Path(name)
+            directory = Path(name)
             for file, value in written.items():  # JSON is YAML, and quotes everything
-                (folder / file).write_text(json.dumps(value, indent=1))
+                (directory / file).write_text(json.dumps(value, indent=1))
             result = subprocess.run(
                 [
                     *(sys.executable, "-P", "-m", "conda_lock", "lock", f"--conda={self._tool.path}"),
-                    *(f"--file={folder}/environment.yml", f"--platform={subdir}"),
-                    *(f"--virtual-package-spec={folder}/virtual-packages.yml",),
-                    f"--lockfile={folder}/lock.yml",
+                    *(f"--file={directory}/environment.yml", f"--platform={subdir}"),
+                    *(f"--virtual-package-spec={directory}/virtual-packages.yml",),
+                    f"--lockfile={directory}/lock.yml",
                 ],
-                env=self._environment(folder, strict=question.strict),
-                cwd=folder,
+                env=self._environment(directory, strict=question.strict),
+                cwd=directory,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -203,16 +203,16 @@ class CondaLockLocker(CondaLocker):
             if result.returncode:
                 raise self._explain(target, result.stderr)
             loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            packages = yaml.load((folder / "lock.yml").read_bytes(), Loader=loader)["package"]  # noqa: S506
+            packages = yaml.load((directory / "lock.yml").read_bytes(), Loader=loader)["package"]  # noqa: S506
         return {row["url"]: row["hash"].get("sha256") or "" for row in packages}
 
-    def _environment(self, folder: Path, *, strict: bool) -> dict[str, str]:
+    def _environment(self, directory: Path, *, strict: bool) -> dict[str, str]:
         priority = "strict" if strict else "disabled"
         return {
             **self._tool.environ,
             "CONDA_CHANNEL_PRIORITY": priority,
             "MAMBA_CHANNEL_PRIORITY": priority,
-            "TMPDIR": str(folder),  # conda-lock does not delete its files there
+            "TMPDIR": str(directory),  # conda-lock does not delete its files there
         }
 
     def _explain(self, target: Target, stderr: str) -> LockError:
@@ -221,8 +221,8 @@ class CondaLockLocker(CondaLocker):
         message = (
             message.partition("Could not lock the environment for platform")[2].partition("\n")[2] or message
         )
-        own = command.partition("    STDERR:\n")[2].partition("Traceback (most recent call last)")[0]
-        account = self._with_true_addresses(target, own if "olve" in own else message)
+        error_text = command.partition("    STDERR:\n")[2].partition("Traceback (most recent call last)")[0]
+        account = self._with_true_addresses(target, error_text if "olve" in error_text else message)
         account = redact(account).replace("\r", "").strip()
         lines = [line.strip() for line in account.splitlines() if line.strip()]
         name = self._tool.path.name

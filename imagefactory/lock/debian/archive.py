@@ -241,9 +241,9 @@ def apt_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def search_path(environ: Mapping[str, str]) -> str:
     """Return PATH with the system's directories at its end, because users' PATH often lacks the sbin ones."""
-    folders = environ.get("PATH", "").split(":")
+    directories = environ.get("PATH", "").split(":")
     system = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-    return ":".join([*(f for f in folders if f), *(f for f in system if f not in folders)])
+    return ":".join([*(f for f in directories if f), *(f for f in system if f not in directories)])
 
 
 PAUSES = (5.0, 20.0, 60.0)
@@ -358,14 +358,14 @@ class AptArchive:
         result = self._run("apt-cache", "show", *names)
         return parse_offers(result.stdout)
 
-    def download(self, packages: Sequence[DebianPackage], folder: Path, progress: Progress) -> None:
-        """Fetch .debs into `folder`, resuming partial files. The caller checks hashes."""
+    def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
+        """Fetch .debs into `directory`, resuming partial files. The caller checks hashes."""
         pins = [f"{package.name}={package.version}" for package in packages]
         total = sum(package.size for package in packages)
         argv = ["apt-get", "-c", str(self.root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "download"]
         with progress.task(f"{len(pins)} Debian packages", total=total) as task:
             result = 0
-            for percent in _watch([*argv, *pins], folder, self.environ, progress):
+            for percent in _watch([*argv, *pins], directory, self.environ, progress):
                 now = int(total * percent / 100)
                 if now > result:
                     task.advance(now - result)
@@ -404,10 +404,10 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
         for suite in suites
         if not archive.startswith("mirror+")
     ]
-    with tempfile.TemporaryDirectory(prefix="imagefactory-apt-") as folder:
+    with tempfile.TemporaryDirectory(prefix="imagefactory-apt-") as directory:
         for number, address in enumerate(url):
             result = subprocess.run(
-                [helper, "-oAcquire::Retries=0", *options, "download-file", address, f"{folder}/{number}"],
+                [helper, "-oAcquire::Retries=0", *options, "download-file", address, f"{directory}/{number}"],
                 env=environ,
                 capture_output=True,
                 text=True,
@@ -446,8 +446,8 @@ def open_archive(
         )
     root = Path(tempfile.mkdtemp(prefix="imagefactory-apt-", dir=environ.get("TMPDIR") or None))
     try:
-        for folder in ("state/lists/partial", "cache/archives/partial"):
-            (root / folder).mkdir(parents=True)
+        for directory in ("state/lists/partial", "cache/archives/partial"):
+            (root / directory).mkdir(parents=True)
         (root / "state/status").touch()
         (root / "sources.list").write_text(sources_text(mirror, suite, architecture), encoding="utf-8")
         (root / "apt.conf").write_text(apt_config(root, architecture, mirror.certificates), encoding="utf-8")
@@ -484,11 +484,11 @@ def open_archive(
 
 
 def _watch(
-    argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...], progress: Progress
+    argv: Sequence[str], directory: Path, environ: tuple[tuple[str, str], ...], progress: Progress
 ) -> Iterator[float]:
     """Run an apt command and yield its percents. Retries after PAUSES if the archive limits requests."""
     for pause in (*PAUSES, None):
-        code, text = yield from _watch_once(argv, folder, environ)
+        code, text = yield from _watch_once(argv, directory, environ)
         if not code:
             return
         limited = _LIMITED.search(text)
@@ -512,13 +512,13 @@ def _watch(
 
 
 def _watch_once(
-    argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...]
+    argv: Sequence[str], directory: Path, environ: tuple[tuple[str, str], ...]
 ) -> Generator[float, None, tuple[int, str]]:
     """Yield percents; return the exit code and the messages."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         with subprocess.Popen(
             argv,
-            cwd=folder,
+            cwd=directory,
             env=dict(environ),
             stdout=subprocess.PIPE,
             stderr=complaints,

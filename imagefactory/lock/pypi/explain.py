@@ -33,14 +33,14 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
 
     An update changes the parent's packages only to newer releases; an older one needs its own recipe.
     """
-    own = f"imagefactory recipe import FILE --framework {target.framework}={target.version}"
+    import_command = f"imagefactory recipe import FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
         error.code,
         error.message,
         hint=f"{fix}require versions that work with the locked packages of {under.target}; to upgrade one of "
         f"those, run imagefactory lock {under.target} --upgrade-package PACKAGE; "
-        f"for an older one, create a separate recipe: {own}{_with_cuda(target)}",
+        f"for an older one, create a separate recipe: {import_command}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,
     )

@@ -145,22 +145,22 @@ def find_index(
     )
 
 
-def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageIndex:
+def trusting(index: PackageIndex, bundle: Path | None, directory: Path) -> PackageIndex:
     """Return `index` with the CA certificates of `bundle` trusted as well, also by uv.
 
-    Programs use one file, so all certificates are written to a file in `folder`, named by its content. If
+    Programs use one file, so all certificates are written to a file in `directory`, named by its content. If
     `index` has no certificates of this machine, those of certifi are used. Raises UsageError and StoreError.
     """
     if bundle is None:
         return index
     variables = dict(index.environment)
-    folders = variables.pop("SSL_CERT_DIR", "").split(":")
-    files = _pem_files([index.certificates, variables.get("SSL_CERT_FILE", ""), *folders])
+    directories = variables.pop("SSL_CERT_DIR", "").split(":")
+    files = _pem_files([index.certificates, variables.get("SSL_CERT_FILE", ""), *directories])
     data = _join_pem([*(files or [Path(certifi.where())]), bundle])
-    path = folder / f"{hashlib.sha256(data).hexdigest()}.pem"
+    path = directory / f"{hashlib.sha256(data).hexdigest()}.pem"
     if not path.is_file():
-        with explain_full_disk(folder, setting="cache"):
-            folder.mkdir(parents=True, exist_ok=True)
+        with explain_full_disk(directory, setting="cache"):
+            directory.mkdir(parents=True, exist_ok=True)
             replace_bytes(path, data)
     variables["SSL_CERT_FILE"] = str(path)
     return replace(index, certificates=str(path), environment=tuple(sorted(variables.items())))
@@ -168,7 +168,7 @@ def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageI
 
 def _pem_files(places: Iterable[str]) -> list[Path]:
     """Return the PEM files at these paths, each once; in a directory those that OpenSSL reads."""
-    paths = [Path(place) for place in places if place]
+    paths = [Path(pem_path) for pem_path in places if pem_path]
     files = (sorted(path.glob("*.[0-9]")) if path.is_dir() else [path] for path in paths)
     return list(dict.fromkeys(path for group in files for path in group if path.is_file()))
 
@@ -217,24 +217,26 @@ def _pip_files(environ: Mapping[str, str], prefix: Path, etc: Path) -> list[Path
     named = environ.get("PIP_CONFIG_FILE", "")
     if named == "/dev/null":
         return []
-    folders = [*(folder / "pip" for folder in reversed(_config_dirs(environ, etc))), etc]
+    directories = [*(directory / "pip" for directory in reversed(_config_dirs(environ, etc))), etc]
     if not (named and Path(named).exists()) and environ.get("HOME"):
         home = Path(environ["HOME"])
-        folders += [home / ".pip", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip"]
-    files = [folder / "pip.conf" for folder in (*folders, prefix)] + ([Path(named)] if named else [])
+        directories += [home / ".pip", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip"]
+    files = [directory / "pip.conf" for directory in (*directories, prefix)] + (
+        [Path(named)] if named else []
+    )
     return [path for path in files if path.is_file()]
 
 
 def _config_dirs(environ: Mapping[str, str], etc: Path) -> list[Path]:
     named = environ.get("XDG_CONFIG_DIRS", "")
-    return [Path(folder) for folder in named.split(":")] if named else [etc / "xdg"]
+    return [Path(directory) for directory in named.split(":")] if named else [etc / "xdg"]
 
 
 def _uv_file_index(environ: Mapping[str, str], etc: Path) -> tuple[str, str]:
     """Return the default index of a uv.toml, and that file; two empty strings for none."""
     home = Path(environ.get("HOME") or "/")
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [folder / "uv/uv.toml" for folder in (user, *_config_dirs(environ, etc), etc)]
+    files = [directory / "uv/uv.toml" for directory in (user, *_config_dirs(environ, etc), etc)]
     if environ.get("UV_CONFIG_FILE"):
         files = [Path(environ["UV_CONFIG_FILE"])]
     if environ.get("UV_NO_CONFIG", "").lower() in ("1", "true", "yes"):
@@ -270,8 +272,8 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
     system = ssl.get_default_verify_paths()
     if Path(system.openssl_cafile).is_file():
         return system.openssl_cafile
-    folder = Path(system.openssl_capath)
-    return str(folder) if folder.is_dir() and next(folder.glob("*.0"), None) else ""
+    directory = Path(system.openssl_capath)
+    return str(directory) if directory.is_dir() and next(directory.glob("*.0"), None) else ""
 
 
 _MOST = 1 << 28  # bytes; today's longest page is a hundredth of that

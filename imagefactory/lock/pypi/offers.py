@@ -184,9 +184,9 @@ def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[
     return sdists[version], version
 
 
-def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
-    """Return the file in `folder`, fetched unless it exists with its hash. Raises DownloadError."""
-    path = folder / file.sha256[:2] / file.sha256 / file.filename
+def fetch_sdist(source: WebAccess, file: IndexFile, directory: Path) -> Path:
+    """Return the file in `directory`, fetched unless it exists with its hash. Raises DownloadError."""
+    path = directory / file.sha256[:2] / file.sha256 / file.filename
     if path.is_file() and digest(path) == file.sha256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

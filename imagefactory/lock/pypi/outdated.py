@@ -253,11 +253,13 @@ def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) 
         return LockObstacle(reason=f"{by.of} needs {by}", by=by.of)
     if match := _PYTHON.search(flat):
         return LockObstacle(reason=f"it needs {_plain(match[1])}, the recipe has Python {lock.python}")
-    for own in (need for need in needs if need.of == name):
-        if own.name in requested:
-            return LockObstacle(reason=f"it needs {own}, {requested[own.name]}")
-        if other := next((need for need in needs if need.name == own.name and need.of != name), None):
-            return LockObstacle(reason=f"it needs {own}, {other.of} needs {other}", by=other.of)
+    for package_need in (need for need in needs if need.of == name):
+        if package_need.name in requested:
+            return LockObstacle(reason=f"it needs {package_need}, {requested[package_need.name]}")
+        if other := next(
+            (need for need in needs if need.name == package_need.name and need.of != name), None
+        ):
+            return LockObstacle(reason=f"it needs {package_need}, {other.of} needs {other}", by=other.of)
     return LockObstacle(reason=flat.rpartition("cause: ")[2].replace(";", ",")[:400])
 
 
@@ -334,12 +336,12 @@ class _SolutionCheck:
 
     def find(self) -> tuple[tuple[OutdatedPackage, ...], tuple[str, ...]]:
         """Return the outdated packages, and the packages that could not be checked. Raises LockError."""
-        lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
+        lock, own_requirements = self.question.lock, (*self.question.requirements, *self.question.constraints)
         listed = self.solver.listed(self.chosen, lock)
         known = self.known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
         late = []
         for wheel in self.chosen:
-            bounds = bounds_of(wheel.name, own)
+            bounds = bounds_of(wheel.name, own_requirements)
             files = listed.get(wheel, ())
             if far_newer(wheel.version, known[wheel.name], bounds) or newest_source(
                 wheel, files, bounds, lock
@@ -352,7 +354,7 @@ class _SolutionCheck:
         outdated, unexplained = list[OutdatedPackage](), list[tuple[LockedWheel, Version]]()
         for wheel in late:
             others = [need for need in needs if need.name == wheel.name and need.by != wheel.name]
-            bounds = every = bounds_of(wheel.name, own)
+            bounds = every = bounds_of(wheel.name, own_requirements)
             for need in others:
                 every &= need.bounds
                 bounds &= need.bounds if need.by in named else SpecifierSet()
@@ -469,7 +471,7 @@ class _SolutionCheck:
             if canonicalize_name(requirement.name) == name
             for extra in requirement.extras
         }
-        own = (*self.question.requirements, *self.question.constraints)
+        own_requirements = (*self.question.requirements, *self.question.constraints)
         fixed = {wheel.name: wheel.version for wheel in self.question.fixed}
         fixed |= {
             canonicalize_name(release.name): _public(release)
@@ -482,7 +484,7 @@ class _SolutionCheck:
                 if other in fixed
                 else [release.version for release in self.known.get(other, ())]
             )
-            allowed = bounds_of(other, own)
+            allowed = bounds_of(other, own_requirements)
             fitting = [v for v in there if v in allowed and need.specifier.contains(v, prereleases=True)]
             if other in requested and there and not fitting:
                 return LockObstacle(reason=f"it needs {need.name}{need.specifier}, {requested[other]}")

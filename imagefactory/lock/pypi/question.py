@@ -83,8 +83,8 @@ class WheelSolver(QuestionSolver, Protocol):
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
         """Return the files on the page of each wheel's project."""
 
-    def source(self, file: IndexFile, folder: Path) -> Path:
-        """Return a source distribution, in the cache or in `folder`. Raises DownloadError."""
+    def source(self, file: IndexFile, directory: Path) -> Path:
+        """Return a source distribution, in the cache or in `directory`. Raises DownloadError."""
 
     def metadata(self, pin: str, lock: Lock) -> str:
         """Return METADATA of a release."""
@@ -105,8 +105,8 @@ def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...
     if under is None:
         return target.origins
     below = {wheel.name for wheel in under.wheels}
-    own = (pair for pair in target.origins if pair[0] not in below)
-    return tuple(sorted((*own, *under.origins)))
+    own_origins = (pair for pair in target.origins if pair[0] not in below)
+    return tuple(sorted((*own_origins, *under.origins)))
 
 
 def check_exclude(request: LockRequest) -> tuple[str, ...]:

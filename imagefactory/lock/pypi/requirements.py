@@ -100,11 +100,11 @@ def parse_lock(text: str, file: str) -> Lock:
     lines = text.split("\n")
     target = _between(lines[1] if len(lines) > 1 else "", "# target: ")
 
-    def fault(index: int, what: str) -> LockError:
+    def fault(index: int, message: str) -> LockError:
         known = re.fullmatch(_HEADER[1][1], target)
         return LockError(
             "lock-malformed",
-            f"{file}:{index + 1}: {what}",
+            f"{file}:{index + 1}: {message}",
             hint=f"run imagefactory lock {target if known else 'TARGET'}",
         )
 

@@ -90,7 +90,7 @@ def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple
     Both are empty if no release has one. A wheel for any Python 3 names none, a wheel of the stable ABI only
     the first. Free-threaded builds (`cp314t`) are another interpreter.
     """
-    own: dict[str, set[str]] = {}
+    python_versions: dict[str, set[str]] = {}
     listed = tuple(files)
     for file in listed:
         for tag in wheel_tags(file.filename):
@@ -98,11 +98,11 @@ def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple
             if match and tag.abi == tag.interpreter:
                 python = f"3.{match[1]}"
                 if tag in fitting_set(python, platform):
-                    own.setdefault(python, set()).add(file.filename)
+                    python_versions.setdefault(python, set()).add(file.filename)
     return python_after(
         {
             python: releases(name, (file for file in listed if file.filename in names), python)
-            for python, names in own.items()
+            for python, names in python_versions.items()
         }
     )
 

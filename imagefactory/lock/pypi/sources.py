@@ -90,8 +90,8 @@ class _SourceFiles:
 
     def in_egg_info(self, name: str) -> str | None:
         """Return the text of a file in the egg-info directory, None if there is none."""
-        folders = sorted({path.rpartition("/")[0] for path in self.texts if _EGG_INFO.search(path)})
-        return self.text(f"{folders[0]}/{name}") if folders else None
+        directories = sorted({path.rpartition("/")[0] for path in self.texts if _EGG_INFO.search(path)})
+        return self.text(f"{directories[0]}/{name}") if directories else None
 
 
 def read_project(source: Path) -> SourceProject:
@@ -320,7 +320,7 @@ class _BoundedReader:
         return data
 
 
-def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
+def copy_source(directory: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
     """Copy a package's directory to the new directory `target`. Return a sha256 of all files.
 
     A link inside stays a link. `most` limits the bytes of all files as they are read, including holes.
@@ -330,34 +330,34 @@ def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[st
     rows, links, remaining = [], dict[str, str](), most
     try:
         target.mkdir()
-        for path, state in walk_tree(folder, limits=TREE, skip=is_skipped):
+        for path, state in walk_tree(directory, limits=TREE, skip=is_skipped):
             if path.partition("/")[0] in skipped:
                 continue
             if stat.S_ISDIR(state.st_mode):
                 (target / path).mkdir()
             elif stat.S_ISLNK(state.st_mode):
-                links[path] = os.readlink(folder / path)  # noqa: PTH115 - Path would tidy it
+                links[path] = os.readlink(directory / path)  # noqa: PTH115 - Path would tidy it
                 rows.append((path, "link", links[path]))
             elif stat.S_ISREG(state.st_mode):
-                digest, size = _copy_file(folder, path, target, remaining)
+                digest, size = _copy_file(directory, path, target, remaining)
                 remaining -= size
                 rows.append((path, str(bool(state.st_mode & stat.S_IXUSR)), digest))
             else:
                 raise UsageError(
                     "package-source-invalid",
-                    f"{printable(str(folder / path))} is not a file, directory or link",
+                    f"{printable(str(directory / path))} is not a file, directory or link",
                     hint="remove it from the directory",
                 )
     except OSError as error:
         raise UsageError(
-            *os_problem("copy", printable(f"{folder}: {error.filename}"), error),
+            *os_problem("copy", printable(f"{directory}: {error.filename}"), error),
             hint=f"remove it, or raise the limit of {most:,} bytes for all files: --limit scratch=...",
         ) from error
     for path, to in links.items():
         if leads_out(path, links):
             raise UsageError(
                 "source-link-outside",
-                f"{printable(str(folder / path))} is a link to outside the directory, to {printable(to)}",
+                f"{printable(str(directory / path))} is a link to outside the directory, to {printable(to)}",
                 hint="replace the link by a copy of its target",
             )
         (target / path).symlink_to(to)
@@ -368,9 +368,9 @@ def is_skipped(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in SKIPPED)
 
 
-def _copy_file(folder: Path, path: str, target: Path, most: int) -> tuple[str, int]:
+def _copy_file(directory: Path, path: str, target: Path, most: int) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
-    with open_file(folder, path, most) as fd, (target / path).open("xb") as out:
+    with open_file(directory, path, most) as fd, (target / path).open("xb") as out:
         state = os.fstat(fd)
         for data in read_chunks(fd, path, most):
             digest.update(data)

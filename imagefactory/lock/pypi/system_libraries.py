@@ -91,7 +91,7 @@ def read_needed(path: Path) -> frozenset[str] | None:
 
     None for a file that is too large, or not a wheel.
     """
-    own, needed = set[str](), set[str]()
+    own_libraries, needed = set[str](), set[str]()
     try:
         with zipfile.ZipFile(path) as wheel:
             if sum(entry.file_size for entry in wheel.infolist()) > MOST_BYTES:
@@ -100,13 +100,13 @@ def read_needed(path: Path) -> frozenset[str] | None:
                 name = entry.filename.rpartition("/")[2]
                 if ".so" not in name:
                     continue
-                own.add(name)
+                own_libraries.add(name)
                 dynamic = _dynamic(wheel.read(entry))
-                own |= {dynamic.soname} if dynamic else set()
+                own_libraries |= {dynamic.soname} if dynamic else set()
                 needed |= {*dynamic.needed} if dynamic else set()
     except (OSError, zipfile.BadZipFile):
         return None
-    return frozenset(needed - own)
+    return frozenset(needed - own_libraries)
 
 
 def _dynamic(data: bytes) -> elf.Dynamic | None:

@@ -269,19 +269,23 @@ def _contradicted(
 ) -> UnsolvableError:
     """Return the error of a request that had a solution before these needs were added."""
     added = {str(need.wants) for need in needs}
-    own = [
+    contradicted = [
         text
         for text in (*question.requirements, *question.constraints)
         if Requirement(text).specifier and text not in added
     ]
-    against = [need for need in needs if any(package_of(text) == need.wants.name for text in own)] or needs
-    own = [text for text in own if package_of(text) in {need.wants.name for need in against}]
+    against = [
+        need for need in needs if any(package_of(text) == need.wants.name for text in contradicted)
+    ] or needs
+    contradicted = [
+        text for text in contradicted if package_of(text) in {need.wants.name for need in against}
+    ]
     message = f"{question.lock.target}: {_describe_needs(against)} (known, but not declared), and "
     hint = error.hint
-    if own:
-        message += f"the recipe asks for {' and '.join(own)}"
+    if contradicted:
+        message += f"the recipe asks for {' and '.join(contradicted)}"
         by = against[0]
-        hint = f"replace {' and '.join(own)} by {by.wants}, or use another version of {by.package}"
+        hint = f"replace {' and '.join(contradicted)} by {by.wants}, or use another version of {by.package}"
     else:
         message += "no solution meets this need"
     return UnsolvableError(
@@ -289,7 +293,7 @@ def _contradicted(
         message,
         hint=hint,
         tree=error.tree if isinstance(error, UnsolvableError) else error.message,
-        conflict=tuple(own) or tuple(str(need.wants) for need in against),
+        conflict=tuple(contradicted) or tuple(str(need.wants) for need in against),
     )
 
 
@@ -331,8 +335,8 @@ def require_wheels(
     Raises UnbuiltError with all packages of the solution that have no wheel. Raises LockError if others have
     libraries of two CUDA majors, or another CUDA than the target, because building would then be useless.
     """
-    with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
-        search = _SourceSearch(solver, question, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as directory:
+        search = _SourceSearch(solver, question, Path(directory))
         question, pins = solve_with_companions(search, question, progress)
         unbuilt = search.unbuilt(pins)
     if not unbuilt:
@@ -443,20 +447,20 @@ def read_own(root: Path, entry: str) -> SourceProject:
 
     Raises UsageError if the directory is missing or is a link to outside.
     """
-    folder = root / entry
-    if not folder.is_dir():
+    directory = root / entry
+    if not directory.is_dir():
         raise UsageError(
             "package-source-missing",
             f"{entry} is not a directory in {root}",
             hint="write the path of a directory, relative to the project",
         )
-    if not folder.resolve().is_relative_to(root.resolve()):
+    if not directory.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "source-link-outside",
             f"{entry} is a link to outside {root}",
             hint="replace the link by a copy of its target",
         )
-    return read_project(folder)
+    return read_project(directory)
 
 
 def installable(name: str, files: Sequence[IndexFile], lock: Lock) -> set[Version]:
@@ -514,11 +518,11 @@ def _metadata_lines(project: SourceProject) -> list[str]:
     return lines + ([f"Requires-Python: {project.python}"] if project.python else [])
 
 
-def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> None:
+def write_stub(directory: Path, name: str, version: str, lines: Sequence[str]) -> None:
     """Write a wheel with only metadata."""
     stem = f"{name.replace('-', '_')}-{version}"
     text = "\n".join([f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *lines]) + "\n"
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+    with zipfile.ZipFile(directory / f"{stem}-py3-none-any.whl", "w") as archive:
         for file, content in (
             ("METADATA", text),
             ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
@@ -533,8 +537,8 @@ def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequ
     if not absent:
         yield question
         return
-    with tempfile.TemporaryDirectory(prefix="imagefactory-absent-") as folder:
-        stubs = question.stubs or Path(folder)
+    with tempfile.TemporaryDirectory(prefix="imagefactory-absent-") as directory:
+        stubs = question.stubs or Path(directory)
         for name, _, version in (pin.partition("==") for pin in absent):
             write_stub(stubs, name, version, ())
         yield replace(question, given=(*question.given, *absent), stubs=stubs)

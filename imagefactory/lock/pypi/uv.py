@@ -76,8 +76,8 @@ _SOLVE = (
 _FINDING = ThreadLock()
 
 
-def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
-    """Write the file in `folder` that requires `requirements` (PEP 508), with the origins of `lock.origins`.
+def write_requirements(directory: Path, requirements: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
+    """Write the file in `directory` with `requirements` (PEP 508) and the origins of `lock.origins`.
 
     Their order stays: of two packages that compete, uv selects the newest release of the first one. The file
     is a project if some have another origin, because only a project ties a package to one index. Local
@@ -88,12 +88,12 @@ def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, in
     names = set(map(package_of, lines))
     origins = tuple(pair for pair in lock.origins if pair[0] in names)
     if not origins:
-        path = folder / "asked.txt"
+        path = directory / "asked.txt"
         path.write_text(requirement_lines(lines))
         return path
     named, files = from_indexes(origins), from_files(origins)
     addresses = {name: index.address(name, f"{lock.target}: {package}") for package, name in named.items()}
-    flat = folder / "wheels"
+    flat = directory / "wheels"
     for wheel in local_wheels(replace(lock, origins=tuple(files.items())), index.root):
         flat.mkdir(exist_ok=True)
         (flat / wheel.filename).symlink_to(index.root.absolute() / files[wheel.name])
@@ -112,7 +112,7 @@ def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, in
             f'[[tool.uv.index]]\nname = {json.dumps(_LOCAL)}\nurl = "{flat.as_uri()}"\nformat = "flat"'
             "\nexplicit = true"
         )
-    path = folder / "pyproject.toml"
+    path = directory / "pyproject.toml"
     path.write_text(requirement_lines(text))
     return path
 
@@ -319,21 +319,21 @@ class UvLocker:
     def _solve(self, question: WheelRequest) -> PinnedVersions:
         # A pin among the requirements also lets uv use a version that was yanked later.
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
-        with _scratch() as folder:
-            bounds = folder / "bounds.txt"
+        with _scratch() as directory:
+            bounds = directory / "bounds.txt"
             bounds.write_text(requirement_lines(dict.fromkeys((*question.constraints, *question.given))))
             options = [f"--constraints={bounds}", *(f"--upgrade-package={name}" for name in question.update)]
             options += [f"--find-links={links}" for links in (question.stubs, question.sdists) if links]
             if question.previous and not question.update_all:  # uv prefers versions of the file it replaces
                 pins = (f"{wheel.name}=={wheel.version}" for wheel in question.previous.wheels)
-                (folder / "out.txt").write_text(requirement_lines(pins))
+                (directory / "out.txt").write_text(requirement_lines(pins))
             if question.exclude:  # a requirement that applies nowhere, in place of those of others
-                overrides = folder / "overrides.txt"
+                overrides = directory / "overrides.txt"
                 never = (f"{name}; sys_platform == 'never'" for name in question.exclude)
                 overrides.write_text(requirement_lines(never))
                 options.append(f"--overrides={overrides}")
             requirements = (*question.requirements, *fixed)
-            solution, messages = self._compile(folder, requirements, question.lock, *options)
+            solution, messages = self._compile(directory, requirements, question.lock, *options)
         elsewhere = {package_of(pin) for pin in (*fixed, *question.given)}
         lines = [line for line in solution.splitlines() if "==" in line and not line.startswith(" ")]
         lacking = re.findall(
@@ -365,8 +365,8 @@ class UvLocker:
 
     def reach(self) -> None:
         """Query the index for one project, as solving would. Raises LockError if it does not answer."""
-        with _scratch() as folder:
-            path = folder / "asked.txt"
+        with _scratch() as directory:
+            path = directory / "asked.txt"
             path.write_text("pip\n")
             options = ["--no-deps", "--no-cache", "--quiet", f"--python={self._python}"]
             result = self._run(["pip", "compile", str(path), *options])
@@ -380,21 +380,21 @@ class UvLocker:
         remote = tuple(pin for pin in pins if package_of(pin) not in local)
         if not remote:
             return {}
-        with _scratch() as folder:
+        with _scratch() as directory:
             options, out = ("--no-deps", "--format=pylock.toml"), "pylock.toml"
-            text, _ = self._compile(folder, remote, lock, *options, out=out)
-            return parse_pylock(text, folder / out, lock.target)
+            text, _ = self._compile(directory, remote, lock, *options, out=out)
+            return parse_pylock(text, directory / out, lock.target)
 
     def _compile(
-        self, folder: Path, requirements: Iterable[str], lock: Lock, *options: str, out: str = "out.txt"
+        self, directory: Path, requirements: Iterable[str], lock: Lock, *options: str, out: str = "out.txt"
     ) -> tuple[str, str]:
-        """Return the text that uv writes to `out` in `folder`, and its messages. Raises LockError."""
-        path = write_requirements(folder, requirements, lock, self._index)
+        """Return the text that uv writes to `out` in `directory`, and its messages. Raises LockError."""
+        path = write_requirements(directory, requirements, lock, self._index)
         machine = next(machine for machine in MACHINES.values() if lock.platform.endswith(f"_{machine}"))
         glibc = lock.platform.removesuffix(f"_{machine}").removeprefix("manylinux_").replace("_", ".")
         result = self._run(
             [
-                *("pip", "compile", str(path), *options, f"--output-file={folder / out}", *_SOLVE),
+                *("pip", "compile", str(path), *options, f"--output-file={directory / out}", *_SOLVE),
                 *(("--no-sources",) if path.suffix == ".txt" else ()),
                 f"--python={self._python}",
                 f"--python-version={lock.python}",
@@ -403,11 +403,11 @@ class UvLocker:
         )
         if result.returncode != 0:
             raise explain_failure(lock, plain_uv_message(result.stderr), self._index)
-        return (folder / out).read_text(), result.stderr
+        return (directory / out).read_text(), result.stderr
 
-    def source(self, file: IndexFile, folder: Path) -> Path:
-        """Return a source distribution of the index, in the cache or in `folder`. Raises DownloadError."""
-        return fetch_sdist(self._index, file, self._index.sdists or folder)
+    def source(self, file: IndexFile, directory: Path) -> Path:
+        """Return a source distribution of the index, in the cache or in `directory`. Raises DownloadError."""
+        return fetch_sdist(self._index, file, self._index.sdists or directory)
 
     @property
     def root(self) -> Path:
@@ -424,7 +424,7 @@ class UvLocker:
 
     def projects(self, names: Sequence[str], lock: Lock) -> dict[str, tuple[IndexFile, ...]]:
         """Return the files of several projects, read at the same time."""
-        own = from_indexes(lock.origins)
+        from_index = from_indexes(lock.origins)
         pip = LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0)
 
         def page_of(wheel: LockedWheel) -> str:
@@ -435,10 +435,10 @@ class UvLocker:
             except KeyError:
                 return ""
 
-        if not self._pages_at and any(name not in own for name in names):
+        if not self._pages_at and any(name not in from_index for name in names):
             self._pages_at = page_of(pip).removesuffix("pip/")
         pages = {name: self._pages_at and f"{self._pages_at}{name}/" for name in names}
-        pages |= {name: page_of(replace(pip, name=name)) for name in names if name in own}
+        pages |= {name: page_of(replace(pip, name=name)) for name in names if name in from_index}
 
         def read(page: str) -> tuple[IndexFile, ...]:
             try:
@@ -563,16 +563,18 @@ class UvLocker:
 
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Return each wheel's project page. uv writes the index of each pin in a comment."""
-        own, local = from_indexes(lock.origins), from_files(lock.origins)
+        from_index, local = from_indexes(lock.origins), from_files(lock.origins)
         indexes = {
-            wheel.name: self._index.address(own[wheel.name], f"{lock.target}: {wheel.name}")
+            wheel.name: self._index.address(from_index[wheel.name], f"{lock.target}: {wheel.name}")
             for wheel in wheels
-            if wheel.name in own
+            if wheel.name in from_index
         }
-        if pins := [f"{wheel.name}=={wheel.version}" for wheel in wheels if wheel.name not in own | local]:
+        if pins := [
+            f"{wheel.name}=={wheel.version}" for wheel in wheels if wheel.name not in from_index | local
+        ]:
             options = ("--no-deps", "--no-annotate", "--emit-index-annotation")
-            with _scratch() as folder:
-                text, _ = self._compile(folder, pins, replace(lock, origins=()), *options)
+            with _scratch() as directory:
+                text, _ = self._compile(directory, pins, replace(lock, origins=()), *options)
             pattern = r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)"
             matches: list[tuple[str, str]] = re.findall(pattern, text, re.MULTILINE)
             indexes |= {canonicalize_name(name): url.rstrip("/") for name, url in matches}
@@ -581,5 +583,5 @@ class UvLocker:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as directory:
+        yield Path(directory)

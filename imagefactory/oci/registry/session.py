@@ -238,8 +238,8 @@ class TokenStore:
     def _fetch_token(self, challenge: BearerChallenge, scope: tuple[str, ...]) -> _Token:
         """Fetch a token by docker's token specification, or by OAuth2 with an identity token."""
         realm, issuer = urlsplit(challenge.realm), host_of(challenge.realm)
-        own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
-        if realm.scheme != "https" and not (self._plain and own):
+        same_host = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
+        if realm.scheme != "https" and not (self._plain and same_host):
             raise RejectedError(f"the registry asks for a token from {issuer}, which is not https")
         credential = self._find()
         if credential:
@@ -276,8 +276,8 @@ class TokenStore:
 
     def _announce(self, issuer: str, credential: Credential) -> None:
         """Tell the user, before a password is sent to another host than its own."""
-        own = re.sub(r":\d+$", "", self._host).strip("[]").lower()
-        if issuer not in (own, _TOKEN_HOSTS.get(own)) and issuer not in self._announced:
+        host_name = re.sub(r":\d+$", "", self._host).strip("[]").lower()
+        if issuer not in (host_name, _TOKEN_HOSTS.get(host_name)) and issuer not in self._announced:
             self._announced.add(issuer)
             self._options.tell(
                 f"{self._host} has its tokens issued by {issuer}: "

@@ -123,7 +123,9 @@ class BuildKeeper:
         forget_stdio()
         let_children_run_as_others()
         text, received = socket.recv_fds(here, 1 << 16, 3)[:2]
-        over = self.watch(init, Watch(self.plan["limits"], received, folders=["tree"])) if received else None
+        over = (
+            self.watch(init, Watch(self.plan["limits"], received, directories=["tree"])) if received else None
+        )
         code = os.waitstatus_to_exitcode(os.waitpid(init, 0)[1])
         here.close()  # open until now: its other end tells the init that this process lives
         if not received:

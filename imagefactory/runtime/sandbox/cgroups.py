@@ -53,9 +53,9 @@ class NoCgroup(NamedTuple):
     reason: str
 
 
-def find_parent(own: str, mounts: str, look: Callable[[str], CgroupFolder]) -> CgroupParent | NoCgroup:
+def find_parent(own_group: str, mounts: str, look: Callable[[str], CgroupFolder]) -> CgroupParent | NoCgroup:
     """Return where a run's group can be created, from /proc/self/cgroup and /proc/self/mountinfo."""
-    paths = own_groups(own, mounts)
+    paths = own_groups(own_group, mounts)
     if "memory" in paths:
         memory, pids = paths["memory"], paths.get("pids", "")
         if not look(memory).writable:
@@ -63,29 +63,29 @@ def find_parent(own: str, mounts: str, look: Callable[[str], CgroupFolder]) -> C
         return CgroupParent(1, memory, pids if pids and look(pids).writable else "")
     if "" not in paths:
         return NoCgroup("no cgroup file system is mounted")
-    folder, top = paths[""], look(paths[""])
+    directory, top = paths[""], look(paths[""])
     if not top.top:
         if top.limited:
-            return NoCgroup(f"{folder} has limits, which a cgroup next to it would escape")
-        if folder in mount_points(mounts):
-            return NoCgroup(f"this container sees only {folder}, which has other processes")
-        folder = os.path.dirname(folder)
-        top = look(folder)
+            return NoCgroup(f"{directory} has limits, which a cgroup next to it would escape")
+        if directory in mount_points(mounts):
+            return NoCgroup(f"this container sees only {directory}, which has other processes")
+        directory = os.path.dirname(directory)
+        top = look(directory)
     if not top.writable:
-        return NoCgroup(f"no permission to create one in {folder}")
+        return NoCgroup(f"no permission to create one in {directory}")
     if "memory" not in top.controllers:
-        return NoCgroup(f"{folder} does not count memory")
-    return CgroupParent(2, folder, folder if "pids" in top.controllers else "")
+        return NoCgroup(f"{directory} does not count memory")
+    return CgroupParent(2, directory, directory if "pids" in top.controllers else "")
 
 
-def scope_helps(own: str, mounts: str, look: Callable[[str], CgroupFolder], uid: int) -> bool:
+def scope_helps(own_group: str, mounts: str, look: Callable[[str], CgroupFolder], uid: int) -> bool:
     """Return whether systemd can start a user's run where a group can be created, in the user's own slice.
 
     From elsewhere (a batch job, a service) the run would escape the limits and the end of that job.
     """
-    if not isinstance(find_parent(own, mounts, look), NoCgroup):
+    if not isinstance(find_parent(own_group, mounts, look), NoCgroup):
         return False
-    paths = own_groups(own, mounts)
+    paths = own_groups(own_group, mounts)
     slice_ = f"/user.slice/user-{uid}.slice/"
     before, inside, _ = paths.get("", "").partition(slice_)
     if "memory" in paths or not inside or look(paths[""]).limited:
@@ -93,23 +93,23 @@ def scope_helps(own: str, mounts: str, look: Callable[[str], CgroupFolder], uid:
     return look(f"{before}{slice_}user@{uid}.service").writable
 
 
-def memory_limit(own: str, mounts: str) -> int | None:
+def memory_limit(own_group: str, mounts: str) -> int | None:
     """Return the bytes of memory that this process's groups allow, such as a batch job's; None for all."""
-    paths, points, limits = own_groups(own, mounts), mount_points(mounts), []
+    paths, points, limits = own_groups(own_group, mounts), mount_points(mounts), []
     for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
-        folder = paths.get(controller, "")
-        while folder not in ("", "/"):
-            amount = first_field(f"{folder}/{name}")
+        directory = paths.get(controller, "")
+        while directory not in ("", "/"):
+            amount = first_field(f"{directory}/{name}")
             if amount.isdecimal() and int(amount) < UNLIMITED:
                 limits.append(int(amount))
-            folder = "" if folder in points else os.path.dirname(folder)
+            directory = "" if directory in points else os.path.dirname(directory)
     return min(limits, default=None)
 
 
-def own_groups(own: str, mounts: str) -> dict[str, str]:
+def own_groups(own_group: str, mounts: str) -> dict[str, str]:
     """Return this process's groups by controller, "" for v2. Groups that are not visible are missing."""
     groups: dict[str, str] = {}
-    for line in own.splitlines():
+    for line in own_group.splitlines():
         number, controllers, path = line.split(":", 2)
         names = controllers.split(",")
         for fields in map(str.split, mounts.splitlines()):
@@ -140,15 +140,15 @@ def read_own() -> tuple[str, str]:
     return read_file("/proc/self/cgroup"), read_file("/proc/self/mountinfo")
 
 
-def look_at(folder: str) -> CgroupFolder:
-    top = not os.path.exists(f"{folder}/cgroup.type")
+def look_at(directory: str) -> CgroupFolder:
+    top = not os.path.exists(f"{directory}/cgroup.type")
     offered = "cgroup.controllers" if top else "cgroup.subtree_control"
     limits = (("memory.max", "max"), ("cpu.max", "max"), ("cpuset.cpus", ""))
     return CgroupFolder(
-        writable=os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK),
-        controllers=frozenset(read_setting(f"{folder}/{offered}").split()),
+        writable=os.access(directory, os.W_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK),
+        controllers=frozenset(read_setting(f"{directory}/{offered}").split()),
         top=top,
-        limited=any(first_field(f"{folder}/{name}", default=free) != free for name, free in limits),
+        limited=any(first_field(f"{directory}/{name}", default=free) != free for name, free in limits),
     )
 
 
@@ -172,18 +172,18 @@ class Group:
 
     def __init__(self, parent: CgroupParent, *, memory: int | None, processes: int | None) -> None:
         self.version, self.bytes, self.processes = parent.version, memory, processes
-        parents = [folder for folder in dict.fromkeys((parent.memory, parent.pids)) if folder]
-        for folder in parents:
-            remove_stale(folder)
+        parents = [directory for directory in dict.fromkeys((parent.memory, parent.pids)) if directory]
+        for directory in parents:
+            remove_stale(directory)
         name = f"{PREFIX}{pid_namespace()}-{os.getpid()}-{start_time(os.getpid())}"
-        self.folders = [f"{folder}/{name}" for folder in parents]
+        self.folders = [f"{directory}/{name}" for directory in parents]
         self.memory = f"{parent.memory}/{name}"
         self.pids = f"{parent.pids}/{name}" if parent.pids and processes is not None else ""
         try:
-            for folder in parents:
-                if not os.path.exists(f"{folder}/cgroup.type") and self.version == 2:
-                    write_file(f"{folder}/cgroup.subtree_control", "+memory +pids")
-                os.mkdir(f"{folder}/{name}")
+            for directory in parents:
+                if not os.path.exists(f"{directory}/cgroup.type") and self.version == 2:
+                    write_file(f"{directory}/cgroup.subtree_control", "+memory +pids")
+                os.mkdir(f"{directory}/{name}")
             self.set_limits()
             # Now, while this process has all its permissions.
             self.join = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self.folders]
@@ -232,14 +232,14 @@ class Group:
         if not int(events.get("oom_kill", 0)):
             return None
         if self.version == 2:
-            own = int(events.get("oom", 0)) > 0
+            out_of_memory = int(events.get("oom", 0)) > 0
         else:
             most = max(
                 int(read_setting(f"{self.memory}/memory.{kind}max_usage_in_bytes", default="0"))
                 for kind in ("", "memsw.")
             )
-            own = most > self.bytes - SLACK
-        return "memory" if own else "machine"
+            out_of_memory = most > self.bytes - SLACK
+        return "memory" if out_of_memory else "machine"
 
     def start_sweeper(self) -> None:
         over, self.alive = os.pipe()
@@ -261,25 +261,25 @@ class Group:
         os.waitpid(self.sweeper, 0)
 
 
-def remove(folders: list[str], *, seconds: float = WAIT) -> None:
+def remove(directories: list[str], *, seconds: float = WAIT) -> None:
     """End the processes of these groups, and remove the groups. A later run removes those that remain."""
     until = time.monotonic() + seconds
-    for folder in folders:
-        while os.path.exists(folder):
+    for directory in directories:
+        while os.path.exists(directory):
             with contextlib.suppress(OSError):
-                end_all(folder)
-                os.rmdir(folder)
+                end_all(directory)
+                os.rmdir(directory)
                 break
             if time.monotonic() >= until:
                 break
             time.sleep(0.01)
 
 
-def end_all(folder: str) -> None:
-    if os.path.exists(f"{folder}/cgroup.kill"):
-        write_file(f"{folder}/cgroup.kill", "1")
+def end_all(directory: str) -> None:
+    if os.path.exists(f"{directory}/cgroup.kill"):
+        write_file(f"{directory}/cgroup.kill", "1")
         return
-    for pid in map(int, read_file(f"{folder}/cgroup.procs").split()):
+    for pid in map(int, read_file(f"{directory}/cgroup.procs").split()):
         if pid:  # 0 is one of another namespace's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -323,14 +323,14 @@ class Watch:
         limits: dict[str, Any],
         visible: Sequence[int],
         *,
-        folders: Sequence[str],
+        directories: Sequence[str],
         group: Group | None = None,
     ) -> None:
-        self.limits, self.folders, self.group = limits, folders, group
+        self.limits, self.folders, self.group = limits, directories, group
         proc, self.segments, *self.in_memory = visible
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
-        self.walk = sizes(*folders)
+        self.walk = sizes(*directories)
 
     def over(self) -> str | None:
         """Return the limit that the run has reached now."""
@@ -349,10 +349,10 @@ class Watch:
             # Shared pages are in the size of each process: a sum beyond the limit is counted exactly.
             shared = self.shared()
             if memory is not None and shared + sum(size for _, size in counted) > memory:
-                sizes_ = [self.proportional(pid) for pid in pids]
+                process_sizes = [self.proportional(pid) for pid in pids]
                 # It is unknown which files in memory are mapped: at least the larger of both counts.
-                mapped = max(shared, sum(size for _, size in sizes_))
-                if mapped + sum(own for own, _ in sizes_) > memory:
+                mapped = max(shared, sum(size for _, size in process_sizes))
+                if mapped + sum(own_size for own_size, _ in process_sizes) > memory:
                     return "memory"
         return self.over_scratch()
 

@@ -64,8 +64,8 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
                     remove_tree(dead)
                 except OSError as error:
                     hear(error)
-            folder = tempfile.mkdtemp(dir=parent)
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = tempfile.mkdtemp(dir=parent)
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
         for name, mode in (
             ("root", 0o755),
@@ -75,27 +75,27 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
             ("tmp", 0o1777),
             ("empty", 0o755),
         ):
-            path = os.path.join(folder, name)
+            path = os.path.join(directory, name)
             os.mkdir(path)
             os.chmod(path, mode)
-    return folder, lock, undeletable
+    return directory, lock, undeletable
 
 
-def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
+def make_skeleton(directory: str, plan: dict[str, Any]) -> None:
     """Create the mount points that an image may lack, as the lowest layer, which the image's own replace."""
-    folders = ["/proc", "/sys", "/dev", "/tmp"]
+    directories = ["/proc", "/sys", "/dev", "/tmp"]
     files = ["/etc/hosts", *(["/etc/resolv.conf"] if plan["network"] else [])]
     if plan["driver"]:
-        folders.append(plan["driver"]["folder"])
+        directories.append(plan["driver"]["folder"])
     for entry in plan["mounts"]:
-        (folders if os.path.isdir(entry["source"]) else files).append(entry["target"])
-    places = [(name, True) for name in (*folders, *map(os.path.dirname, files))]
+        (directories if os.path.isdir(entry["source"]) else files).append(entry["target"])
+    places = [(name, True) for name in (*directories, *map(os.path.dirname, files))]
     for name, is_folder in [*places, *((name, False) for name in files)]:
         try:
             if is_folder:
-                os.makedirs(folder + name, mode=0o755, exist_ok=True)
+                os.makedirs(directory + name, mode=0o755, exist_ok=True)
             else:
-                os.close(os.open(folder + name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                os.close(os.open(directory + name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise SetupError("mount", errno.EISDIR, f"{name} is a file and a directory at once") from error
 
@@ -289,8 +289,8 @@ class Keeper:
             raise
         # An init that was killed before it could send them needs no watch.
         written = [mount["source"] for mount in self.plan["mounts"] if mount["scratch"]]
-        folders = (scratch, *written)
-        watch = Watch(self.plan["limits"], seen, folders=folders, group=self.group) if seen else None
+        directories = (scratch, *written)
+        watch = Watch(self.plan["limits"], seen, directories=directories, group=self.group) if seen else None
         self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
         self.began = time.monotonic()
         carriers.show(masters)

@@ -60,7 +60,7 @@ from .syscalls import (
 LINKS_LIMIT, DEPTH_LIMIT = 40, 200
 
 
-def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] = ()) -> int:
+def open_target(root: int, path: str, *, directory: bool, closed: tuple[str, ...] = ()) -> int:
     """Open `path` below the open directory `root` as a mount point, created if missing.
 
     The kernel resolves one name at a time and no link. A link is read as text, and followed from `root` as
@@ -85,7 +85,9 @@ def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] =
             if len(opened) == DEPTH_LIMIT:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             above = opened[-1] if opened else root
-            entry = open_or_make(above, name, folder=folder or any(part not in ("", ".") for part in ahead))
+            entry = open_or_make(
+                above, name, directory=directory or any(part not in ("", ".") for part in ahead)
+            )
             opened.append(entry)
             if stat.S_ISLNK(os.fstat(entry).st_mode):
                 links += 1
@@ -110,11 +112,11 @@ def led_to(path: str, location: str) -> SetupError:
     return SetupError("target", errno.EXDEV, f"a link of the image leads {path} to {location}")
 
 
-def open_or_make(above: int, name: str, *, folder: bool) -> int:
+def open_or_make(above: int, name: str, *, directory: bool) -> int:
     with contextlib.suppress(FileNotFoundError):
         return open_beneath(above, name)
     with contextlib.suppress(FileExistsError):  # created by another process, or a link: opened next
-        if folder:
+        if directory:
             os.mkdir(name, 0o755, dir_fd=above)
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -139,15 +141,15 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
     the kernel rejects the layer, as for some file systems, and directories with mounts inside.
     """
     source = os.path.realpath(source)
-    folder, name = (source, "") if os.path.isdir(source) else os.path.split(source)
+    directory, name = (source, "") if os.path.isdir(source) else os.path.split(source)
     with step("mount-source", source):
-        layers = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (folder, empty)]
+        layers = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (directory, empty)]
     os.chdir("/proc/self/fd")  # the shortest names there are, without ':' and ','
     try:
         tree = new_mount("overlay", READ_ONLY, lowerdir=":".join(map(str, layers)))
     except OSError as error:
         with open("/proc/self/mountinfo", "rb") as file:
-            inner = mounts_below(folder, file)
+            inner = mounts_below(directory, file)
         unfit = "its file system cannot be under an overlay"
         reason = unfit if error.errno == errno.EINVAL else os.strerror(error.errno or 0)
         reason = f"{inner[0]} is mounted in it" if inner else reason
@@ -167,9 +169,9 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
             check(LIBC.umount2(os.fsencode(empty), MNT_DETACH))
 
 
-def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:
+def mounts_below(directory: str, mountinfo: Iterable[bytes]) -> list[str]:
     """Return the mount points in a directory, from the lines of /proc/self/mountinfo."""
-    prefix = os.path.join(folder, "")
+    prefix = os.path.join(directory, "")
     points = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4])
               for line in mountinfo)  # fmt: skip
     return sorted(
@@ -282,29 +284,29 @@ class Root:
         sys.meta_path.clear()
         with step("openat2"):
             self.root = open_root()
-        own = {name: self.open_own(name) for name in ("proc", "sys", "dev", "tmp")}
+        own_mounts = {name: self.open_own(name) for name in ("proc", "sys", "dev", "tmp")}
         with step("tmp"):
             if scratch_tmp is None:
                 scratch_tmp = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="1777", **self.size)
-            attach(scratch_tmp, own["tmp"])
+            attach(scratch_tmp, own_mounts["tmp"])
         if plan["driver"]:
             with step("driver"):
                 self.make_driver(driver, libraries)
         for target, tree in mounts:
             with step("mount", target):
-                attach(tree, self.target(target, folder=is_folder(tree)))
+                attach(tree, self.target(target, directory=is_folder(tree)))
         # After all that an image's links lead to: until now they find no device, no setting and no process.
         with step("dev"):
-            self.make_dev(own["dev"], devices)
+            self.make_dev(own_mounts["dev"], devices)
         with step("sys"):
-            self.make_sys(own["sys"], system)
+            self.make_sys(own_mounts["sys"], system)
         with step("proc"):
-            folders = ["/dev/shm", *(["/tmp"] if self.in_memory else [])]
+            directories = ["/dev/shm", *(["/tmp"] if self.in_memory else [])]
             if self.in_memory and not plan["read_only"]:
-                folders.append("/")
+                directories.append("/")
             self.shown = [os.dup(proc), open_segments(proc)]
-            self.shown += [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in folders]
-            attach(proc, own["proc"])
+            self.shown += [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in directories]
+            attach(proc, own_mounts["proc"])
         os.close(self.root)
 
     def open_own(self, name: str) -> int:
@@ -314,10 +316,10 @@ class Root:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             return target_fd
 
-    def target(self, path: str, *, folder: bool) -> int:
-        target_fd = open_target(self.root, path, folder=folder, closed=CLOSED)
-        if is_folder(target_fd) != folder:
-            number = errno.ENOTDIR if folder else errno.EISDIR
+    def target(self, path: str, *, directory: bool) -> int:
+        target_fd = open_target(self.root, path, directory=directory, closed=CLOSED)
+        if is_folder(target_fd) != directory:
+            number = errno.ENOTDIR if directory else errno.EISDIR
             raise OSError(number, os.strerror(number))
         return target_fd
 
@@ -371,9 +373,9 @@ class Root:
         for fd in opened:
             os.close(fd)
 
-    def mount_writable(self, root: str, flags: int, options: str, folder: str) -> None:
+    def mount_writable(self, root: str, flags: int, options: str, directory: str) -> None:
         upper, work = (
-            os.open(os.path.join(folder, name), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.open(os.path.join(directory, name), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             for name in ("upper", "work")
         )
         try:
@@ -386,7 +388,7 @@ class Root:
         dev = new_mount("tmpfs", ATTR_NOSUID | ATTR_NOEXEC, mode="0755", size="64k")
         move(dev, target_fd)
         for path, tree in devices:
-            attach(tree, open_target(dev, path.removeprefix("/dev/"), folder=is_folder(tree)))
+            attach(tree, open_target(dev, path.removeprefix("/dev/"), directory=is_folder(tree)))
         for name in ("shm", "pts", "mqueue"):
             os.mkdir(name, 0o755, dir_fd=dev)
         mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, join(mode="1777", **self.shared))
@@ -411,20 +413,20 @@ class Root:
         system = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, mode="0755", size="64k")
         move(system, target_fd)
         for path, tree in parts:
-            attach(tree, open_target(system, path.removeprefix("/sys/"), folder=True))
+            attach(tree, open_target(system, path.removeprefix("/sys/"), directory=True))
         close_folder(system)
         os.close(system)
 
     def make_driver(self, driver: dict[str, Any], files: list[tuple[str, int]]) -> None:
-        folder = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="0755", size="1m")
-        move(folder, self.target(driver["folder"], folder=True))
+        directory = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="0755", size="1m")
+        move(directory, self.target(driver["folder"], directory=True))
         for path, tree in files:
-            attach(tree, open_target(folder, path, folder=is_folder(tree)))
+            attach(tree, open_target(directory, path, directory=is_folder(tree)))
         for name, target in driver["links"]:
             with contextlib.suppress(FileExistsError):
-                os.symlink(target, f"libraries/{name}", dir_fd=folder)
-        close_folder(folder)
-        os.close(folder)
+                os.symlink(target, f"libraries/{name}", dir_fd=directory)
+        close_folder(directory)
+        os.close(directory)
 
     def protect_proc(self) -> None:
         """Cover the machine's files in /proc, and make all of /proc read-only.
@@ -452,18 +454,18 @@ def limit_namespaces(proc: int) -> None:
 
     Call it after all mounts, because the kernel counts each detached tree as a mount namespace.
     """
-    folder = os.open("sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-    for name in os.listdir(folder):
+    directory = os.open("sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    for name in os.listdir(directory):
         if name.endswith("_namespaces") or "_fanotify_" in name:
-            write_file(name, "0", folder=folder)
+            write_file(name, "0", directory=directory)
     for name, whole in (("instances", "max_user_instances"), ("watches", "max_user_watches")):
         with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
-            most = int(read_file(f"sys/fs/inotify/{whole}", folder=proc))
-            write_file(f"max_inotify_{name}", str(most // SHARE), folder=folder)
-    os.close(folder)
+            most = int(read_file(f"sys/fs/inotify/{whole}", directory=proc))
+            write_file(f"max_inotify_{name}", str(most // SHARE), directory=directory)
+    os.close(directory)
     for name, text in SYSTEM_V.items():
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            write_file(f"sys/kernel/{name}", text, folder=proc)
+            write_file(f"sys/kernel/{name}", text, directory=proc)
 
 
 def open_segments(proc: int) -> int:

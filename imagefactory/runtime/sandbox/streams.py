@@ -41,17 +41,17 @@ def read_plan(plan_fd: int, status_fd: int) -> dict[str, Any] | None:
     return plan
 
 
-def write_file(path: str, text: str, *, folder: int | None = None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+def write_file(path: str, text: str, *, directory: int | None = None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
 
 
-def read_file(path: str, *, folder: int | None = None) -> str:
+def read_file(path: str, *, directory: int | None = None) -> str:
     """Return all of a small file of the kernel."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     return read_all(fd).decode()
 
 

@@ -201,14 +201,14 @@ def open_root() -> int:
     return open_resolved(AT_FDCWD, "/", RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
-def open_beneath(folder: int, name: str) -> int:
+def open_beneath(directory: int, name: str) -> int:
     """Open `name` in an open directory, only as a path. A link is opened itself."""
-    return open_resolved(folder, name, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+    return open_resolved(directory, name, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
 
 
-def open_resolved(folder: int, name: str, resolve: int) -> int:
+def open_resolved(directory: int, name: str, resolve: int) -> int:
     how = struct.pack("=QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, resolve)
-    return syscall(SYS_OPENAT2, folder, os.fsencode(name), how, len(how))
+    return syscall(SYS_OPENAT2, directory, os.fsencode(name), how, len(how))
 
 
 def close_all_but(*descriptors: int) -> None:

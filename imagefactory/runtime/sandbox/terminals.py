@@ -209,8 +209,8 @@ def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
     interactive = os.isatty(0) and os.isatty(1)
     groups = find_terminals(interactive=interactive)
     carriers = Carriers(groups)
-    own = (os.geteuid(), -1)
-    pairs = [open_terminal(group, own, interactive=interactive and 0 in group) for group in groups]
+    owner = (os.geteuid(), -1)
+    pairs = [open_terminal(group, owner, interactive=interactive and 0 in group) for group in groups]
     masters = [master for master, _ in pairs]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, END_NOW))
     child = os.fork()

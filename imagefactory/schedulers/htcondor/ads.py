@@ -69,40 +69,40 @@ _UNTOLD = re.compile(
 
 def parse_status(text: str) -> Iterator[Ad]:
     """Yield the ads in the output of `condor_status -json`. Empty output has none. Raises ToolError."""
-    decoder, at = json.JSONDecoder(), _blanks(text, 0)
-    if at == len(text):
+    decoder, position = json.JSONDecoder(), _blanks(text, 0)
+    if position == len(text):
         return
     hint = "run condor_status -json and check its output"
-    if text[at] != "[":
+    if text[position] != "[":
         raise ToolError("condor-output-invalid", "condor_status did not print a JSON list", hint=hint)
-    at, more = _blanks(text, at + 1), True
-    while more and text[at : at + 1] != "]":
+    position, more = _blanks(text, position + 1), True
+    while more and text[position : position + 1] != "]":
         try:
-            ad, at = decoder.raw_decode(text, at)
+            ad, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             raise ToolError(
                 "condor-output-invalid",
-                f"the output of condor_status is not JSON at character {at}",
+                f"the output of condor_status is not JSON at character {position}",
                 hint=hint,
             ) from error
         if not isinstance(ad, dict):
             raise ToolError(
                 "condor-output-invalid",
-                f"the output of condor_status before character {at} is not a ClassAd",
+                f"the output of condor_status before character {position} is not a ClassAd",
                 hint=hint,
             )
         yield ad
-        at = _blanks(text, at)
-        more = text[at : at + 1] == ","
-        at = _blanks(text, at + 1) if more else at
-    if text[at : at + 1] != "]":
+        position = _blanks(text, position)
+        more = text[position : position + 1] == ","
+        position = _blanks(text, position + 1) if more else position
+    if text[position : position + 1] != "]":
         raise ToolError("condor-output-invalid", "the output of condor_status is incomplete", hint=hint)
 
 
-def _blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
+def _blanks(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 def parse_ads(rows: Iterable[Ad], now: datetime) -> Inventory:
@@ -196,9 +196,9 @@ def _devices(ad: Ad) -> Iterator[tuple[str, Ad]]:
     }
     names = _ids(ad.get("assignedgpus")) or tuple(nested) or _ids(ad.get("detectedgpus"))
     for id in list(dict.fromkeys(names))[:MAX_GPUS]:
-        own = nested.get(id) or nested.get(_attribute(id), {})
+        device_values = nested.get(id) or nested.get(_attribute(id), {})
         if re.fullmatch(ID, id):
-            yield id, {**common, **own}
+            yield id, {**common, **device_values}
 
 
 def _ids(value: object) -> tuple[str, ...]:

@@ -221,11 +221,11 @@ def _format_node(node: SweepNode, limits: JobLimits, *, arch: bool) -> str:
     )
 
 
-def _checked(value: str, allowed: re.Pattern[str], what: str) -> str:
+def _checked(value: str, allowed: re.Pattern[str], value_name: str) -> str:
     if not allowed.fullmatch(value):
         raise UsageError(
             "dag-value-invalid",
-            f"{value!r} is not valid as the {what} in a DAG",
+            f"{value!r} is not valid as the {value_name} in a DAG",
             hint=f"use a value that matches {allowed.pattern}",
         )
     return value
@@ -240,7 +240,7 @@ def _megabytes(size: int) -> int:
     return max(1, -(-size // (1 << 20)))
 
 
-def site_lines(sweep: SweepSpec, folder: Path) -> tuple[str, ...]:
+def site_lines(sweep: SweepSpec, directory: Path) -> tuple[str, ...]:
     """Return the submit commands of the site, and those that the location of the images requires. Pure.
 
     The length of a job is the time limit of its suite, without time on hold. A .sif outside the directory of
@@ -256,17 +256,17 @@ def site_lines(sweep: SweepSpec, folder: Path) -> tuple[str, ...]:
     lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
     lines.append(f"requirements = {' && '.join(('$(elsewhere)', '$(first)', *sorted(needs)))}")
     images = {node.image for node in sweep.nodes}
-    if all(image.kind is ImageKind.SIF and folder not in Path(image.address).parents for image in images):
+    if all(image.kind is ImageKind.SIF and directory not in Path(image.address).parents for image in images):
         lines.append("transfer_container = false")
     return tuple(lines)
 
 
-def check_dag_directory(folder: Path) -> None:
+def check_dag_directory(directory: Path) -> None:
     """Raise UsageError for a directory that a DAG cannot contain, before any file is created."""
-    if not re.fullmatch(_PATH, str(folder.resolve())):
+    if not re.fullmatch(_PATH, str(directory.resolve())):
         raise UsageError(
             "sweep-folder-invalid",
-            f"HTCondor does not support the sweep directory {str(folder)[:200]!r}",
+            f"HTCondor does not support the sweep directory {str(directory)[:200]!r}",
             hint="use another --dir DIR with only letters, digits, '-', '_', '.', '+' and '@'",
         )
 
@@ -287,40 +287,40 @@ def make_suite_tar() -> bytes:
     return packed.getvalue()
 
 
-def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+def write_sweep(directory: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Write all files of a sweep except sweep.json. sweep.dag is the last one, so its presence shows
     completeness.
 
     `texts` are kit.json and expectations.json by node. An incomplete directory may be written again. Raises
     UsageError if the directory cannot be written.
     """
-    dag, common = format_dag(sweep), format_common(sweep.limits, site_lines(sweep, folder))
+    dag, common = format_dag(sweep), format_common(sweep.limits, site_lines(sweep, directory))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / SUITE).write_bytes(make_suite_tar())
-        (folder / EMPTY).mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / SUITE).write_bytes(make_suite_tar())
+        (directory / EMPTY).mkdir(parents=True, exist_ok=True)
         for program in (INSIDE, POST):
-            (folder / program).write_bytes((PROGRAMS / program).read_bytes())
-        (folder / POST).chmod(0o755)
+            (directory / program).write_bytes((PROGRAMS / program).read_bytes())
+        (directory / POST).chmod(0o755)
         machines = {row.capability: row.machines for row in sweep.machines if not row.driver}
         by_driver = {(row.capability, row.driver): row.machines for row in sweep.machines}
-        (folder / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
-        (folder / COMMON).write_text(common, encoding="ascii")
-        write_nodes(folder, sweep, texts)
-        faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))
+        (directory / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
+        (directory / COMMON).write_text(common, encoding="ascii")
+        write_nodes(directory, sweep, texts)
+        faults = parse_faults(read(directory / FAULT_FILES, LARGEST_LOG))
         jobs: dict[tuple[str, str, bool], str] = {}
         for node in sweep.nodes:
-            place = node.row, node.first, node.only
-            if place not in jobs:
+            job_directory = node.row, node.first, node.only
+            if job_directory not in jobs:
                 first = by_driver[node.row, node.first] if node.first else ()
                 bad = bad_machines(faults, list(first if node.only else machines.get(node.row, ())))
                 good = [name for name in first if name not in bad]
-                jobs[place] = format_job(NodePlacement(node.row, good, node.only), bad)
-            (node_directory(folder, node.name) / JOB).write_text(jobs[place], encoding="ascii")
-        temporary = folder / f".{DAG}-{os.getpid()}"
+                jobs[job_directory] = format_job(NodePlacement(node.row, good, node.only), bad)
+            (node_directory(directory, node.name) / JOB).write_text(jobs[job_directory], encoding="ascii")
+        temporary = directory / f".{DAG}-{os.getpid()}"
         temporary.write_text(dag, encoding="ascii")
-        temporary.replace(folder / DAG)
+        temporary.replace(directory / DAG)
     except OSError as error:
         raise UsageError(
-            *os_problem("write", error.filename or folder, error), hint="use another directory: --dir DIR"
+            *os_problem("write", error.filename or directory, error), hint="use another directory: --dir DIR"
         ) from error

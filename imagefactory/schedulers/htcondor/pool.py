@@ -55,23 +55,23 @@ class HTCondorSweepFiles:
     It does not need a queue.
     """
 
-    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
+    def run_limit(self, limits: JobLimits, timeout: float, own_options: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run
 
-    def check_folder(self, folder: Path) -> None:
-        check_dag_directory(folder)
+    def check_folder(self, directory: Path) -> None:
+        check_dag_directory(directory)
 
-    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-        write_sweep(folder, sweep, texts)
+    def write(self, directory: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_sweep(directory, sweep, texts)
 
-    def is_whole(self, folder: Path) -> bool:
-        return (folder / DAG).is_file()
+    def is_whole(self, directory: Path) -> bool:
+        return (directory / DAG).is_file()
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
-        return read_node(folder, node.name, limits)
+    def read_node(self, directory: Path, node: SweepNode, limits: JobLimits) -> NodeState:
+        return read_node(directory, node.name, limits)
 
-    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        return with_outcome(folder, read_node(folder, node.name, limits), self.job_report)
+    def read_result(self, directory: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        return with_outcome(directory, read_node(directory, node.name, limits), self.job_report)
 
     def job_report(
         self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
@@ -110,40 +110,40 @@ class HTCondor(HTCondorSweepFiles):
         """Return the GPUs known to the collector of the pool. Raises ToolError if it does not answer."""
         return parse_ads(parse_status(self._run(["condor_status", "-const", GPU_SLOTS, "-json"])), now)
 
-    def submit(self, folder: Path) -> str:
+    def submit(self, directory: Path) -> str:
         """Submit the DAG of a sweep and return the job of DAGMan, such as `12.0`.
 
         A rescue DAG is continued. If an earlier DAGMan ended silently, the new one recovers from the logs of
         its jobs. Raises UsageError if a DAGMan already runs the sweep, ToolError if the command fails.
         """
-        folder = _checked(folder)
-        if jobs := self.jobs(folder):
+        directory = _checked(directory)
+        if jobs := self.jobs(directory):
             raise UsageError(
                 "sweep-running",
-                f"the sweep {folder} already runs as job {jobs[0]}",
+                f"the sweep {directory} already runs as job {jobs[0]}",
                 hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
-        name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
-        argv = ["condor_submit_dag", *name, *_resumed_dag(folder), DAG]
-        output = self._run(argv, folder)
+        name = ["-batch-name", f"imagefactory+{directory.name}"]  # what condor_q shows it as
+        argv = ["condor_submit_dag", *name, *_resumed_dag(directory), DAG]
+        output = self._run(argv, directory)
         match = re.search(r"submitted to cluster ([0-9]{1,10})", output)
         if not match:
             raise ToolError(
                 "condor-output-invalid",
                 f"condor_submit_dag printed no job number: {clean(output)[-200:]}",
-                hint=f"read {folder}/{DAG}.dagman.out, and submit the sweep again",
+                hint=f"read {directory}/{DAG}.dagman.out, and submit the sweep again",
             )
         return f"{match[1]}.0"
 
-    def jobs(self, folder: Path) -> tuple[str, ...]:
+    def jobs(self, directory: Path) -> tuple[str, ...]:
         """Return the DAGMan jobs in the queue that were submitted in this directory."""
-        return tuple(self._states(folder))
+        return tuple(self._states(directory))
 
-    def running(self, folder: Path) -> bool:
+    def running(self, directory: Path) -> bool:
         """Return whether a DAGMan job of that directory is in the queue, in any state."""
-        return bool(self.jobs(folder))
+        return bool(self.jobs(directory))
 
-    def look(self, folder: Path) -> None:
+    def look(self, directory: Path) -> None:
         """Do nothing: the schedd writes everything to the logs of the jobs."""
 
     def driven(self) -> frozenset[Path]:
@@ -154,28 +154,28 @@ class HTCondor(HTCondorSweepFiles):
             if isinstance(ad.get("Iwd"), str) and ad.get("JobStatus") not in LEAVING
         )
 
-    def cancel(self, folder: Path) -> None:
+    def cancel(self, directory: Path) -> None:
         """Remove the DAGMan job of that directory, if there is one.
 
         It removes its jobs and writes a rescue DAG.
 
         Errors of condor_rm about jobs that are being removed, or that end in the meantime, are ignored.
         """
-        if jobs := self._staying(folder):
+        if jobs := self._staying(directory):
             try:
                 self._run(["condor_rm", *jobs])
             except ToolError:
-                if self._staying(folder):
+                if self._staying(directory):
                     raise
 
-    def _staying(self, folder: Path) -> list[str]:
-        return [job for job, state in self._states(folder).items() if state not in LEAVING]
+    def _staying(self, directory: Path) -> list[str]:
+        return [job for job, state in self._states(directory).items() if state not in LEAVING]
 
-    def _states(self, folder: Path) -> dict[str, object]:
+    def _states(self, directory: Path) -> dict[str, object]:
         """Return JobStatus of the DAGMan jobs in the queue that were submitted in this directory."""
         return {
             f"{ad['ClusterId']}.{ad['ProcId']}": ad.get("JobStatus")
-            for ad in self._dagmans("ClusterId,ProcId,JobStatus", f' && Iwd == "{_checked(folder)}"')
+            for ad in self._dagmans("ClusterId,ProcId,JobStatus", f' && Iwd == "{_checked(directory)}"')
             if isinstance(ad.get("ClusterId"), int) and isinstance(ad.get("ProcId"), int)
         }
 
@@ -187,12 +187,12 @@ class HTCondor(HTCondorSweepFiles):
         """Return the ads that `condor_submit -dry-run` creates from a submit file. Raises ToolError."""
         return self._run(["condor_submit", "-dry-run", "-", file.name], file.resolve().parent)
 
-    def _run(self, argv: Sequence[str], folder: Path | None = None) -> str:
+    def _run(self, argv: Sequence[str], directory: Path | None = None) -> str:
         """Return the output of a command. Raises ToolError if it is missing, takes too long or fails."""
         try:
             ended = subprocess.run(
                 argv,
-                cwd=folder,
+                cwd=directory,
                 env={**self.environ, "LC_ALL": "C"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -200,10 +200,10 @@ class HTCondor(HTCondorSweepFiles):
                 check=False,
             )
         except FileNotFoundError as error:
-            if folder is not None and not folder.is_dir():
+            if directory is not None and not directory.is_dir():
                 raise UsageError(
                     "sweep-not-found",
-                    f"{folder} does not exist",
+                    f"{directory} does not exist",
                     hint="pass the directory of a sweep; see imagefactory sweep list",
                 ) from error
             raise ToolError(
@@ -237,9 +237,9 @@ def make_pool(environ: Mapping[str, str]) -> Pool:
     return HTCondor(environ=environ)
 
 
-def _checked(folder: Path) -> Path:
+def _checked(directory: Path) -> Path:
     """Return the directory as the job of DAGMan writes it. Raises UsageError for unsupported characters."""
-    path = folder.resolve()
+    path = directory.resolve()
     if not re.fullmatch(DIRECTORY_PATTERN, str(path), re.ASCII):
         raise UsageError(
             "sweep-folder-invalid",
@@ -249,15 +249,15 @@ def _checked(folder: Path) -> Path:
     return path
 
 
-def _resumed_dag(folder: Path) -> list[str]:
+def _resumed_dag(directory: Path) -> list[str]:
     """Return the options with which condor_submit_dag continues a sweep.
 
     A rescue DAG needs no options. Without a rescue DAG, DAGMan ended silently: the next one first reads the
     log of its jobs and then submits more. (Tested with 23.9: killed, and removed with -forcex.)
     """
-    if any(folder.glob(f"{DAG}.rescue[0-9][0-9][0-9]")) or not (folder / f"{DAG}.condor.sub").exists():
+    if any(directory.glob(f"{DAG}.rescue[0-9][0-9][0-9]")) or not (directory / f"{DAG}.condor.sub").exists():
         return []
-    return ["-update_submit", *(["-DoRecovery"] if (folder / f"{DAG}.nodes.log").exists() else [])]
+    return ["-update_submit", *(["-DoRecovery"] if (directory / f"{DAG}.nodes.log").exists() else [])]
 
 
 def _hint(program: str, text: str) -> str:

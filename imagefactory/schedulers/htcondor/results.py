@@ -118,8 +118,8 @@ def _attempt(job: str, events: list[JobEvent], time_of: Callable[[str], datetime
     attributes = _attributes(starts[-1]) if starts else {}
     text = last.text
     if last.ending == JobEnding.REMOVED and OWN_LIMITS in last.text:
-        why = last.trouble or last.step
-        text = RAN_OUT if last.cut else f"{LIMITS_OVER}: {why}" if why else LIMITS_OVER
+        reason = last.trouble or last.step
+        text = RAN_OUT if last.cut else f"{LIMITS_OVER}: {reason}" if reason else LIMITS_OVER
     machine = attributes.get("machine")
     known = machine if isinstance(machine, str) and _NAME.fullmatch(machine) else ""
     slots = [match[1] for line in (starts[-1].lines if starts else ()) if (match := _SLOT.fullmatch(line))]
@@ -159,15 +159,15 @@ def _attributes(event: JobEvent) -> dict[str, Value]:
 def _nested(text: str) -> dict[str, str | float | bool] | None:
     """Parse `Id = "GPU-a0223334"; Capability = 8.0`. Return None if a value is not plain."""
     attributes: dict[str, str | float | bool] = {}
-    at = 0
-    while text[at:].strip():
-        match = _PAIR.match(text, at)
+    position = 0
+    while text[position:].strip():
+        match = _PAIR.match(text, position)
         if not match:
             return None
         value = _plain(match[2])
         if value is not None:
             attributes[match[1].lower()] = value
-        at = match.end()
+        position = match.end()
     return attributes
 
 
@@ -190,8 +190,12 @@ def _gpu(attributes: Mapping[str, Value]) -> PoolGpu | None:
         for name, value in attributes.items()
         if name.startswith("gpus_") and not isinstance(value, Mapping)
     }
-    own = attributes.get("gpus_" + re.sub(r"[^A-Za-z0-9_]", "_", ids[0]).lower())
-    gpu = read_gpu(ids[0], {**common, **own} if isinstance(own, Mapping) else common, free=False)
+    device_attributes = attributes.get("gpus_" + re.sub(r"[^A-Za-z0-9_]", "_", ids[0]).lower())
+    gpu = read_gpu(
+        ids[0],
+        {**common, **device_attributes} if isinstance(device_attributes, Mapping) else common,
+        free=False,
+    )
     return gpu if isinstance(gpu, PoolGpu) else None
 
 
@@ -267,13 +271,13 @@ def classify(
     if not attempts:
         return (None, "not submitted yet") if given_up is None else (Outcome.INFRASTRUCTURE, given_up)
     last = attempts[-1]
-    own = posted if posted and posted.job == last.job else None
-    if own and last.ended is None:  # DAGMan saw its end, and the log did not
+    own_event = posted if posted and posted.job == last.job else None
+    if own_event and last.ended is None:  # DAGMan saw its end, and the log did not
         last = replace(last, ending=JobEnding.LOST)
     outcome, reason = _job_status(last, files, limits)
-    if own and own.left and own.why:
-        reason = clean(own.why)
-    if outcome in RETRIED_OUTCOMES and (own is None or own.left):
+    if own_event and own_event.left and own_event.why:
+        reason = clean(own_event.why)
+    if outcome in RETRIED_OUTCOMES and (own_event is None or own_event.left):
         if posted and given_up is not None and posted.job not in [attempt.job for attempt in attempts]:
             return Outcome.INFRASTRUCTURE, given_up  # the next job was never created
         return None, f"to be retried: {reason}"
@@ -339,11 +343,11 @@ def _removed(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
         return _timeout(limits)
     if last.started is None and last.text == LIMITS_OVER:
         return Outcome.NO_MATCH, f"no such GPU took it in {format_seconds(limits.idle.total_seconds())}"
-    why = last.text.removeprefix(LIMITS_OVER).removeprefix(": ") or "it was started again and again"
-    if _NOT_HAD.search(why):
-        return Outcome.PULL_FAILED, _pull_error(why, last.machine)
-    outcome = Outcome.PULL_FAILED if PULLED.search(why) else Outcome.INFRASTRUCTURE
-    return outcome, f"it did not come to an end: {why}"[:MAX_REASON]
+    reason = last.text.removeprefix(LIMITS_OVER).removeprefix(": ") or "it was started again and again"
+    if _NOT_HAD.search(reason):
+        return Outcome.PULL_FAILED, _pull_error(reason, last.machine)
+    outcome = Outcome.PULL_FAILED if PULLED.search(reason) else Outcome.INFRASTRUCTURE
+    return outcome, f"it did not come to an end: {reason}"[:MAX_REASON]
 
 
 def _pull_error(text: str, machine: str) -> str:
@@ -353,18 +357,18 @@ def _pull_error(text: str, machine: str) -> str:
     of them.
     """
     address, words = _NOT_HAD.findall(text)[-1]
-    _, twice, why = words.partition(f"{address}: ")
-    why = why if twice else CUT if f" {address[:12]}" in words else words
-    return f"{machine or 'the machine'} could not pull {address}: {why or CUT}"[: 2 * MAX_REASON]
+    _, twice, reason = words.partition(f"{address}: ")
+    reason = reason if twice else CUT if f" {address[:12]}" in words else words
+    return f"{machine or 'the machine'} could not pull {address}: {reason or CUT}"[: 2 * MAX_REASON]
 
 
 # --- reading the directory
 
 
-def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
-    """Return the state of a node of the sweep in `folder`. Raises UsageError for an invalid name."""
-    place = node_directory(folder, name)
-    attempts, files = _read_both(place)
+def read_node(directory: Path, name: str, limits: JobLimits) -> NodeState:
+    """Return the state of a node of the sweep in `directory`. Raises UsageError for an invalid name."""
+    job_directory = node_directory(directory, name)
+    attempts, files = _read_both(job_directory)
     outcome, reason = classify(attempts, files, limits)
     result = NodeResult(node=name, outcome=outcome, reason=clean(reason), attempts=attempts)
     last, posted = attempts[-1] if attempts else None, files.posted
@@ -374,16 +378,16 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
     return NodeState(result=result, settled=settled)
 
 
-def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
+def _read_both(job_directory: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
     """Return the jobs of a node, and the files of the last job.
 
     A job may end and the next one start during this call. The files belong to the last job in the log only if
     the log did not change, so the call repeats until then.
     """
-    path = place / JOB_LOG
+    path = job_directory / JOB_LOG
     log = read(path, LARGEST_LOG)
     while True:
-        files = read_files(place)
+        files = read_files(job_directory)
         before, log = log, read(path, LARGEST_LOG)
         if log == before:
             break
@@ -393,36 +397,36 @@ def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
     return parse_attempts(log, latest, lambda naive: naive.astimezone(UTC)), files
 
 
-def read_files(place: Path) -> NodeFiles:
+def read_files(job_directory: Path) -> NodeFiles:
     """Return the files of the last attempt: in the directory of the node or, before a retry, in its
     archive.
     """
-    posted = parse_posted(read(place / POSTED, LARGEST_FILE))
+    posted = parse_posted(read(job_directory / POSTED, LARGEST_FILE))
     if posted is None:
-        numbered = sorted(place.glob("attempt-*"), key=lambda path: (len(path.name), path.name))
-        if numbered and not (place / RESULT).exists():
+        numbered = sorted(job_directory.glob("attempt-*"), key=lambda path: (len(path.name), path.name))
+        if numbered and not (job_directory / RESULT).exists():
             posted = parse_posted(read(numbered[-1] / POSTED, LARGEST_FILE))
             return replace(_read_attempt(numbered[-1], b""), posted=posted)
-    return replace(_read_attempt(place, read(place / KIT, LARGEST_FILE)), posted=posted)
+    return replace(_read_attempt(job_directory, read(job_directory / KIT, LARGEST_FILE)), posted=posted)
 
 
-def _read_attempt(place: Path, kit: bytes | None) -> NodeFiles:
-    run, report = (read_report(place, f"{RESULT}/{name}") for name in (RUN, REPORT))
+def _read_attempt(job_directory: Path, kit: bytes | None) -> NodeFiles:
+    run, report = (read_report(job_directory, f"{RESULT}/{name}") for name in (RUN, REPORT))
     nonce = str((parse_object(kit) or {}).get("nonce", ""))
-    path = place / RESULT / REPORT
+    path = job_directory / RESULT / REPORT
     broken = not is_result(run, nonce) or (
         (path.is_symlink() or path.exists()) and parse_object(report) is None
     )
-    lines = (read(place / ERR, LARGEST_FILE) or b"").decode("utf-8", "replace").strip().splitlines()
+    lines = (read(job_directory / ERR, LARGEST_FILE) or b"").decode("utf-8", "replace").strip().splitlines()
     return NodeFiles(run=run, report=report, broken=broken, err=clean(lines[-1]) if lines else "")
 
 
 def parse_posted(data: bytes | None) -> PostScriptResult | None:
     """Parse post.json. Return None if the POST script did not write it."""
     match parse_object(data):
-        case {"job": str(job), "again": bool(again), "left": bool(left), "why": str(why)}:
+        case {"job": str(job), "again": bool(again), "left": bool(left), "why": str(reason)}:
             job = job if _JOB.fullmatch(job) else ""
-            return PostScriptResult(job=job, again=again, left=left, why=why)
+            return PostScriptResult(job=job, again=again, left=left, why=reason)
     return None
 
 
@@ -473,20 +477,20 @@ class SuiteRun:
     no_gpu: str
 
 
-def parse_job_run(data: bytes, where: str) -> SuiteRun:
+def parse_job_run(data: bytes, location: str) -> SuiteRun:
     """Parse the file that inside.py writes. Raises StatementError for other data."""
     try:
         document = parse_json(data)
     except ValueError as error:
         raise StatementError(
             "job-run-not-json",
-            f"{where} is not JSON",
+            f"{location} is not JSON",
             hint="start a new sweep: imagefactory sweep start",
         ) from error
-    row = _RUN.parse(document, where)
+    row = _RUN.parse(document, location)
     hardware = row["hardware"]
     if hardware is not None:
-        hardware = parse_evidence(hardware, HTCONDOR, f"{where}: hardware")
+        hardware = parse_evidence(hardware, HTCONDOR, f"{location}: hardware")
     fields = {name: row[name] for name in ("nonce", "suite", "image", "started", "ended", "no_gpu")}
     return SuiteRun(completed=completed_of(row), hardware=hardware, **fields)
 
@@ -605,11 +609,11 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], output: 
     result = RawResult(report=output.report or b"", fault=missing, completed=run.completed, parsed=suite)
     report = outcome_of(gpu_run, result)
     config = kit["subject"]["config"]
-    why = disagreement(attempt.gpu, run, suite) if attempt.gpu and suite else ""
+    cause = disagreement(attempt.gpu, run, suite) if attempt.gpu and suite else ""
     if run.image and kit["sif"] and run.image != config:  # another file may have replaced it
-        why = f"the job's .sif was {run.image}, the node's is {config}: put that file there"
-    if why:
-        return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))
+        cause = f"the job's .sif was {run.image}, the node's is {config}: put that file there"
+    if cause:
+        return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(cause))
     if report.outcome is not Outcome.VERIFIED:
         return report
     if gap := missing_evidence(report) or (run.no_gpu if run.hardware is None else ""):

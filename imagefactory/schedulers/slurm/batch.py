@@ -198,14 +198,14 @@ class JobArray:
         return max(job.seconds for job in self.jobs)
 
 
-def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
+def run_limit(limits: JobLimits, timeout: float, own_limit: timedelta | None = None) -> timedelta:
     """Return the time in the settings, or else the time of the suite and its image, at most the run limit."""
-    return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
+    return min(limits.run, own_limit or timedelta(seconds=timeout) + FETCH)
 
 
 def jobs_of(sweep: SweepSpec) -> SlurmSweepJobs:
     """Return the jobs of a sweep, with the time limits of `run_limit`."""
-    limits, own = sweep.limits, time_of(sweep.own)
+    limits, own_limit = sweep.limits, time_of(sweep.own)
     return SlurmSweepJobs(
         idle=max(1, round(limits.idle.total_seconds())),
         retries=limits.retries,
@@ -214,7 +214,7 @@ def jobs_of(sweep: SweepSpec) -> SlurmSweepJobs:
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
-                seconds=round(run_limit(limits, node.timeout, own).total_seconds()),
+                seconds=round(run_limit(limits, node.timeout, own_limit).total_seconds()),
                 part=node.part,
                 processor=node.processor or "amd64",
                 first=node.first,
@@ -302,7 +302,7 @@ def with_job_shares(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray
     batches = sorted(batches, key=lambda batch: batch.busy)
     base, more = divmod(at_once, max(1, len(batches)))
     by_size = sorted(range(len(batches)), key=lambda number: -len(batches[number].jobs))
-    shares = {number: base + (place < more) for place, number in enumerate(by_size)}
+    shares = {number: base + (order < more) for order, number in enumerate(by_size)}
     return tuple(
         replace(batch, share=max(1, shares[number]), lane=number % at_once if not base else number)
         for number, batch in enumerate(batches)
@@ -338,12 +338,12 @@ def format_batch(
     batch: JobArray,
     number: int,
     jobs: SlurmSweepJobs,
-    own: Sequence[str] = (),
+    own_options: Sequence[str] = (),
     after: tuple[str, int] = ("", 0),
 ) -> str:
     """Return the text of batch-N.sh.
 
-    `own` are sbatch options of the settings. Slurm rounds times up to minutes.
+    `own_options` are sbatch options of the settings. Slurm rounds times up to minutes.
 
     `after` is the job that must end before this one starts, empty for none, and the seconds that it may wait.
     """
@@ -362,7 +362,7 @@ def format_batch(
         f"--deadline=now+{seconds}",
         *batch.options,
         *((f"--dependency=afterany:{before}",) if before else ()),
-        *(option for option in own if not option.startswith(f"{TIME}=")),
+        *(option for option in own_options if not option.startswith(f"{TIME}=")),
     )
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "nodes=("]
     lines += [f"    {shlex.quote(job.node)}" for job in batch.jobs]
@@ -383,25 +383,25 @@ def waiting(batch: JobArray, jobs: SlurmSweepJobs) -> int:
     return min(jobs.idle + rounds * length, max(jobs.idle + length, round(LIFETIME.total_seconds()) - length))
 
 
-def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+def write_sweep_files(directory: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Write all files of a sweep except sweep.json, also into an incomplete directory. Raises UsageError."""
     try:
-        (folder / LOG).mkdir(parents=True, exist_ok=True)
-        write_suite(folder / "suite", read_suite())
-        write_suite(folder / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
-        (folder / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
-        (folder / TASK).write_bytes((NODE_PROGRAMS / TASK).read_bytes())
-        (folder / OPTIONS).write_text("".join(f"{option}\n" for option in sweep.own), encoding="ascii")
-        write_nodes(folder, sweep, texts)
+        (directory / LOG).mkdir(parents=True, exist_ok=True)
+        write_suite(directory / "suite", read_suite())
+        write_suite(directory / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
+        (directory / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
+        (directory / TASK).write_bytes((NODE_PROGRAMS / TASK).read_bytes())
+        (directory / OPTIONS).write_text("".join(f"{option}\n" for option in sweep.own), encoding="ascii")
+        write_nodes(directory, sweep, texts)
         for node in sweep.nodes:
             image = node.image.address
             if node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
                 image = image.partition("://")[2]
-            (node_directory(folder, node.name) / IMAGE).write_text(f"{image}\n", encoding="utf-8")
-        write_row(folder / JOBS, jobs_of(sweep))
+            (node_directory(directory, node.name) / IMAGE).write_text(f"{image}\n", encoding="utf-8")
+        write_row(directory / JOBS, jobs_of(sweep))
     except OSError as error:
         raise UsageError(
-            *os_problem("write", error.filename or folder, error), hint="use another directory: --dir DIR"
+            *os_problem("write", error.filename or directory, error), hint="use another directory: --dir DIR"
         ) from error
 
 
@@ -427,7 +427,7 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
         ) from error
 
 
-def read_jobs(folder: Path) -> SlurmSweepJobs:
+def read_jobs(directory: Path) -> SlurmSweepJobs:
     """Return jobs.json, also of an older version. Raises UsageError."""
 
     def upgraded(value: Any) -> Any:
@@ -440,37 +440,37 @@ def read_jobs(folder: Path) -> SlurmSweepJobs:
         except (KeyError, TypeError, AttributeError):
             return value
 
-    jobs = read_row(folder / JOBS, SlurmSweepJobs, upgraded)
+    jobs = read_row(directory / JOBS, SlurmSweepJobs, upgraded)
     assert isinstance(jobs, SlurmSweepJobs)
     return jobs
 
 
-def read_options(folder: Path) -> tuple[str, ...]:
+def read_options(directory: Path) -> tuple[str, ...]:
     """Return the sbatch options of the settings at the creation of the sweep, none for an older version."""
     try:
-        return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
+        return tuple((directory / OPTIONS).read_text(encoding="ascii").splitlines())
     except FileNotFoundError:
         return ()
 
 
-def next_number(folder: Path) -> int:
+def next_number(directory: Path) -> int:
     """Return the number of the next array."""
-    return 1 + max((int(path.stem.partition("-")[2]) for path in folder.glob("batch-*.sh")), default=0)
+    return 1 + max((int(path.stem.partition("-")[2]) for path in directory.glob("batch-*.sh")), default=0)
 
 
-def note_tasks(folder: Path, number: int, batch: JobArray) -> None:
+def note_tasks(directory: Path, number: int, batch: JobArray) -> None:
     """Record the task number of each node before the array is submitted. Raises OSError."""
     for index, job in enumerate(batch.jobs):
-        with (folder / NODES / job.node / TASKS).open("a", encoding="ascii") as file:
+        with (directory / NODES / job.node / TASKS).open("a", encoding="ascii") as file:
             file.write(f"{number} {index}\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def read_tasks(place: Path) -> Iterator[tuple[int, int]]:
+def read_tasks(job_directory: Path) -> Iterator[tuple[int, int]]:
     """Yield the tasks of a node, the oldest first."""
     try:
-        lines = (place / TASKS).read_text(encoding="ascii").splitlines()
+        lines = (job_directory / TASKS).read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
         return
     for line in lines:

@@ -35,13 +35,13 @@ AWAY = "run this on a login node of the cluster, or use --inventory FILE"
 
 
 def run(
-    argv: Sequence[str], environ: Mapping[str, str], folder: Path | None = None, timeout: float = TIMEOUT
+    argv: Sequence[str], environ: Mapping[str, str], directory: Path | None = None, timeout: float = TIMEOUT
 ) -> str:
     """Return the output of a Slurm command. Raises ToolError if it is missing, fails or does not answer."""
     try:
         ended = subprocess.run(
             argv,
-            cwd=folder,
+            cwd=directory,
             env={**environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -59,10 +59,10 @@ def run(
     output = ended.stdout.decode("utf-8", "replace")
     if ended.returncode:
         lines = (ended.stderr.decode("utf-8", "replace") or output).strip().splitlines()
-        why = clean(lines[-1]) if lines else f"exit code {ended.returncode}"
+        reason = clean(lines[-1]) if lines else f"exit code {ended.returncode}"
         raise ToolError(
             "slurm-command-failed",
-            f"{argv[0]} failed: {why}",
+            f"{argv[0]} failed: {reason}",
             hint="check that sinfo works here; if not, " + AWAY,
         )
     return output
@@ -186,8 +186,10 @@ def probe_all(
 
 def probe_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the user's file of probes. Source: XDG Base Directory Specification."""
-    own = environ.get("XDG_STATE_HOME", "")
-    home = Path(own) if own.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
+    state_home = environ.get("XDG_STATE_HOME", "")
+    home = (
+        Path(state_home) if state_home.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
+    )
     return home / "imagefactory" / "slurm.json"
 
 
@@ -265,7 +267,7 @@ def _gpus(node: str, fields: Mapping[str, str]) -> Iterator[PoolGpu]:
     number = 0
     for gres in _GRES.finditer(fields.get("Gres", "")):
         name = gres["type"] or ""
-        for place in range(min(int(gres["count"]), _MOST)):
+        for job_directory in range(min(int(gres["count"]), _MOST)):
             yield PoolGpu(
                 id=f"{node}/{number}",
                 uuid="",
@@ -275,7 +277,7 @@ def _gpus(node: str, fields: Mapping[str, str]) -> Iterator[PoolGpu]:
                 driver="",
                 cuda="",
                 mig=bool(mig_profile(name)),
-                free=place >= used.get(gres["type"], 0),
+                free=job_directory >= used.get(gres["type"], 0),
                 host=_HOSTS.get(fields.get("Arch", ""), ""),
             )
             number += 1

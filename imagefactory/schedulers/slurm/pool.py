@@ -70,28 +70,28 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 class SlurmSweepFiles:
     """The files of a sweep on Slurm: what jobs read and write in its directory. It does not need a queue."""
 
-    def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
-        return run_limit(limits, timeout, time_of(own))
+    def run_limit(self, limits: JobLimits, timeout: float, own_options: Sequence[str]) -> timedelta:
+        return run_limit(limits, timeout, time_of(own_options))
 
-    def check_folder(self, folder: Path) -> None:
-        if not str(folder.resolve()).isprintable():
+    def check_folder(self, directory: Path) -> None:
+        if not str(directory.resolve()).isprintable():
             raise UsageError(
                 "sweep-folder-invalid",
-                f"Slurm does not support the sweep directory {str(folder)!r}",
+                f"Slurm does not support the sweep directory {str(directory)!r}",
                 hint="use a directory with only letters, digits, '-', '_' and '.': --dir DIR",
             )
 
-    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-        write_sweep_files(folder, sweep, texts)
+    def write(self, directory: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_sweep_files(directory, sweep, texts)
 
-    def is_whole(self, folder: Path) -> bool:
-        return (folder / JOBS).is_file()
+    def is_whole(self, directory: Path) -> bool:
+        return (directory / JOBS).is_file()
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
-        return read_node(folder, node.name, limits)
+    def read_node(self, directory: Path, node: SweepNode, limits: JobLimits) -> NodeState:
+        return read_node(directory, node.name, limits)
 
-    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        return with_outcome(folder, read_node(folder, node.name, limits), job_report)
+    def read_result(self, directory: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        return with_outcome(directory, read_node(directory, node.name, limits), job_report)
 
     def job_report(
         self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
@@ -127,32 +127,32 @@ class SlurmPool(SlurmSweepFiles):
         """Return the nodes with GPUs, with values from their types and earlier probes. Raises ToolError."""
         return fill(query_inventory(self.environ, now), read_probed(self.environ))
 
-    def submit(self, folder: Path) -> str:
+    def submit(self, directory: Path) -> str:
         """Submit the jobs of a sweep that are not in the queue. Return the job of the last array.
 
         If sbatch rejects an array, or no GPU matches, the state of its nodes shows that. Raises UsageError if
         all jobs are in the queue, ToolError if no array is accepted.
         """
-        now, folder = datetime.now(UTC), folder.resolve()
-        self.look(folder)
-        jobs = read_jobs(folder)
+        now, directory = datetime.now(UTC), directory.resolve()
+        self.look(directory)
+        jobs = read_jobs(directory)
         limits = JobLimits(idle=timedelta(seconds=jobs.idle), retries=jobs.retries)
-        due = [job for job in jobs.jobs if _needs_submission(read_node(folder, job.node, limits))]
+        due = [job for job in jobs.jobs if _needs_submission(read_node(directory, job.node, limits))]
         if not due:
             raise UsageError(
                 "sweep-running",
-                f"the jobs of the sweep {folder} are already in the queue",
+                f"the jobs of the sweep {directory} are already in the queue",
                 hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
         last, fault = "", None
-        faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))
+        faults = parse_faults(read(directory / FAULT_FILES, LARGEST_LOG))
         batches = batches_of(due, self.inventory(now), faults, jobs.patterns)
         lanes: dict[int, tuple[str, int]] = {}
-        for number, batch in enumerate(with_job_shares(batches, jobs.at_once), next_number(folder)):
+        for number, batch in enumerate(with_job_shares(batches, jobs.at_once), next_number(directory)):
             before, seconds = lanes.get(batch.lane, ("", 0)) if batch.share else ("", 0)
             seconds += waiting(batch, jobs)
             try:
-                job = self._submit(folder, number, batch, jobs, (before, seconds))
+                job = self._submit(directory, number, batch, jobs, (before, seconds))
                 lanes[batch.lane] = (job or before, seconds)
                 last = job or last
             except ToolError as error:
@@ -166,22 +166,26 @@ class SlurmPool(SlurmSweepFiles):
         return last
 
     def _submit(
-        self, folder: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
+        self, directory: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
     ) -> str:
         """Submit an array and return its job. If no GPU of the cluster matches, record that and return "".
 
         `after` is the job that must end before, empty for none, and the seconds that the array may wait.
         """
-        script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", datetime.now(UTC)
+        script, row, now = (
+            directory / f"batch-{number}.sh",
+            directory / f"batch-{number}.json",
+            datetime.now(UTC),
+        )
         until = now + timedelta(seconds=after[1])
-        script.write_text(format_batch(batch, number, jobs, read_options(folder), after), encoding="utf-8")
-        note_tasks(folder, number, batch)
+        script.write_text(format_batch(batch, number, jobs, read_options(directory), after), encoding="utf-8")
+        note_tasks(directory, number, batch)
         if not batch.options:
-            why = f"this cluster has no usable GPU with capability {batch.jobs[0].row}"
-            write_row(row, ArraySubmission(job="", at=now, until=until, refused=why, unmatched=True))
+            reason = f"this cluster has no usable GPU with capability {batch.jobs[0].row}"
+            write_row(row, ArraySubmission(job="", at=now, until=until, refused=reason, unmatched=True))
             return ""
         try:
-            output = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
+            output = run(["sbatch", "--parsable", script.name], self.environ, directory).strip()
             if not (job := _JOB.fullmatch(output)):
                 raise ToolError(
                     "slurm-output-invalid",
@@ -194,37 +198,37 @@ class SlurmPool(SlurmSweepFiles):
         write_row(row, ArraySubmission(job=job[1], at=now, until=until))
         return job[1]
 
-    def running(self, folder: Path) -> bool:
+    def running(self, directory: Path) -> bool:
         """Return whether a job of that directory is in the queue, in any state."""
-        return str(folder.resolve()) in submit_directories(self._queue(), NAME)
+        return str(directory.resolve()) in submit_directories(self._queue(), NAME)
 
     def driven(self) -> frozenset[Path]:
         """Return the directories of this user's sweeps that have a job in the queue."""
-        return frozenset(Path(folder) for folder in submit_directories(self._queue(), NAME))
+        return frozenset(Path(directory) for directory in submit_directories(self._queue(), NAME))
 
-    def look(self, folder: Path) -> None:
+    def look(self, directory: Path) -> None:
         """Store the state of its jobs in the queue.
 
         Raises ToolError, UsageError for a directory without a sweep.
         """
-        folder, now = folder.resolve(), datetime.now(UTC)
-        tasks = parse_queue(self._queue("--states=all"), NAME, str(folder))
+        directory, now = directory.resolve(), datetime.now(UTC)
+        tasks = parse_queue(self._queue("--states=all"), NAME, str(directory))
         try:
-            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, QueueSnapshot), tasks, now))
+            write_row(directory / QUEUE, remember(read_row(directory / QUEUE, QueueSnapshot), tasks, now))
         except OSError as error:
             raise UsageError(
-                *os_problem("write", folder / QUEUE, error),
+                *os_problem("write", directory / QUEUE, error),
                 hint="pass the directory of a sweep that you can write to",
             ) from error
 
-    def cancel(self, folder: Path) -> None:
+    def cancel(self, directory: Path) -> None:
         """Remove the jobs of that directory."""
-        folder = folder.resolve()
+        directory = directory.resolve()
         rows = (line.partition("|") for line in self._queue(columns=f"%F|{SQUEUE}").splitlines())
-        jobs = {job for job, _, row in rows if str(folder) in submit_directories(row, NAME)}
+        jobs = {job for job, _, row in rows if str(directory) in submit_directories(row, NAME)}
         if jobs:
             run(["scancel", *sorted(jobs)], self.environ)
-            self.look(folder)
+            self.look(directory)
 
     def _queue(self, *states: str, columns: str = SQUEUE) -> str:
         return run(["squeue", "--me", "--noheader", "--array", *states, "--format", columns], self.environ)

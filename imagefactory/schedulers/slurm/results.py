@@ -141,13 +141,15 @@ def parse_log(data: bytes) -> tuple[TaskRun, ...]:
             if runs and runs[-1].code in ANSWERS and not runs[-1].again:
                 break
             if event == "start" and len(words) == 4 and _is_number(words[1]) and _is_number(words[3]):
-                job, restart, machine, at = words
+                job, restart, machine, time_text = words
                 runs.append(
-                    TaskRun(job=clean(job), restart=int(restart), machine=clean(machine), started=_time(at))
+                    TaskRun(
+                        job=clean(job), restart=int(restart), machine=clean(machine), started=_time(time_text)
+                    )
                 )
             elif event == "end" and runs and len(words) == 3 and all(map(_is_number, words[:2])):
-                code, at, again = words
-                runs[-1] = replace(runs[-1], code=int(code), ended=_time(at), again=again == "again")
+                code, time_text, again = words
+                runs[-1] = replace(runs[-1], code=int(code), ended=_time(time_text), again=again == "again")
         elif runs and runs[-1].code is None:
             if ended := _ENDED.match(line):
                 runs[-1] = replace(runs[-1], why=runs[-1].why or ended[1] or REMOVED)
@@ -199,15 +201,15 @@ def _numbers(text: str) -> Iterator[int]:
             yield from range(int(first), min(int(last or first), int(first) + 64) + 1)
 
 
-def parse_queue(text: str, name: str, folder: str) -> tuple[TaskState, ...]:
-    """Return the tasks of the arrays `<name>-N` that were submitted in `folder`, from the output of
+def parse_queue(text: str, name: str, directory: str) -> tuple[TaskState, ...]:
+    """Return the tasks of the arrays `<name>-N` that were submitted in `directory`, from the output of
     squeue.
     """
     tasks = []
     for line in text.splitlines():
-        index, state, reason, job, place = (*line.split("|", 4), "", "", "", "")[:5]
+        index, state, reason, job, job_directory = (*line.split("|", 4), "", "", "", "")[:5]
         head, _, number = job.rpartition("-")
-        if (head, place) == (name, folder) and _is_number(number) and _is_number(index):
+        if (head, job_directory) == (name, directory) and _is_number(number) and _is_number(index):
             tasks.append(
                 TaskState(batch=int(number), index=int(index), state=clean(state), reason=clean(reason))
             )
@@ -238,8 +240,8 @@ def classify(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, J
     last = task.starts[-1]
     again = last.again or (outcome in RETRIED_OUTCOMES and last.code is None)
     if again and task.alive is not False:
-        why = f"no usable GPU on {last.machine}" if reason == HAS_RUN else reason
-        return None, f"to be retried: {why}", ending
+        cause = f"no usable GPU on {last.machine}" if reason == HAS_RUN else reason
+        return None, f"to be retried: {cause}", ending
     return outcome, reason, ending
 
 
@@ -284,33 +286,39 @@ def _task_status(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, st
 def _cut_off(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
     last = task.starts[-1]
     state = task.queued.state if task.queued and not task.alive else ""
-    why = last.why or _STATES.get(state, state)
-    where = f" on {last.machine}" if last.machine else ""
-    if not why and task.alive is not False:
-        return None, f"running{where}", JobEnding.RUNNING
-    if why == TIME_LIMIT:
+    reason = last.why or _STATES.get(state, state)
+    location = f" on {last.machine}" if last.machine else ""
+    if not reason and task.alive is not False:
+        return None, f"running{location}", JobEnding.RUNNING
+    if reason == TIME_LIMIT:
         run = format_seconds(limits.run.total_seconds())
-        return Outcome.TIMEOUT, f"Slurm ended it{where}: its time was over ({run} at most)", JobEnding.KILLED
-    if why == MEMORY:
-        return Outcome.HELD, f"it requested too little memory{where}", JobEnding.KILLED
-    if why == REMOVED:
-        return Outcome.NOT_TESTED, f"removed while it ran{where}", JobEnding.REMOVED
-    if why:
-        return Outcome.INFRASTRUCTURE, f"Slurm ended it{where}: {why.lower()}", JobEnding.KILLED
-    return Outcome.INFRASTRUCTURE, f"it left the queue{where} and its log shows no end", JobEnding.LOST
+        return (
+            Outcome.TIMEOUT,
+            f"Slurm ended it{location}: its time was over ({run} at most)",
+            JobEnding.KILLED,
+        )
+    if reason == MEMORY:
+        return Outcome.HELD, f"it requested too little memory{location}", JobEnding.KILLED
+    if reason == REMOVED:
+        return Outcome.NOT_TESTED, f"removed while it ran{location}", JobEnding.REMOVED
+    if reason:
+        return Outcome.INFRASTRUCTURE, f"Slurm ended it{location}: {reason.lower()}", JobEnding.KILLED
+    return Outcome.INFRASTRUCTURE, f"it left the queue{location} and its log shows no end", JobEnding.LOST
 
 
 # --- reading the directory
 
 
-def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
-    """Return the state of a node of the sweep in `folder`. Raises UsageError for an invalid name."""
-    place = node_directory(folder, name)
-    tasks = list(read_tasks(place))
+def read_node(directory: Path, name: str, limits: JobLimits) -> NodeState:
+    """Return the state of a node of the sweep in `directory`. Raises UsageError for an invalid name."""
+    job_directory = node_directory(directory, name)
+    tasks = list(read_tasks(job_directory))
     if not tasks:
         return NodeState(result=NodeResult(node=name, outcome=None, reason="not submitted yet"))
-    attempts = [attempt for batch, index in tasks for attempt in _attempts(folder, place, batch, index)]
-    task = _read_task(folder, place, *tasks[-1])
+    attempts = [
+        attempt for batch, index in tasks for attempt in _attempts(directory, job_directory, batch, index)
+    ]
+    task = _read_task(directory, job_directory, *tasks[-1])
     outcome, reason, ending = classify(task, limits)
     if task.starts:
         attempts[-1] = replace(attempts[-1], ending=ending)
@@ -339,10 +347,10 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
     return NodeState(result=result, settled=settled)
 
 
-def _read_task(folder: Path, place: Path, batch: int, index: int) -> ArrayTask:
-    snapshot, states = _queue(folder / QUEUE)
-    submitted = read_row(folder / f"batch-{batch}.json", ArraySubmission)
-    starts = parse_log(read_report(folder / LOG, f"{batch}-{index}") or b"")
+def _read_task(directory: Path, job_directory: Path, batch: int, index: int) -> ArrayTask:
+    snapshot, states = _queue(directory / QUEUE)
+    submitted = read_row(directory / f"batch-{batch}.json", ArraySubmission)
+    starts = parse_log(read_report(directory / LOG, f"{batch}-{index}") or b"")
     last = starts[-1] if starts else None
     seen = (last.ended or last.started) if last else submitted.at if submitted else None
     queued = states.get((batch, index))
@@ -354,20 +362,22 @@ def _read_task(folder: Path, place: Path, batch: int, index: int) -> ArrayTask:
         starts=starts,
         queued=queued,
         known=snapshot is not None and (seen is None or snapshot.asked > seen),
-        files=_read_files(place / f"{batch}-{last.restart}") if last else TaskOutput(),
+        files=_read_files(job_directory / f"{batch}-{last.restart}") if last else TaskOutput(),
     )
 
 
-def _read_files(place: Path) -> TaskOutput:
-    lines = (read_report(place, "out") or b"").decode("utf-8", "replace").strip().splitlines()
-    run, report, evidence = (read_report(place, f"{RESULT}/{name}") for name in (RUN, REPORT, EVIDENCE))
+def _read_files(job_directory: Path) -> TaskOutput:
+    lines = (read_report(job_directory, "out") or b"").decode("utf-8", "replace").strip().splitlines()
+    run, report, evidence = (
+        read_report(job_directory, f"{RESULT}/{name}") for name in (RUN, REPORT, EVIDENCE)
+    )
     last_line = clean(lines[-1]) if lines else ""
     return TaskOutput(run=run, report=report, evidence=evidence, last_line=last_line)
 
 
-def _attempts(folder: Path, place: Path, batch: int, index: int) -> Iterator[JobAttempt]:
-    for start in parse_log(read_report(folder / LOG, f"{batch}-{index}") or b""):
-        node, gpu = parse_record(read_report(place, f"{batch}-{start.restart}/record") or b"", index)
+def _attempts(directory: Path, job_directory: Path, batch: int, index: int) -> Iterator[JobAttempt]:
+    for start in parse_log(read_report(directory / LOG, f"{batch}-{index}") or b""):
+        node, gpu = parse_record(read_report(job_directory, f"{batch}-{start.restart}/record") or b"", index)
         yield JobAttempt(
             job=start.job,
             ending=JobEnding.LOST if start.code is None else JobEnding.EXITED,
@@ -424,8 +434,8 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: N
     if report.hardware is not None:
         notes = (*report.hardware.notes, *_notes(attempt))
         report = replace(report, hardware=replace(report.hardware, notes=notes))
-    if why := disagreement(attempt, report):
-        return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))
+    if cause := disagreement(attempt, report):
+        return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(cause))
     if report.outcome is not Outcome.VERIFIED:
         return report
     gap = missing_evidence(report) if attempt.gpu else "Slurm does not show that the job had one GPU"

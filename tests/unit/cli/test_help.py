@@ -149,6 +149,8 @@ def test_help_has_a_heading_for_each_purpose() -> None:
         (("image", "lst"), "did you mean `imagefactory image list`?"),
         (("version",), "did you mean `imagefactory --version`?"),
         (("ls",), "did you mean `imagefactory list`?"),
+        (("find",), "did you mean `imagefactory search`?"),
+        (("login",), "`docker login HOST`"),
         (("images",), "did you mean `imagefactory image list`?"),
         (("prune",), "did you mean `imagefactory image prune`?"),
         (("sweep", "colect"), "did you mean `imagefactory sweep collect`?"),

@@ -261,7 +261,7 @@ def test_the_limit_that_is_reached(
     """Of memory: twice 9 KiB and 2 of swap, 3 of page tables, and 4 of files in memory, 2 of them mapped."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert Watch({**NONE, **limits}, shown, folders=[str(scratch)]).over() == over
+    assert Watch({**NONE, **limits}, shown, directories=[str(scratch)]).over() == over
 
 
 def test_a_process_that_hides_its_memory_is_counted_whole(
@@ -269,10 +269,10 @@ def test_a_process_that_hides_its_memory_is_counted_whole(
 ) -> None:
     (tmp_path / "proc/2/smaps_rollup").unlink()
     limits = {**NONE, "memory": (107 + 12 + 4) * K}  # 2 whole, 7 by its share, files in memory
-    assert Watch(limits, shown, folders=[str(tmp_path)]).over() is None
+    assert Watch(limits, shown, directories=[str(tmp_path)]).over() is None
     limits["memory"] -= 1
     again = (os.open(tmp_path / "proc", os.O_RDONLY), *shown[1:])
-    assert Watch(limits, again, folders=[str(tmp_path)]).over() == "memory"
+    assert Watch(limits, again, directories=[str(tmp_path)]).over() == "memory"
 
 
 def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ def test_folders_that_a_run_writes_count_as_scratch(shown: tuple[int, int, int],
         folder.mkdir()
         (folder / "file").write_bytes(bytes(1 << 20))
     limits = {**NONE, "scratch": 3 << 19, "reserve": 0}
-    assert Watch(limits, shown, folders=[str(folders[0])]).over() is None
+    assert Watch(limits, shown, directories=[str(folders[0])]).over() is None
     again = (os.open(tmp_path / "proc", os.O_RDONLY), *shown[1:])
-    assert Watch(limits, again, folders=list(map(str, folders))).over() == "scratch"
+    assert Watch(limits, again, directories=list(map(str, folders))).over() == "scratch"
 
 
 def test_a_callers_own_policy_stays() -> None:

@@ -40,7 +40,7 @@ def test_a_sandbox_brings_qemu_where_the_kernel_lets_it() -> None:
 def test_what_the_machine_has_registered_serves_old_kernels_and_containers_of_others() -> None:
     there = (("aarch64", "/q"),)
     for facts, own in ((replace(OLD, registered=there), True), (replace(FACTS, registered=there), False)):
-        found = choose_emulator("aarch64", facts, own=own)
+        found = choose_emulator("aarch64", facts, include_own=own)
         assert found is not None
         assert (found.program, found.own) == ("/q", False)
 
@@ -56,7 +56,7 @@ def test_where_nothing_starts_them_it_is_said_what_to_install(
     facts: EmulationFacts, own: bool, named: str, hint: str
 ) -> None:
     with pytest.raises(ToolError, match=named) as caught:
-        choose_emulator("aarch64", facts, own=own)
+        choose_emulator("aarch64", facts, include_own=own)
     assert caught.value.code == "emulation-unavailable"
     assert hint in caught.value.hint
 

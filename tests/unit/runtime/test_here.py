@@ -10,7 +10,7 @@ from imagefactory.model import Mount
 from imagefactory.runtime.here import mount_current_directory, private_directories
 
 OWN = (Path("/data/store"), Path("/home/me/cache/imagefactory"))
-PRIVATE = private_directories([Path("/home/me")], own=OWN, runtime=[Path("/srv/runtime/me")])
+PRIVATE = private_directories([Path("/home/me")], own_directories=OWN, runtime=[Path("/srv/runtime/me")])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_private_places_and_what_holds_them_are_not_shown(folder: str, why: str)
     ("folder", "shown"), [("/root", False), ("/root/project", True), ("/root/.ssh", False), ("/etc", False)]
 )
 def test_a_home_among_the_systems_folders_is_like_other_homes(folder: str, shown: bool) -> None:
-    private = private_directories([Path("/root")], own=(), runtime=())
+    private = private_directories([Path("/root")], own_directories=(), runtime=())
     assert (mount_current_directory(Path(folder), readable=True, private=private)[0] is not None) == shown
 
 

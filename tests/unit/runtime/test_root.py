@@ -44,7 +44,7 @@ def root(tree: Path) -> Iterator[int]:
 
 def found(root: int, path: str, *, folder: bool = True) -> str:
     """Where it is, from the tree's top."""
-    fd = open_target(root, path, folder=folder, closed=OWN)
+    fd = open_target(root, path, directory=folder, closed=OWN)
     try:
         place, top = (str(Path(f"/proc/self/fd/{number}").readlink()) for number in (fd, root))
         assert place.startswith(top + "/")
@@ -96,7 +96,7 @@ def test_nothing_is_mounted_on_the_sandboxs_own(tree: Path, root: int, link: str
     before = sorted(tree.rglob("*"))
     for path in ("/data", "/data/in"):
         with pytest.raises(SetupError, match=f"a link of the image leads {path} to /(proc|sys|dev)$"):
-            open_target(root, path, folder=True, closed=OWN)
+            open_target(root, path, directory=True, closed=OWN)
     assert sorted(tree.rglob("*")) == before
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_mounted_on_the_sandboxs_own(tree: Path, root: int, link: str
 def test_nothing_is_mounted_on_the_whole_image(tree: Path, root: int, link: str) -> None:
     (tree / "data").symlink_to(link)
     with pytest.raises(SetupError, match=r"a link of the image leads /data to /$"):
-        open_target(root, "/data", folder=True, closed=OWN)
+        open_target(root, "/data", directory=True, closed=OWN)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_leads_nowhere_is_an_error(tree: Path, root: int, links: dict[str, 
     for name, text in links.items():
         (tree / name).symlink_to(text)
     with pytest.raises(OSError, match=os.strerror(number)):
-        open_target(root, "/data", folder=True)
+        open_target(root, "/data", directory=True)
 
 
 def test_a_link_put_in_the_place_of_a_folder_is_a_link(
@@ -173,7 +173,7 @@ def test_what_is_there_is_found_where_the_kernel_finds_it(tree: Path, root: int,
         except OSError:
             known = None
         try:
-            fd = open_target(root, asked, folder=True)
+            fd = open_target(root, asked, directory=True)
         except (OSError, SetupError):
             assert known is None or os.path.samestat(os.fstat(known), os.fstat(root)), asked
             continue
@@ -191,11 +191,11 @@ def test_no_descriptor_is_left_open(tree: Path, root: int) -> None:
     before = count()
     for name, link in (("a", "/usr/lib/../../usr/new"), ("b", "usr/lib/../../proc"), ("c", "/etc/hosts/x")):
         (tree / name).symlink_to(link)
-    os.close(open_target(root, "/a", folder=True, closed=OWN))
+    os.close(open_target(root, "/a", directory=True, closed=OWN))
     with pytest.raises(SetupError):
-        open_target(root, "/b", folder=True, closed=OWN)
+        open_target(root, "/b", directory=True, closed=OWN)
     with pytest.raises(NotADirectoryError):
-        open_target(root, "/c", folder=True, closed=OWN)
+        open_target(root, "/c", directory=True, closed=OWN)
     assert count() == before
 
 

@@ -626,9 +626,9 @@ class Dispatch:
         there, here = machine.find(into), machine.find(source)
         if there is not None:
             value = source if here is None else self.integers.value(source)
-            own = self.integers.value(into)
-            if own is not None and value is not None:
-                own.copy_(value)
+            current = self.integers.value(into)
+            if current is not None and value is not None:
+                current.copy_(value)
             else:
                 self.integers.keep(
                     into,

@@ -159,10 +159,12 @@ class Memory:
         size = -(-size // ROUND) * ROUND
         room = int(self.total * self.share) - self.context - self.allocated
         if size > room:
-            total, free, own = (_size_text(number) for number in (self.total, max(0, room), self.allocated))
+            total, free, allocated = (
+                _size_text(number) for number in (self.total, max(0, room), self.allocated)
+            )
             raise Full(
                 f"CUDA out of memory. Tried to allocate {_size_text(size)}. GPU {self.index} has a total "
-                f"capacity of {total} of which {free} is free. {own} is allocated by PyTorch "
+                f"capacity of {total} of which {free} is free. {allocated} is allocated by PyTorch "
                 "(emulated: no memory of a GPU was taken)"
             )
         self.allocated += size
@@ -359,8 +361,8 @@ class Machine:
 
     def default_device(self) -> Any:
         """Return the device of `with torch.device(...)` or torch.set_default_device, or None."""
-        at, length = self.torch._C._get_function_stack_at, self.torch._C._len_torch_function_stack()
-        modes = (at(place) for place in reversed(range(length)))
+        stack_item, length = self.torch._C._get_function_stack_at, self.torch._C._len_torch_function_stack()
+        modes = (stack_item(index) for index in reversed(range(length)))
         return next((mode.device for mode in modes if isinstance(mode, self._context)), None)
 
     def enter(self) -> None:
@@ -374,11 +376,11 @@ class Machine:
             self.entered = False
             self.mode.__exit__(None, None, None)
 
-    def work(self, index: int, what: str, kind: str, flops: float, moved: float) -> None:
-        """Charge a kernel to the current stream of a device. `what` is a value for `roofline.seconds`."""
+    def work(self, index: int, operation: str, kind: str, flops: float, moved: float) -> None:
+        """Charge a kernel to the current stream of a device. `operation`: see `roofline.seconds`."""
         self.operations += 1
         self.hide(-self.profile.launch)
-        self.clocks[index].charge(self.streams[index], seconds(self.profile, what, kind, flops, moved))
+        self.clocks[index].charge(self.streams[index], seconds(self.profile, operation, kind, flops, moved))
 
     def move(self, index: int, moved: int) -> None:
         """Charge a kernel that only moves bytes."""

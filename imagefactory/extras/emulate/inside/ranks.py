@@ -39,8 +39,8 @@ class Ranks:
         if self._group is None:
             return
         stream = machine.streams[index]
-        own = max(clock.host(), clock.streams.get(stream, 0.0))
-        clock.hold(stream, self._latest(own + self._offset) - self._offset)
+        start_time = max(clock.host(), clock.streams.get(stream, 0.0))
+        clock.hold(stream, self._latest(start_time + self._offset) - self._offset)
         share = next((share for word, share in ROUNDS.items() if word in name), 1.0)
         machine.operations += 1
         clock.charge(stream, exchanging(machine.profile, share * moved * (self.count - 1) / self.count))

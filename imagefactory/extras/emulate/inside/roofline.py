@@ -39,12 +39,12 @@ class Profile:
     curves: Mapping[str, Curve]
     basis: str
 
-    def curve(self, what: str, kind: str) -> Curve:
+    def curve(self, operation: str, kind: str) -> Curve:
         """Return a curve.
 
         An unknown operation uses the curve of products, an unknown number type that of fp32.
         """
-        names = (f"{what}-{kind}", f"product-{kind}", f"{what}-fp32", "product-fp32")
+        names = (f"{operation}-{kind}", f"product-{kind}", f"{operation}-fp32", "product-fp32")
         return next(self.curves[name] for name in names if name in self.curves)
 
 
@@ -75,21 +75,21 @@ def read(curve: Curve, work: float) -> float:
     """
     if work <= 0:
         return 0.0
-    at = bisect(curve, (work,))
-    if at in (0, len(curve)):
-        near, took = curve[min(at, len(curve) - 1)]
+    position = bisect(curve, (work,))
+    if position in (0, len(curve)):
+        near, took = curve[min(position, len(curve) - 1)]
         return took * work / near
-    (less, sooner), (more, later) = curve[at - 1 : at + 1]
+    (less, sooner), (more, later) = curve[position - 1 : position + 1]
     share = log(work / less) / log(more / less)
     return exp(log(sooner) + share * log(later / sooner))
 
 
-def seconds(profile: Profile, what: str, kind: str, flops: float, moved: float) -> float:
+def seconds(profile: Profile, operation: str, kind: str, flops: float, moved: float) -> float:
     """Return the seconds of a kernel with `flops` operations and `moved` bytes.
 
-    `what` is `product`, `convolution`, `backward`, `attention` or `attention_backward`.
+    `operation` is `product`, `convolution`, `backward`, `attention` or `attention_backward`.
     """
-    arithmetic = read(profile.curve(what, kind), flops) if flops else 0.0
+    arithmetic = read(profile.curve(operation, kind), flops) if flops else 0.0
     return max(profile.kernel, arithmetic, read(profile.curves["move"], moved))
 
 

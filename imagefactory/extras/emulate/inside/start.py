@@ -26,7 +26,7 @@ def install(torch: Any, path: str) -> None:
     """
     data = json.loads(Path(path).read_text(encoding="utf-8"))
     machine = Machine(torch, parse_profile(data["profile"]), int(data["gpus"]))
-    pinned, folder = Pinned(torch), Path(data["folder"])
+    pinned, directory = Pinned(torch), Path(data["folder"])
     importlib.import_module("torch._meta_registrations")  # shapes, which older versions load late
     cuda.install(machine)
     tensors.install(machine, pinned)
@@ -37,17 +37,17 @@ def install(torch: Any, path: str) -> None:
 
     def tell() -> None:
         machine.tell_at = time.monotonic() + EVERY
-        summary.write(folder, summary.summarize(machine, seen, pinned))
+        summary.write(directory, summary.summarize(machine, seen, pinned))
 
     machine.tell = tell
     machine.mode = dispatch.make_mode(machine)
     machine.mode.dispatch.passing = calibrate(machine)
     _threads(machine)
     machine.enter()
-    own = os.getpid()
+    process_id = os.getpid()
 
     def ended() -> None:
-        if os.getpid() == own and machine.operations:
+        if os.getpid() == process_id and machine.operations:
             machine.clock.synchronize()
             machine.leave()
             machine.ended = True

@@ -82,9 +82,9 @@ def _median_step(seen: Seen) -> float | None:
     return statistics.median(between[1:] or between) if between else None
 
 
-def write(folder: Path, summary: dict[str, Any]) -> None:
+def write(directory: Path, summary: dict[str, Any]) -> None:
     """Write the file of this process."""
-    path = folder / f"{os.getpid()}.json"
+    path = directory / f"{os.getpid()}.json"
     beside = path.with_suffix(".part")
     try:
         beside.write_text(json.dumps(summary), encoding="utf-8")

@@ -38,14 +38,14 @@ def install_saved(machine: Machine) -> None:
         torch._weights_only_unpickler._get_allowed_globals()[f"{__name__}.load"] = load
 
     def read(*args: Any, **kwargs: Any) -> Any:
-        where = kwargs.pop("map_location", args[1] if len(args) > 1 else None)
-        there = isinstance(where, str | torch.device) and torch.device(where).type == "cuda"
-        _STATE["location"] = "cpu" if there else where
+        location = kwargs.pop("map_location", args[1] if len(args) > 1 else None)
+        there = isinstance(location, str | torch.device) and torch.device(location).type == "cuda"
+        _STATE["location"] = "cpu" if there else location
         try:
-            value = plain(args[0], "cpu" if there else where, *args[2:], **kwargs)
+            value = plain(args[0], "cpu" if there else location, *args[2:], **kwargs)
         finally:
             _STATE["location"] = None
-        return _moved(torch, value, where) if there else value
+        return _moved(torch, value, location) if there else value
 
     torch.load = read
 

@@ -37,22 +37,22 @@ class NotStarted(Exception):
     """The suite could not be started. The message is the reason."""
 
 
-def main(folder: Path, environ: Mapping[str, str]) -> int:
-    """Unpack the files, run the suite and write the result. `folder` is the directory of the job."""
+def main(directory: Path, environ: Mapping[str, str]) -> int:
+    """Unpack the files, run the suite and write the result. `directory` is the directory of the job."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        unpack(folder / SUITE, folder)
-        run(folder, environ, load(folder / "kit"))
+        unpack(directory / SUITE, directory)
+        run(directory, environ, load(directory / "kit"))
     except NotStarted as error:
         print(f"not started: {error}", file=sys.stderr)
     except (OSError, tarfile.TarError, EOFError) as error:
-        print(f"not started: {folder}: {error}", file=sys.stderr)
+        print(f"not started: {directory}: {error}", file=sys.stderr)
     else:
         return 0
     return EXIT_NOT_STARTED
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(archive: Path, directory: Path) -> None:
     """Unpack regular files with names of a suite. Other entries are skipped."""
     total = 0
     with tarfile.open(archive, "r:") as tar:
@@ -61,34 +61,34 @@ def unpack(archive: Path, folder: Path) -> None:
             if not NAME.fullmatch(member.name) or not member.isreg() or total > LARGEST_SUITE:
                 raise NotStarted(f"{SUITE} has what no suite has: {member.name!r}")
             source = tar.extractfile(member)
-            place = folder / PurePosixPath(member.name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(source.read() if source else b"")
+            member_path = directory / PurePosixPath(member.name)
+            member_path.parent.mkdir(parents=True, exist_ok=True)
+            member_path.write_bytes(source.read() if source else b"")
 
 
-def load(folder: Path) -> Any:
+def load(directory: Path) -> Any:
     """Return the module `program` of the kit, loaded as in its run.py: the search path of Python is
     unchanged.
     """
     spec = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
-    spec.submodule_search_locations = [str(folder)]
+    spec.submodule_search_locations = [str(directory)]
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     return importlib.import_module(f"{PACKAGE}.program")
 
 
-def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
+def run(directory: Path, environ: Mapping[str, str], program: Any) -> None:
     """Start the suite and write `result/`. Raises NotStarted and OSError."""
     try:
-        kit = program.read_kit(folder)
+        kit = program.read_kit(directory)
     except program.Stop as error:
         raise NotStarted(str(error)) from error
-    image = read_image(folder)
-    seen, why = read_hardware(program.hardware)
-    report, result = folder / "report", folder / program.RESULT
-    for place in (report, result):
-        place.mkdir(exist_ok=True)
+    image = read_image(directory)
+    seen, reason = read_hardware(program.hardware)
+    report, result = directory / "report", directory / program.RESULT
+    for output_path in (report, result):
+        output_path.mkdir(exist_ok=True)
     started = program.now()
-    ended = follow(suite_argv(kit.argv, folder), environ, kit.timeout)
+    ended = follow(suite_argv(kit.argv, directory), environ, kit.timeout)
     facts = {
         "format": FORMAT,
         "nonce": kit.nonce,
@@ -101,9 +101,9 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
         "seconds": ended.seconds,
         "said": list(ended.lines)[-program.MOST_SAID :],
         "hardware": seen,
-        "no_gpu": why,
+        "no_gpu": reason,
     }
-    data = program.read_report(folder, f"report/{program.REPORT}")
+    data = program.read_report(directory, f"report/{program.REPORT}")
     if data is not None:
         (result / program.REPORT).write_bytes(data)
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
@@ -119,13 +119,13 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> A
         raise NotStarted(f"{argv[0]} cannot be started: {error.strerror}") from error
 
 
-def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
+def suite_argv(argv: Sequence[str], directory: Path) -> list[str]:
     """Return the command of the kit with the directory of the job in place of a runner's mounts."""
     start = importlib.import_module(f"{PACKAGE}.start")
     places = {
-        start.SUITE_MOUNT: folder / "suite",
-        start.EXPECT_MOUNT: folder,
-        start.REPORT_MOUNT: folder / "report",
+        start.SUITE_MOUNT: directory / "suite",
+        start.EXPECT_MOUNT: directory,
+        start.REPORT_MOUNT: directory / "report",
     }
     words = []
     for word in argv:
@@ -134,12 +134,12 @@ def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
     return words
 
 
-def read_image(folder: Path) -> str:
+def read_image(directory: Path) -> str:
     """Return the sha256 of the .sif that HTCondor transferred, also from the OSDF.
 
     It is empty if no file was transferred: then the machine has the image or pulls it by digest.
     """
-    for path in sorted(folder.glob("*.sif")):
+    for path in sorted(directory.glob("*.sif")):
         if stat.S_ISREG(path.lstat().st_mode):
             sha256 = hashlib.sha256()
             with path.open("rb") as file:

@@ -87,11 +87,11 @@ def split_events(data):
         if line.rstrip("\r") != "...":
             block.append(line)
             continue
-        for at, first in enumerate(block):
+        for index, first in enumerate(block):
             match = _HEAD.match(first)
             if match:
                 job = f"{int(match.group(2))}.{int(match.group(3))}"
-                rest = [clean(text) for text in block[at + 1 :]]
+                rest = [clean(text) for text in block[index + 1 :]]
                 events.append(JobEvent(int(match.group(1)), job, match.group(4), clean(match.group(5)), rest))
                 break
         block = []
@@ -234,12 +234,12 @@ def machine_of(last, events, text):
     return names[-1] if names else ""
 
 
-def is_pull(last, why):
+def is_pull(last, reason):
     # type: (JobState, str) -> bool
     """Return whether the image could not be pulled, which may also be a fault of the registry."""
-    if PULLED.search(why) or (last.ending == "held" and last.code == 35):
+    if PULLED.search(reason) or (last.ending == "held" and last.code == 35):
         return True
-    return last.ending == "held" and last.code in (12, 13) and ".sif" in why and "No space" not in why
+    return last.ending == "held" and last.code in (12, 13) and ".sif" in reason and "No space" not in reason
 
 
 def machine_outcome(report, capability):
@@ -264,9 +264,9 @@ class NodeFault:
 
     __slots__ = ("at", "job", "machine", "node", "why")
 
-    def __init__(self, machine, node, job, at, why):
+    def __init__(self, machine, node, job, time, reason):
         # type: (str, str, str, int, str) -> None
-        self.machine, self.node, self.job, self.at, self.why = machine, node, job, at, why
+        self.machine, self.node, self.job, self.at, self.why = machine, node, job, time, reason
 
 
 def parse_faults(data):
@@ -279,8 +279,8 @@ def parse_faults(data):
     for line in (data or b"").decode("utf-8", "replace").split("\n"):
         parts = [clean(part) for part in line.split("\t", 4)]
         if len(parts) == 5 and parts[0] and parts[3].isdecimal():
-            machine, node, job, at, why = parts
-            faults.setdefault((machine, node, job), NodeFault(machine, node, job, int(at[:12]), why))
+            machine, node, job, time, reason = parts
+            faults.setdefault((machine, node, job), NodeFault(machine, node, job, int(time[:12]), reason))
     return list(faults.values())
 
 
@@ -348,12 +348,12 @@ def decide(last, returned, whole):
     if last.ending == "held":
         return last.code in TRY_AGAIN, f"held ({last.code}): {last.text}"
     if last.ending == "removed":
-        own, why = OWN_LIMITS in last.text, last.trouble or last.step
-        if own and last.cut:
+        own_limit, reason = OWN_LIMITS in last.text, last.trouble or last.step
+        if own_limit and last.cut:
             return False, "stopped: its time was over"
-        if own and (last.started or why):
-            return True, f"started {last.started} times without an end: {why}"
-        return False, "no machine took it in time" if own else f"removed: {last.text}"
+        if own_limit and (last.started or reason):
+            return True, f"started {last.started} times without an end: {reason}"
+        return False, "no machine took it in time" if own_limit else f"removed: {last.text}"
     if last.ending == "exited" and last.code == 0:
         return not whole, "" if whole else "it brought back no result that can be read"
     if last.ending in ("exited", "killed"):
@@ -394,32 +394,34 @@ def read(path, largest):
     return data if len(data) <= largest else None
 
 
-def is_valid_run(folder):
+def is_valid_run(directory):
     # type: (Path) -> bool
     """Return whether run.json belongs to this node, and report.json is missing or a JSON object."""
-    kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
-    report = folder / "result" / "report.json"
+    kit = parse_object(read(directory / "kit.json", LARGEST_FILE)) or {}
+    report = directory / "result" / "report.json"
     valid = not os.path.lexists(str(report)) or parse_object(read(report, LARGEST_FILE)) is not None
-    return valid and is_result(read(folder / "result" / "run.json", LARGEST_FILE), str(kit.get("nonce", "")))
+    return valid and is_result(
+        read(directory / "result" / "run.json", LARGEST_FILE), str(kit.get("nonce", ""))
+    )
 
 
-def archive_attempt(folder, job):
+def archive_attempt(directory, job):
     # type: (Path, str) -> None
     """Move the files of an attempt into a separate directory, so that they are not read as another attempt's.
 
     If this script was killed, DAGMan may run it twice for one job.
     """
     number = 1
-    while (folder / f"attempt-{number}").exists():
+    while (directory / f"attempt-{number}").exists():
         number += 1
-    before = parse_object(read(folder / f"attempt-{number - 1}" / "post.json", LARGEST_FILE)) or {}
+    before = parse_object(read(directory / f"attempt-{number - 1}" / "post.json", LARGEST_FILE)) or {}
     if before.get("job") == job:
         return
-    place = folder / f"attempt-{number}"
-    place.mkdir()
+    job_directory = directory / f"attempt-{number}"
+    job_directory.mkdir()
     for name in ATTEMPT_FILES:
-        if os.path.lexists(str(folder / name)):
-            (folder / name).rename(place / name)
+        if os.path.lexists(str(directory / name)):
+            (directory / name).rename(job_directory / name)
 
 
 def machines_of_row(row):
@@ -429,18 +431,18 @@ def machines_of_row(row):
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def attempted_machines(folder):
+def attempted_machines(directory):
     # type: (Path) -> list[str]
     """Return the machines of earlier attempts of a node."""
-    posts = sorted(folder.glob("attempt-*/post.json"))
+    posts = sorted(directory.glob("attempt-*/post.json"))
     rows = [parse_object(read(path, LARGEST_FILE)) or {} for path in posts]
     return [str(row["machine"]) for row in rows if row.get("machine")]
 
 
-def append_fault(machine, node, job, why):
+def append_fault(machine, node, job, reason):
     # type: (str, str, str, str) -> None
     """Append a line in one write, so that lines of concurrent scripts do not mix."""
-    line = "\t".join((machine, node, job, str(int(time.time())), clean(why)[:500] or "-")) + "\n"
+    line = "\t".join((machine, node, job, str(int(time.time())), clean(reason)[:500] or "-")) + "\n"
     handle = os.open(FAULT_FILES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode("utf-8"))
@@ -461,34 +463,34 @@ def main(arguments):
         print("usage: post.py NODE RETURN JOBID RETRY MAX_RETRIES", file=sys.stderr)
         return 2
     node, returned, job = arguments[0], int(arguments[1]), arguments[2]
-    folder = Path("nodes", node)
-    folder.mkdir(parents=True, exist_ok=True)
-    last, events = read_log(folder / "job.log", job)
-    again, why = decide(last, returned, is_valid_run(folder))
-    kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
+    directory = Path("nodes", node)
+    directory.mkdir(parents=True, exist_ok=True)
+    last, events = read_log(directory / "job.log", job)
+    again, reason = decide(last, returned, is_valid_run(directory))
+    kit = parse_object(read(directory / "kit.json", LARGEST_FILE)) or {}
     capability = str(kit.get("capability"))
-    report = parse_object(read(folder / "result" / REPORT, LARGEST_FILE))
+    report = parse_object(read(directory / "result" / REPORT, LARGEST_FILE))
     word = "" if again else machine_outcome(report, capability)
-    machine = machine_of(last, events, why)
-    if machine and (word or again) and not is_pull(last, why):
-        append_fault(machine, node, job, word or why)
-    places = read_places(read(folder / JOB, LARGEST_FILE))
+    machine = machine_of(last, events, reason)
+    if machine and (word or again) and not is_pull(last, reason):
+        append_fault(machine, node, job, word or reason)
+    places = read_places(read(directory / JOB, LARGEST_FILE))
     machines = places.first if places.only else machines_of_row(places.row or capability)
     bad = bad_machines(parse_faults(read(Path(FAULT_FILES), LARGEST_LOG)), machines)
-    tried = [*attempted_machines(folder), machine] if machine else attempted_machines(folder)
+    tried = [*attempted_machines(directory), machine] if machine else attempted_machines(directory)
     others = [name for name in machines if name not in tried and name not in bad]
     if word and others and arguments[3] != arguments[4]:
-        again, why = True, word
+        again, reason = True, word
     retries = again and arguments[3] != arguments[4]
-    row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": retries, "why": why}
+    row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": retries, "why": reason}
     row["machine"] = machine
-    replace_file(folder / "post.json", json.dumps(row, indent=1, sort_keys=True) + "\n")
+    replace_file(directory / "post.json", json.dumps(row, indent=1, sort_keys=True) + "\n")
     if again:
-        archive_attempt(folder, job)
+        archive_attempt(directory, job)
         soft = sorted(name for name in set(tried) if name not in bad) if others else []
         if not places.only:  # what failed there is tried elsewhere, be the driver newer
             places.first = [name for name in places.first if name not in tried and name not in bad]
-        replace_file(folder / JOB, format_job(places, bad, soft))
+        replace_file(directory / JOB, format_job(places, bad, soft))
     return 1 if again else 0
 
 

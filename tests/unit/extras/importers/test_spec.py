@@ -59,7 +59,7 @@ def test_a_commit_is_a_source(address: str, source: str) -> None:
 
 def test_a_subdirectory_is_part_of_it() -> None:
     spec = EnvironmentSpec(file="x")
-    add_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, folder="python/ops")
+    add_git(spec, f"https://git.example.org/lab/ops@{COMMIT}", HERE, directory="python/ops")
     assert spec.sources == [f"git+https://git.example.org/lab/ops@{COMMIT}#subdirectory=python/ops"]
 
 
