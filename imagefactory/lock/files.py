@@ -169,7 +169,7 @@ def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
             raise LockError(
                 "lock-parent-mismatch",
                 f"{lock.target}: the lock lacks {package.filename}, which its parent {under.target} has",
-                hint=f"imagefactory lock {lock.target}",
+                hint=f"run imagefactory lock {lock.target}",
             )
 
 
