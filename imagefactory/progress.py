@@ -171,9 +171,9 @@ class LineProgress:
     def write(self, text: str) -> None:
         self.put(text)
 
-    def put(self, line: str) -> None:
+    def put(self, line: str, *, wrap: bool = True) -> None:
         text = printable(line)
-        if self.stream.isatty():
+        if wrap and self.stream.isatty():
             text = wrap_message(text, os.get_terminal_size(self.stream.fileno()).columns or len(text))
         # The reader is gone, or the log is on a full disk: the work continues.
         with _SPEAKING, contextlib.suppress(OSError):
@@ -272,7 +272,7 @@ class JsonProgress(LineProgress):
         )
 
     def _emit(self, event: ProgressEvent) -> None:
-        self.put(json.dumps(event))
+        self.put(json.dumps(event), wrap=False)
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:

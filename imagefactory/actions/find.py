@@ -213,7 +213,7 @@ def find_images(
     if not candidates:
         raise (
             NothingSelectedError(
-                "recipes-missing", f"{place} has no recipes", hint="imagefactory recipe new FAMILY"
+                "recipes-missing", f"{place} has no recipes", hint="run imagefactory recipe new FAMILY"
             )
             if own_project
             else empty_catalog_error()

@@ -67,7 +67,7 @@ class LockedBase:
 
     def require(self, path: Path) -> BaseLock:
         """Return the current lock. Raises LockError without one, StaleError for an outdated one."""
-        hint = f"imagefactory lock base:{self.base.name}"
+        hint = f"run imagefactory lock base:{self.base.name}"
         if self.flaw:
             raise self.flaw
         if self.lock is None:
@@ -132,7 +132,7 @@ class LockedTarget:
 
     def problem(self, directory: Path) -> ImagefactoryError | None:
         """Return the reason why the target cannot be built, None if its lock is current."""
-        name, hint = self.target.name, f"imagefactory lock {self.target.name}"
+        name, hint = self.target.name, f"run imagefactory lock {self.target.name}"
         if self.target.sources:
             sources = ", ".join(self.target.sources)
             return StaleError(
@@ -177,7 +177,7 @@ def locked_target(project: Project, target: Target) -> LockedTarget:
             check_facts(lock, target)
             check_unchanged_packages(lock, under)
             if changed := changed_wheel(lock, project.settings.root_path):
-                hint = f"imagefactory lock {target.name}"
+                hint = f"run imagefactory lock {target.name}"
                 problem = f"the lock of {target.name} is outdated: {changed}"
                 flaw = StaleError("lock-outdated", problem, hint=hint)
     except LockError as error:

@@ -78,7 +78,7 @@ def read_stages(project: Project, targets: Sequence[Target], asking: PlanLookup)
         TargetStatus(
             target=target,
             block=f"the lock of base {target.base}: {bases[target.base]}",
-            hint=f"imagefactory lock base:{target.base}",
+            hint=f"run imagefactory lock base:{target.base}",
         )
         if bases[target.base] in ("none", "malformed")
         else _read_stage(project, target, look)

@@ -133,7 +133,7 @@ def _in_registry(access: Access, target: Target, subject: VerifiedImage, registr
         raise UsageError(
             "image-not-in-registry",
             f"{host}/{repository} has no image {subject.index}",
-            hint=f"imagefactory push {target.name} --registry {registry}",
+            hint=f"run imagefactory push {target.name} --registry {registry}",
         )
     return ImageReference(registry=host, repository=repository, digest=subject.index)
 
@@ -164,7 +164,7 @@ def definition_of(project: Project, artifact: Image | SifArtifact, name: str) ->
         raise StaleError(
             "image-outdated",
             f"{name} was not built from the current lock of {target.name}",
-            hint=f"imagefactory build {target.name}, or check out the revision that has its lock",
+            hint=f"run imagefactory build {target.name}, or check out the revision that has its lock",
         )
     return definition
 

@@ -48,9 +48,9 @@ def define(
     parent_locks: tuple[Lock, ...] = (),
     files: tuple[OwnFile, ...] = (),
 ) -> BuildSpec:
-    """Return the definition of `target`'s image. `parent_locks` are the locks of its parents, the lowest first.
+    """Return the definition of an image. `parent_locks` are the locks of its parents, the lowest first.
 
-    Raises LockError if `lock` is another target's, or lacks the framework or a package of `parent_locks`. Raises
+    Raises LockError if `lock` is another target's, or lacks the framework or a parent's package. Raises
     RecipeError if the target does not fit the base or sets a variable that imagefactory sets.
     """
     _check_fit(target, base, lock)

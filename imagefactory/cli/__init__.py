@@ -121,7 +121,7 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
             raise UsageError(
                 "command-unknown",
                 f"`{context.command_path}` has no commands",
-                hint=f"imagefactory help {' '.join(words[: words.index(word)])}",
+                hint=f"run imagefactory help {' '.join(words[: words.index(word)])}",
             )
         command = group.resolve_command(context, [word])[1]
         assert command is not None

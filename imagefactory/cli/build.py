@@ -468,7 +468,7 @@ def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
         raise UsageError(
             "option-conflict",
             "--render requires exactly one target",
-            hint=f"imagefactory lock TARGET --render {kind} > {file}",
+            hint=f"run imagefactory lock TARGET --render {kind} > {file}",
         )
     text, left_out = render_lock(factory, selection[0], kind)
     print_result(text.removesuffix("\n"))
@@ -526,13 +526,13 @@ def _check(
                 check_no_orphans(factory)
         if bad:
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
-            hint = "imagefactory lock " + " ".join(bad)
+            hint = "run imagefactory lock " + " ".join(bad)
             hint += " --build" if TO_BUILD in bad.values() else ""
             failures.of("lockfiles").add(StaleError("lock-outdated", f"outdated locks: {listing}", hint=hint))
         old = {name: state for name, state in layers.items() if state != "ok"}
         if old:
             listing = ", ".join(f"{name} ({state})" for name, state in old.items())
-            hint = "imagefactory lock --layers " + " ".join(old)
+            hint = "run imagefactory lock --layers " + " ".join(old)
             failures.of("lockfiles").add(
                 StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
             )
@@ -562,7 +562,9 @@ def check_no_orphans(factory: Project) -> None:
     paths = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
     if paths:
         raise StaleError(
-            "lock-orphaned", f"no recipe defines {', '.join(paths)}", hint=f"rm -r {' '.join(paths)}"
+            "lock-orphaned",
+            f"no recipe defines {', '.join(paths)}",
+            hint=f"delete them: rm -r {' '.join(paths)}",
         )
 
 
@@ -647,7 +649,7 @@ def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: b
         for name, differences in stale.items():
             write_terminal(2, "\n".join([f"{name}:", *differences]))
         if stale:
-            hint = "imagefactory render " + " ".join(stale)
+            hint = "run imagefactory render " + " ".join(stale)
             failures.add(
                 StaleError("definition-outdated", f"outdated definitions: {', '.join(stale)}", hint=hint)
             )

@@ -192,7 +192,7 @@ def publish_catalog(
             raise NothingSelectedError(
                 "catalog-empty",
                 "no target has an image in this place",
-                hint="imagefactory build --push TARGET, then verify it",
+                hint="run imagefactory build --push TARGET, then verify it",
             )
         written: tuple[str, ...] = ()
         if key:

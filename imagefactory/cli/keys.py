@@ -393,7 +393,7 @@ def rotate(
         raise CheckFailedError(
             "signing-key-missing",
             "no key signs on this machine",
-            hint="imagefactory key create NAME, then imagefactory key trust NAME",
+            hint="run imagefactory key create NAME, then imagefactory key trust NAME",
         )
     text, location = read_text(path), str(path)
     old = named_key(text, signing.keyid, location)

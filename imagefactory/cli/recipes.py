@@ -273,6 +273,7 @@ def new(
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
     from imagefactory.recipes.read import read_bases, read_each
+    from imagefactory.settings.load import SHIPPED
 
     path = new_recipe_path(call, family, "recipe new", dry_run=dry_run)
     for option, text in (("--framework", framework), ("--source", source)):
@@ -286,7 +287,8 @@ def new(
         check_name(family, "family")
         draft = scaffold_on(family, call.factory.select_single(extends))
     else:
-        draft = scaffold(family, read_bases(directory), framework=framework, source=source or "pypi")
+        bundled = read_each(SHIPPED / "recipes")[0]
+        draft = scaffold(family, read_bases(directory), bundled, framework=framework, source=source or "pypi")
     for line in draft.notes:
         call.progress.note(f"note: {line}")
     if dry_run and not as_json:

@@ -628,7 +628,7 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
         return CheckFailedError(
             "sweep-incomplete",
             f"{result.waiting} of {len(result.nodes)} nodes are not done",
-            hint=f"imagefactory sweep status {result.folder}; collect again when they are done",
+            hint=f"run imagefactory sweep status {result.folder}; collect again when they are done",
         )
     bad = sum(node.result.outcome != "verified" for node in result.nodes)
     return CheckFailedError(

@@ -265,7 +265,7 @@ def _find(
         raise NothingSelectedError(
             "image-not-found",
             f"no image of {target.name} is in {', '.join(map(str, places))}",
-            hint=f"imagefactory build {target.name}, or pass a registry: --registry HOST[/PATH]",
+            hint=f"run imagefactory build {target.name}, or pass a registry: --registry HOST[/PATH]",
         )
     return tuple(images), None
 
@@ -505,7 +505,7 @@ def revoke(
         raise CheckFailedError(
             "signing-key-missing",
             "a revocation must be signed, but no key signs on this machine",
-            hint="imagefactory key create NAME",
+            hint="run imagefactory key create NAME",
         )
     request = RevokeRequest(
         place=image_reference,

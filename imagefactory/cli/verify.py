@@ -156,7 +156,7 @@ def verify(
     )
     factory, progress = call.factory, call.progress
     if not names:
-        raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
+        raise UsageError("argument-missing", "no image is given", hint="run imagefactory verify TARGET")
     reject_conflict(
         nonce_dir and not kit, "--nonce-dir requires --kit", "add --kit DIR or remove --nonce-dir"
     )

@@ -267,7 +267,7 @@ def save_files(spec: JobSpec, files: Mapping[str, str], *, force: bool) -> tuple
         raise UsageError(
             "sweep-rescue-exists",
             f"{rescues[0]} exists, so DAGMan would continue that sweep and skip its finished runs",
-            hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
+            hint=f"delete {rescues[0]}, or use another name: -o NAME.sub",
         )
     texts = {str(directory / name): text for name, text in files.items()}
     runs = [run_directory(number + 1) for number in range(len(spec.rows))] if dag in files else []

@@ -14,7 +14,7 @@ FORMAT = 1
 def content_hash(target: Target, base: BaseSpec, parent_lock: Lock | None) -> str:
     """Return `sha256:...` of all inputs of a target's solution. A lock with another hash is outdated.
 
-    `parent_lock` is the lock of the parent target. Excluded are name, description, checks and environment (they
+    `parent_lock` is the lock of the parent target. Excluded: name, description, checks and environment (they
     change no package), the written order of requirements, and the versions of the solvers (a newer solver
     must not make every lock outdated).
     """

@@ -168,8 +168,8 @@ def check_unchanged_packages(lock: Lock, parent_lock: Lock | None) -> None:
         if package not in packages:
             raise LockError(
                 "lock-parent-mismatch",
-                f"{lock.target}: no {package.filename} in the lock, but in its parent {parent_lock.target}",
-                hint=f"imagefactory lock {lock.target}",
+                f"{lock.target}: the lock lacks {package.filename} of its parent {parent_lock.target}",
+                hint=f"run imagefactory lock {lock.target}",
             )
 
 

@@ -6,6 +6,7 @@ version come from the knowledge tables: CUDA, extras, companions, and the capabi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -250,13 +251,18 @@ def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -
 
 
 def scaffold(
-    family: str, bases: Sequence[BaseSpec], *, framework: str = "", source: str = "pypi"
+    family: str,
+    bases: Sequence[BaseSpec],
+    bundled: Sequence[Recipe] = (),
+    *,
+    framework: str = "",
+    source: str = "pypi",
 ) -> RecipeDraft:
     """Return a valid, commented recipe for `family`.
 
-    The framework gets its newest known version, from PyPI with CUDA and extras. Raises UnknownAnswerError for
-    an unknown framework, and UsageError for an invalid name, or if there is no
-    base.
+    A framework of a `bundled` recipe gets the newest row of that. Others get their newest known version, from
+    PyPI with CUDA and extras. Raises UnknownAnswerError for an unknown framework, and UsageError
+    for an invalid name, or if there is no base.
     """
     known = knowledge.families()
     if source == "conda":
@@ -269,7 +275,11 @@ def scaffold(
     check_name(framework, "framework")
     if source == "conda":
         return RecipeDraft(text=_conda_scaffold(family, framework, bases))
-    return RecipeDraft(text=_pypi_scaffold(family, framework, bases))
+    recipes = (recipe for recipe in bundled if recipe.source == "pypi" and recipe.framework)
+    example = next((recipe for recipe in recipes if framework in (recipe.family, recipe.framework)), None)
+    return RecipeDraft(
+        text=_pypi_scaffold(family, example.framework if example else framework, bases, example)
+    )
 
 
 def scaffold_on(family: str, target: Target) -> RecipeDraft:
@@ -306,11 +316,14 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
     )
 
 
-def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
+def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec], bundled: Recipe | None) -> str:
     base = next((base for base in bases if base.python), None)
     if base is None:
         hint = f"add a base with python: to recipes/{BASES_FILE}"
         raise UsageError("no-base", "no base of the project has a Python", hint=hint)
+    values = {"family": family, "framework": framework, "checks": ", ".join(default_checks(framework))}
+    if bundled:
+        return _SCAFFOLD.format(**values, **_bundled_values(bundled, bases, base))
     wheels = [
         wheel
         for wheel in knowledge.cuda_wheels()
@@ -319,18 +332,53 @@ def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> st
     if not wheels:
         raise _unknown_framework(framework, sorted(set(knowledge.families().values())))
     wheel = max(wheels, key=lambda wheel: (natural(wheel.version), natural(wheel.cuda)))
-    extras_line = f"    extras: [{', '.join(wheel.extras)}]\n" if wheel.extras else ""
     return _SCAFFOLD.format(
-        family=family,
-        framework=framework,
+        **values,
         base=base.name,
         python=base.python,
-        checks=", ".join(default_checks(framework)),
-        known=f"  # {wheel.source}\n",
+        libraries="with the CUDA libraries from PyPI",
+        capabilities=_CAPABILITIES.format('"8.0", "9.0"'),
+        known=wheel.source,
         version=wheel.version,
-        cuda=wheel.cuda,
-        extras=extras_line,
+        cuda=f'"{wheel.cuda}"',
+        row=f"    extras: [{', '.join(wheel.extras)}]\n" if wheel.extras else "",
     )
+
+
+def _bundled_values(recipe: Recipe, bases: Sequence[BaseSpec], default: BaseSpec) -> dict[str, str]:
+    """Return the values for _SCAFFOLD from the newest row of a recipe, with CUDA if there is one.
+
+    Rows whose base is in `bases` come first. Without one, the row gets the `default` base.
+    """
+    known = {(base.name, base.python) for base in bases}
+    rows = [row for row in recipe.matrix if row.cuda and recipe.platform in row.platforms]
+    rows = [row for row in rows if (row.base, row.python) in known] or rows
+    row = max(rows, key=lambda row: (row.cuda != (NO_CUDA,), natural(row.version), natural(row.cuda[-1])))
+    gpu = row.cuda != (NO_CUDA,)
+
+    def listed(values: Iterable[str]) -> str:
+        return ", ".join(map(json.dumps, values))
+
+    own = next((base for base in bases if (base.name, base.python) == (row.base, row.python)), default)
+    lines = [
+        f"    {name}: [{listed(values)}]\n"
+        for name in ("extras", "packages", "constraints")
+        if (values := getattr(row, name))
+    ]
+    lines += ["    environment:\n"] if row.environment else []
+    for name, value in row.environment:
+        text = value.replace(f"/python{row.python}/", f"/python{own.python}/")
+        lines.append(f"      {name}: {json.dumps(text)}\n")
+    return {
+        "base": own.name,
+        "python": own.python,
+        "libraries": "with the CUDA libraries from PyPI" if gpu else "for CPUs, from PyPI",
+        "capabilities": _CAPABILITIES.format(listed(row.capabilities)) if gpu else "",
+        "known": f"The newest row of the bundled recipe {recipe.family}.",
+        "version": row.version,
+        "cuda": f'"{row.cuda[-1]}"' if gpu else NO_CUDA,
+        "row": "".join(lines),
+    }
 
 
 def _unknown_framework(framework: str, known: Sequence[str]) -> UnknownAnswerError:
@@ -358,17 +406,14 @@ def check_name(value: str, rule: str) -> None:
 _SCAFFOLD = """\
 # yaml-language-server: $schema=recipe.schema.json
 family: {family}
-description: {framework} with the CUDA libraries from PyPI
+description: {framework} {libraries}
 source: pypi
 framework: {framework}    # the distribution's name in the source
 platform: linux/amd64
 base: {base}    # a name of bases.yaml
 python: "{python}"    # the Python of that base; versions are always in quotes
 
-# The compute capabilities that every image of this family must support.
-capabilities: ["8.0", "9.0"]
-
-# The checks that every image must pass; without this line all checks for the framework.
+{capabilities}# The checks that every image must pass; without this line all checks for the framework.
 checks: [{checks}]
 
 # Further packages, and bounds on dependencies. Rows can add their own.
@@ -376,9 +421,16 @@ packages: []
 constraints: []
 
 matrix:
-{known}  - version: "{version}"
-    cuda: ["{cuda}"]
-{extras}"""
+  # {known}
+  - version: "{version}"
+    cuda: [{cuda}]
+{row}"""
+
+_CAPABILITIES = """\
+# The compute capabilities that every image of this family must support.
+capabilities: [{}]
+
+"""
 
 _CONDA_SCAFFOLD = """\
 # yaml-language-server: $schema=recipe.schema.json

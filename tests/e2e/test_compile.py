@@ -145,7 +145,7 @@ def test_lock_builds_what_has_no_wheel_and_the_image_runs_it(mine: Factory) -> N
         "ffmpy": "0.3.1",
         "mylab": "0.3",
     }
-    assert error["hint"] == f"imagefactory lock {lab} --build"
+    assert error["hint"] == f"run imagefactory lock {lab} --build"
     assert recipe.read_text() == text
     assert mine.run("build", lab, code=EXIT_STALE).returncode == EXIT_STALE
 

@@ -240,7 +240,7 @@ def test_a_file_that_is_gone_or_changed_is_said(index: Index, tmp_path: Path) ->
     index.hidden.add(gone.filename)
     with fails("locked-file-gone", message=gone.filename) as caught:
         uv.addresses(lock)
-    assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy"
+    assert caught.value.hint == "run imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy"
     index.hidden.update(index.rows["numpy"])
     with fails("locked-file-gone", hint="--upgrade-package"):
         uv.addresses(lock)
@@ -350,7 +350,7 @@ def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
     )
     with fails("package-from-parent", message="'numpy'") as caught:
         uv.lock(replace(request, previous=lock, update=("numpy",)), QuietProgress())
-    assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy"
+    assert caught.value.hint == "run imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy"
 
 
 def test_what_does_not_go_with_what_lies_below(index: Index, tmp_path: Path) -> None:

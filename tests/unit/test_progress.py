@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import re
+import termios
 
 import pytest
 
@@ -212,3 +214,16 @@ def test_a_log_on_a_full_disk_ends_no_work() -> None:
 )
 def test_messages_are_wrapped_without_broken_words_and_commands(text: str, lines: list[str]) -> None:
     assert wrap_message(text, 22).split("\n") == lines
+
+
+def test_json_lines_are_whole_on_a_terminal() -> None:
+    controller, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, 40))
+    text = "a note of many words that is longer than the terminal is wide, so that text is wrapped"
+    with os.fdopen(controller, "rb", buffering=0) as reader, os.fdopen(terminal, "w") as stream:
+        JsonProgress(stream).note(text)
+        JsonProgress(stream).note("end")
+        output = b""
+        while b'"end"}' not in output:
+            output += reader.read(4096)
+    assert [json.loads(line)["text"] for line in output.decode().splitlines()] == [text, "end"]

@@ -289,7 +289,7 @@ def open_context(
     reserved: Sequence[str] = (),
     file: str = "",
 ) -> BuildContext:
-    """Return the build context of a file in `project_root`: `selection`, or else the root of its git work tree.
+    """Return the build context of a file in `project_root`: `selection`, or the root of its git work tree.
 
     `file` is the name of the container file: Docker prefers `NAME.dockerignore` next to it. Raises
     UsageError.

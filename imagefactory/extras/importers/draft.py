@@ -340,7 +340,7 @@ def _python(
     lines: _DraftNotes,
     released: Collection[str],
 ) -> tuple[BaseSpec, str]:
-    """Return a base and the Python version of the environment: `selection`, or the one in the file if possible.
+    """Return a base and the Python version: `selection`, or the one in the file .
 
     `released` are the Python versions for which the framework was released, empty if unknown.
     """

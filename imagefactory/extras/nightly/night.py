@@ -328,7 +328,7 @@ class _NightlyRun:
         if expires and expires - self.steps.dependencies.clock() < SOON:
             reason = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
             self.steps.tell(
-                NightlyRow(what=EXPIRY, why=reason, hint="imagefactory site publish", code=EXIT_CHECK)
+                NightlyRow(what=EXPIRY, why=reason, hint="run imagefactory site publish", code=EXIT_CHECK)
             )
 
     def _compare(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:

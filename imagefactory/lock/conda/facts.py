@@ -58,7 +58,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "lock-recipe-mismatch",
             f"{target.name}: the lock has {message} the recipe does not require",
-            hint=f"imagefactory lock {target.name}",
+            hint=f"run imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}
     python = packages.get("python")
@@ -67,7 +67,7 @@ def check_facts(lock: Lock, target: Target) -> None:
             "lock-recipe-mismatch",
             f"{target.name}: the lock has {_label(python) if python else 'no python'}, "
             f"the recipe asks for Python {target.python}",
-            hint=f"imagefactory lock {target.name}",
+            hint=f"run imagefactory lock {target.name}",
         )
     if target.source != "conda":
         wheel_facts.check_facts(lock, target)
@@ -77,7 +77,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "framework-not-locked",
             f"{target.name}: the lock does not have the framework '{target.framework}'",
-            hint=f"imagefactory lock {target.name}",
+            hint=f"run imagefactory lock {target.name}",
         )
     if not _agrees(target.version, framework.version):
         raise LockError(

@@ -210,7 +210,7 @@ class _LockReader:
     def fault(self, message: str, index: int | None = None) -> LockError:
         line = (self.at if index is None else index) + 1
         return LockError(
-            "lock-malformed", f"{self.file}:{line}: {message}", hint=f"imagefactory lock {self.target}"
+            "lock-malformed", f"{self.file}:{line}: {message}", hint=f"run imagefactory lock {self.target}"
         )
 
     def expect(self, line: str) -> None:

@@ -487,7 +487,7 @@ class _SolveLoop:
             raise LockError(
                 "locked-file-gone",
                 f"{self._request.target.name}: the channels no longer have the locked {files}",
-                hint=f"imagefactory lock {locked} "
+                hint=f"run imagefactory lock {locked} "
                 f"{' '.join(f'--upgrade-package {package.name}' for package in gone)}",
             )
 

@@ -90,7 +90,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         return LockError(
             "locked-file-gone",
             f"{lock.target}: the index no longer has the locked packages: {text}",
-            hint=f"imagefactory lock {lock.target} --upgrade-package PACKAGE",
+            hint=f"run imagefactory lock {lock.target} --upgrade-package PACKAGE",
         )
     if "No solution found" in text and "could not be queried" not in text:
         hint = "change the versions, packages or constraints of the recipe"

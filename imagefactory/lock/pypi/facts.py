@@ -97,7 +97,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         raise LockError(
             "framework-not-locked",
             f"{target.name}: the lock does not have the framework '{target.framework}'",
-            hint=f"imagefactory lock {target.name}",
+            hint=f"run imagefactory lock {target.name}",
         )
     came = f"{framework.name} {framework.version}"
     if not _agrees(target.version, framework.version):

@@ -105,7 +105,7 @@ def parse_lock(text: str, file: str) -> Lock:
         return LockError(
             "lock-malformed",
             f"{file}:{index + 1}: {message}",
-            hint=f"imagefactory lock {target if known else 'TARGET'}",
+            hint=f"run imagefactory lock {target if known else 'TARGET'}",
         )
 
     header = []
@@ -161,12 +161,12 @@ def read_text(path: Path) -> str:
     except FileNotFoundError as error:
         target = path.name.removesuffix(".requirements.txt")
         raise LockError(
-            "lock-missing", f"{path} does not exist", hint=f"imagefactory lock {target}"
+            "lock-missing", f"{path} does not exist", hint=f"run imagefactory lock {target}"
         ) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise LockError(
-            "lock-malformed", f"{path}:{line}: not UTF-8 text", hint="imagefactory lock TARGET"
+            "lock-malformed", f"{path}:{line}: not UTF-8 text", hint="run imagefactory lock TARGET"
         ) from error
     except OSError as error:
         raise LockError(*os_problem("read", path, error), hint="check its permissions") from error

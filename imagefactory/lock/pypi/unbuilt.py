@@ -605,7 +605,7 @@ def list_unbuilt(
             )
         )
     count = "1 package" if len(rows) == 1 else f"{len(rows)} packages"
-    hint = f"imagefactory lock {target.name} --build"
+    hint = f"run imagefactory lock {target.name} --build"
     if impossible:
         hint = (
             f"{' and '.join(impossible)} cannot be built for {target.name}: remove it from the recipe, "

@@ -290,7 +290,7 @@ class UvLocker:
                         "locked-file-gone",
                         f"{lock.target}: the index no longer has {wheel.filename} "
                         f"(sha256 {wheel.sha256[:12]}...)",
-                        hint=f"imagefactory lock {lock.target} --upgrade-package {wheel.name}",
+                        hint=f"run imagefactory lock {lock.target} --upgrade-package {wheel.name}",
                     )
         return urls
 

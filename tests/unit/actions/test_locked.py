@@ -104,7 +104,7 @@ def test_a_target_with_sources_is_to_build(made: tuple[Project, Target]) -> None
     assert lock_state(factory, target) == TO_BUILD
     with fails("source-not-built") as caught:
         require_lock(factory, target)
-    assert caught.value.hint == f"imagefactory lock {target.name} --build"
+    assert caught.value.hint == f"run imagefactory lock {target.name} --build"
 
 
 def test_a_definition_reads_each_lock_of_a_chain_once(

@@ -136,7 +136,7 @@ def test_a_base_without_a_lock_blocks(factory: Project, target: Target) -> None:
     factory.base_lock_path(factory.base_of(target)).unlink()
     found = stage(factory, target)
     assert found.block == f"the lock of base {target.base}: none"
-    assert found.hint == f"imagefactory lock base:{target.base}"
+    assert found.hint == f"run imagefactory lock base:{target.base}"
 
 
 def test_a_stale_lock_blocks(factory: Project, target: Target) -> None:
@@ -144,7 +144,7 @@ def test_a_stale_lock_blocks(factory: Project, target: Target) -> None:
     found = stage(factory, stale)
     assert "is outdated" in found.block
     assert found.lock is None
-    assert found.hint == f"imagefactory lock {NAME}"
+    assert found.hint == f"run imagefactory lock {NAME}"
 
 
 def test_layouts_of_others_are_not_touched(factory: Project, target: Target) -> None:

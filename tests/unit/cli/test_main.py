@@ -15,7 +15,7 @@ from imagefactory.errors import ImagefactoryError, UsageError
 from imagefactory.oci.layout import Layout
 from imagefactory.recipes.values import SMOKE_CHECKS
 from imagefactory.suite.table import CHECKS
-from tests.made.command import Call
+from tests.made.command import Call, json_of
 from tests.made.layout import add_image
 
 ROOT = Path(__file__).parents[3]
@@ -186,6 +186,20 @@ def test_a_wrong_mount_is_refused(mount: str, code: str) -> None:
     with pytest.raises(UsageError, match=f"--mount '{mount}'") as caught:
         cli.run._mount(mount)
     assert caught.value.code == code
+
+
+def test_new_knows_the_frameworks_of_bundled_recipes(call: Call, root: Path) -> None:
+    for words in (("cupy",), ("lab", "--framework", "cupy"), ("numba",), ("tvm",)):
+        value = json_of(call("recipe", "new", *words, "--dry-run", "--json", root=root), "recipe")
+        assert f"family: {words[0]}\n" in value["recipe"]
+    assert call("recipe", "new", "foo", "--dry-run", root=root).error_codes == ("framework-not-known",)
+
+
+def test_import_of_a_missing_file_reports_that_and_no_other_recipe(call: Call, root: Path) -> None:
+    (root / "recipes" / "bad.yaml").write_text("family: bad\nfoo: [\n")
+    said = call("recipe", "import", "nofile.txt", "--family", "lab", root=root)
+    assert (said.code, said.error_codes) == (errors.EXIT_USAGE, ("cannot-read-file",))
+    assert not (root / "recipes" / "lab.yaml").exists()
 
 
 def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:

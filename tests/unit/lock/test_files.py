@@ -242,7 +242,7 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
     assert found, caught.value.message
     assert place in [*text.split("\n"), ""][int(found[1]) - 1]
     assert what in caught.value.message
-    assert caught.value.hint.startswith("imagefactory lock ")
+    assert caught.value.hint.startswith("run imagefactory lock ")
     assert caught.value.exit_code == 5
 
 
@@ -331,7 +331,7 @@ def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
     path.write_bytes(b"version: 1\n\xff\n")
     with fails("lock-malformed", message=f"{path}:2: ") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.hint == f"imagefactory lock {TARGET.name}"
+    assert caught.value.hint == f"run imagefactory lock {TARGET.name}"
 
 
 # --- what makes a lock stale ---------------------------------------------------------------------

@@ -683,7 +683,7 @@ def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:
     said = call("plan", "pytorch-2.3-cu121", root=root)
     assert said.code == 0
     assert "pytorch-2.3-cu121  blocked: pytorch-2.3-cu121 has no lock" in said.out
-    assert "hint: imagefactory lock pytorch-2.3-cu121" in said.out
+    assert "hint: run imagefactory lock pytorch-2.3-cu121" in said.out
     assert json.loads(call("plan", "pytorch-2.3-cu121", "--github", root=root).out[7:])["include"] == []
 
 

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
             "--compression requires --format sif",
             "add --format sif or remove --compression",
         ),
-        ("verify", "no image is given", "imagefactory verify TARGET"),
+        ("verify", "no image is given", "run imagefactory verify TARGET"),
         (
             "verify --nonce-dir x pytorch-2.3-cu121",
             "--nonce-dir requires --kit",

@@ -102,13 +102,13 @@ def conda(*requirements: str) -> Callable[[Path], None]:
             lambda tmp: read_lock(tmp / "lab.requirements.txt"),
             "lock-missing",
             "TMP/lab.requirements.txt does not exist",
-            "imagefactory lock lab",
+            "run imagefactory lock lab",
         ),
         (
             lambda _: parse_lock("", "lockfiles/lab.requirements.txt"),
             "lock-malformed",
             "lockfiles/lab.requirements.txt:1: expected '# imagefactory lock ...', found nothing",
-            "imagefactory lock TARGET",
+            "run imagefactory lock TARGET",
         ),
         (
             no_gpu,
@@ -134,7 +134,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
             sources,
             "source-build-required",
             "pytorch-2.3-cu121: 1 package must be built from source first:\n  flat 1.0: needs to be fetched",
-            "imagefactory lock pytorch-2.3-cu121 --build",
+            "run imagefactory lock pytorch-2.3-cu121 --build",
         ),
         (
             uv(UV.format("Because demo==2.0 has no usable wheels and you require demo")),

@@ -83,13 +83,13 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         unlocked,
         f"{NAME} has no lock ({{tmp}}/root/lockfiles/{NAME}.requirements.txt)",
-        f"imagefactory lock {NAME}",
+        f"run imagefactory lock {NAME}",
     ),
-    (outdated, f"the lock of {NAME} is outdated: the recipe has changed", f"imagefactory lock {NAME}"),
+    (outdated, f"the lock of {NAME} is outdated: the recipe has changed", f"run imagefactory lock {NAME}"),
     (
         unbuilt_source,
         f"{NAME} has sources without a wheel: ./src/lab",
-        f"imagefactory lock {NAME} --build",
+        f"run imagefactory lock {NAME} --build",
     ),
     (
         lambda factory, target, _: lock_target(factory, target, LockOptions(note="a"), QUIET),

@@ -16,16 +16,18 @@ from imagefactory.model import BaseSpec, SourceLocation, Target
 from imagefactory.recipes import edit, values
 from imagefactory.recipes.bases import all_bases, parse_bases
 from imagefactory.recipes.expand import expand, expand_all, expand_lenient, select
-from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.read import read_bases, read_each, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.values import MAX_PROBLEMS
 from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_NODES
 from imagefactory.suite.gpu import table as gpu_table
+from imagefactory.versions import natural
 from tests.made.diagnostics import reports
 from tests.made.errors import fails
 
 ROOT = Path(__file__).parents[3]
 FILE = "recipes/torch.yaml"
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 RECIPE = """\
 family: pytorch
@@ -617,6 +619,35 @@ def test_scaffold_parses_and_expands(family: str) -> None:
     (target,) = expand(recipe, bases())
     assert target.name.startswith(f"{family}-")
     assert target.version in {wheel.version for wheel in knowledge.cuda_wheels()}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "cupy",
+        "cupy-cuda12x",
+        "numba",
+        "openvino",
+        "apache-tvm",
+        "jax",
+        "pytorch",
+        "tensorflow",
+        "onnxruntime-gpu",
+    ],
+)
+def test_scaffold_takes_the_newest_row_of_a_bundled_recipe(named: str) -> None:
+    bundled = read_each(RECIPES)[0]
+    (known,) = (one for one in bundled if named in (one.family, one.framework) and one.source == "pypi")
+    text = edit.scaffold("lab", read_bases(RECIPES), bundled, framework=named).text
+    (target,) = expand(parse_recipe(text, FILE), read_bases(RECIPES))
+    newest = max((row.version for row in known.matrix), key=natural)
+    assert (target.framework, target.version) == (known.framework, newest)
+    rows = [
+        row for row in expand(known, read_bases(RECIPES)) if row.version == newest and row.cuda == target.cuda
+    ]
+    assert target.gpu or not any(row.gpu for row in rows)
+    keys = ("requirements", "constraints", "capabilities", "environment")
+    assert any(all(getattr(row, key) == getattr(target, key) for key in keys) for row in rows)
 
 
 @pytest.mark.parametrize("source", ["pypi", "conda"])

@@ -341,7 +341,7 @@ def test_a_target_that_is_not_built(factory: Project, target: Target, source: Pa
     with pytest.raises(BuildError) as caught:
         compiled(factory, target, source)
     assert caught.value.code == "image-not-built"
-    assert caught.value.hint == f"imagefactory build {target.name}"
+    assert caught.value.hint == f"run imagefactory build {target.name}"
 
 
 @pytest.mark.parametrize(

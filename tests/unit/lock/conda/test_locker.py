@@ -256,7 +256,7 @@ def test_a_locked_package_that_is_gone(site: Site) -> None:
     site.write(*left)
     with fails("locked-file-gone", message="lib-1.1-0.conda") as caught:
         site.lock(target("tiny", "tool"), lock, "helper")
-    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --upgrade-package lib"
+    assert caught.value.hint == "run imagefactory lock tiny-1-cu121 --upgrade-package lib"
     assert pins(site.lock(target("tiny", "tool"), lock, "lib")) == {**pins(lock), "lib": "1.2"}
     changed = site.lock(target("tiny", "tool", "helper >1"), lock)  # it has to move all the same
     assert pins(changed) == {**pins(lock), "lib": "1.2", "helper": "2"}
@@ -371,7 +371,7 @@ def test_what_is_below_is_gone(site: Site) -> None:
     site.write(*RUNTIME, record("lib", "2"))
     with fails("locked-file-gone") as caught:
         site.lock(target("tiny", "lib", on="tiny-1-cu121", name="more-1-cu121"), under=under)
-    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --upgrade-package lib"
+    assert caught.value.hint == "run imagefactory lock tiny-1-cu121 --upgrade-package lib"
 
 
 # --- why not -------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
         parse_lock(spoil(text), "lockfiles/x.requirements.txt")
     assert caught.value.message.startswith(f"lockfiles/x.requirements.txt:{line}: ")
     assert what in caught.value.message
-    assert caught.value.hint.startswith("imagefactory lock ")
+    assert caught.value.hint.startswith("run imagefactory lock ")
     assert caught.value.exit_code == 5
 
 
@@ -208,7 +208,7 @@ def test_reading_and_writing(tmp_path: Path) -> None:
     with fails("lock-missing") as caught:
         read_lock(path)
     assert str(path) in caught.value.message
-    assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121"
+    assert caught.value.hint == "run imagefactory lock pytorch-2.3-cu121"
     write_lock(path.parent, LOCK)
     write_lock(path.parent, LOCK)
     assert read_lock(path) == LOCK

@@ -107,7 +107,7 @@ def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path)
     assert (second["name"], second["version"], second["named"]) == ("second-one", "2.3", False)
     assert caught.value.pins == ("numpy==1.26.4",)
     assert caught.value.code == "source-build-required"
-    assert caught.value.hint == f"imagefactory lock {TARGET.name} --build"
+    assert caught.value.hint == f"run imagefactory lock {TARGET.name} --build"
 
 
 def test_nothing_is_built_for_a_lock_of_two_cudas(tmp_path: Path) -> None:
