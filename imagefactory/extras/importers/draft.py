@@ -340,7 +340,7 @@ def _python(
     lines: _DraftNotes,
     released: Collection[str],
 ) -> tuple[BaseSpec, str]:
-    """Return a base and the Python version: `selection`, or the one in the file .
+    """Return a base and the Python version. `selection` is tried first.
 
     `released` are the Python versions for which the framework was released, empty if unknown.
     """
