@@ -411,7 +411,7 @@ def copy(
     """Copy an image to another registry. Its digest stays.
 
     \b
-    imagefactory image copy a.example.org/pytorch:2.3 b.example.org/pytorch:2.3 --dry-run
+    imagefactory image copy --dry-run a.example.org/jax:0.4 b.example.org/jax:0.4
     imagefactory image copy a.example.org/pytorch:2.3 b.example.org/pytorch:2.3
 
     Nothing is stored on this machine. An existing tag is moved to the image.
