@@ -342,6 +342,7 @@ def printed() -> str:
         for row in reached((called.__module__, called.__name__), functions):
             commands.setdefault(row, []).append(f"`{name}`")
     commands["imagefactory.error/1"] = ["each command that fails without a document of its own"]
+    commands["imagefactory.image-export-module/1"] = ["`imagefactory image export --format module`"]
     commands["imagefactory.progress/1"] = ["each command with `--progress json`"]
     return table(
         ("format", "what it is", "printed by"),

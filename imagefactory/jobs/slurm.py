@@ -114,7 +114,10 @@ def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
         message = (
             f"the image is verified on {', '.join(sorted(names))}, but this cluster has {', '.join(types)}"
         )
-        if not all(gpu.capability for gpu in inventory.gpus):
+        if (
+            request_gpu_count(inventory, lambda gpu: not gpu.capability or matches(gpu), spec.gpus)
+            is not None
+        ):
             hint = "find out what the types with (?) are: imagefactory gpus --probe 5m"
             raise UnknownAnswerError("gpu-match-unknown", message, hint=hint)
         raise CheckFailedError("no-matching-gpu", message, hint="choose another image: imagefactory search")

@@ -473,7 +473,7 @@ def test_it_ends_with_how_many_gpus_it_reaches(
     )
     said = call("pytorch-2.3", "--inventory", str(pool))
     assert said.out.splitlines()[0] == f"wrote {NAME}.sub"
-    assert said.out.splitlines()[-1] == "  reaches 2 of 3 GPUs, 1 free at 2026-11-22 06:00 UTC"
+    assert said.out.splitlines()[-1] == "  GPUs that match: 2 of 3, 1 free at 2026-11-22 06:00 UTC"
     assert "reaches" not in (here / f"{NAME}.sub").read_text()
     reach = call(NAME, "--force", "--inventory", str(pool), "--json").json()["pool"]
     assert reach == {"matching": 2, "free": 1, "uncertain": 0, "total": 3, "taken": "2026-11-22T06:00:00Z"}
