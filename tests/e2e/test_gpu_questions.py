@@ -88,7 +88,7 @@ def test_the_fewest_images_for_a_list_of_gpus_and_their_drivers(bare: Factory, g
 def test_the_plan_prunes_by_driver_and_by_code(bare: Factory, gpus: str) -> None:
     said = ask(bare, "plan", MAIN, "pytorch-2.15-cu132", "--inventory", gpus)
     cells = {
-        (target["target"], cell["gpu"]): (cell["state"], cell["rule"])
+        (target["target"], cell["gpu"]): (cell["status"], cell["rule"])
         for target in said["targets"]
         for cell in target["cells"]
     }
@@ -120,19 +120,19 @@ def test_what_is_built_is_unchanged_until_what_decides_it_changes(
         assert isinstance(target, dict)
         return target
 
-    assert (planned(tiny.root)["state"], planned(tiny.root)["reason"]) == ("build", "not in the store")
+    assert (planned(tiny.root)["status"], planned(tiny.root)["reason"]) == ("build", "not in the store")
     image: Any = tiny.build(TINY, "--no-test")["image"]
     done = planned(tiny.root)
-    assert (done["state"], done["image"]) == ("unchanged", image["digest"])
-    assert [cell["state"] for cell in done["cells"]] == ["unchanged"]
+    assert (done["status"], done["image"]) == ("unchanged", image["digest"])
+    assert [cell["status"] for cell in done["cells"]] == ["unchanged"]
     assert tiny.run("plan", TINY, "--github").stdout == 'matrix={"include":[]}\n'
-    assert planned(tiny.root, "--inventory", gpus)["state"] == "verify"
+    assert planned(tiny.root, "--inventory", gpus)["status"] == "verify"
     moved = scratch / "tiny-moved"
     shutil.copytree(tiny.root, moved)
     recipe = moved / "recipes" / "tiny.yaml"
     recipe.write_text(recipe.read_text().replace("The CUDA runtime", "The runtime of CUDA"))
     changed = planned(moved)
-    assert changed["state"] == "build"
+    assert changed["status"] == "build"
     assert changed["reason"] == "the image in the store is not what assemble makes of the lock"
 
 
