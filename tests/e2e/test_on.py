@@ -87,7 +87,7 @@ def test_built_alone_it_gives_the_same_image(lab: Factory, above: dict[str, Any]
 
 def test_what_is_below_is_updated_there(lab: Factory, above: dict[str, Any]) -> None:
     refused = lab.run("lock", ABOVE, "--upgrade-package", "idna", code=5)
-    assert f"the 'idna' of {BELOW}" in refused.stderr
+    assert "the package 'idna'" in refused.stderr
     assert f"imagefactory lock {BELOW} --upgrade-package idna" in refused.stderr
 
 
@@ -102,7 +102,7 @@ def test_a_requirement_that_contradicts_what_is_below(lab: Factory) -> None:
         recipe.write_text(before)
     assert "idna==3.7" in refused.stderr
     assert "idna>=3.9" in refused.stderr
-    assert f"every package of {BELOW} stays as it is locked" in refused.stderr
+    assert f"the packages of {BELOW}" in refused.stderr
     assert row["lock"] == "unsolvable"
 
 
