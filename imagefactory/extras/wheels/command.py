@@ -117,15 +117,13 @@ def build_wheel(
     result = compile_wheel(factory, ask, call.progress)
     if as_json:
         print_json(
-            {
-                "format": "imagefactory.recipe-build-wheel/1",
-                "wheel": str(result.wheel),
-                "made": result.compiled,
-            }
+            WheelBuildDocument(
+                format="imagefactory.recipe-build-wheel/1", wheel=str(result.wheel), built=result.compiled
+            )
         )
         return
     size = result.wheel.stat().st_size
-    status = "compiled" if result.compiled else "is there already, of the same source, image and tools"
+    status = "compiled" if result.compiled else "is unchanged: same source, image and tools"
     print_result(f"{result.wheel} {status} ({size / 1e6:.1f} MB)")
     if result.wheel.is_relative_to(root):
         write = f'packages: ["./{result.wheel.relative_to(root)}"]'
