@@ -322,8 +322,11 @@ def _offered_candidate(
     image, site = offer.image, find_site(request.site or center.settings.site.value)
     form = choose_form(forms_of(offer, center.settings.sif_folder.value), site, None)
     grounds = expected_grounds(form.grounds, image)
+    revoked = form.grounds.revoked
     known = {str(row.capability) for row in grounds.classes}
     known |= {str(capability) for capability, _ in grounds.refused}
+    known |= {row.capability for row in revoked}
+    everywhere = "" in known  # a revocation without a capability is for all GPUs
     file = form.image
     sizes = (0, 0) if file.address.startswith("/") else (file.size, file.unpacked)
     return replace(
@@ -341,8 +344,8 @@ def _offered_candidate(
             platform=image.platform,
             needs=(MACHINE_HAS[file.kind], *site.attributes(file.address)),
         ),
-        unknown=lambda gpu: not known if gpu is None else gpu.capability not in known,
-        revoked=form.grounds.revoked,
+        unknown=lambda gpu: not everywhere and (not known if gpu is None else gpu.capability not in known),
+        revoked=revoked,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.trust.verdict import RevokedCell
 from tests.made.catalog import make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, join_catalog, join_site, person_at
@@ -108,6 +109,21 @@ def test_an_image_of_which_nothing_is_known_is_not_said_to_fail(joined: Call, po
     assert "1 image runs on none of these GPUs" in joined(*asked, code=9).out
     (image,) = json_of(joined("search", "pytorch-2.1", "--json", code=9), "search")["images"]
     assert image["unknown"] is False
+
+
+@pytest.mark.parametrize(("capability", "code"), [("", 9), ("8.0", 11)])
+def test_what_was_revoked_is_not_unknown(
+    person: Call, tmp_path: Path, pool: str, capability: str, code: int
+) -> None:
+    """Nothing else is known of the image. A revocation for all GPUs is one for the V100 too."""
+    image = make_image(envelopes=(), predicted=(), sifs=())
+    cell = RevokedCell(
+        subject=image.subject, capability=capability, by="lab", keyid="a" * 64, when=NOW, why="wrong sums"
+    )
+    join_catalog(tmp_path, (replace(image, revoked=(cell,)),))
+    (row,) = json_of(person("search", "--inventory", pool, "--json", code=code), "search")["images"]
+    assert (row["gpus"], row["unknown"]) == ([], code == 11)
+    person("search", code=9)
 
 
 def test_a_gpu_that_tells_no_capability_is_unknown(joined: Call, pool: str) -> None:
