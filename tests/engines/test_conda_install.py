@@ -364,7 +364,7 @@ def test_a_package_under_anothers_name_is_refused(bench: Bench) -> None:
     renamed = path.rename(path.with_name("b-1.0-0.conda"))
     bench.lines.clear()
     bench.add(renamed)
-    assert bench.run().failure["message"] == "b-1.0-0.conda holds a-1.0-0"
+    assert bench.run().failure["message"] == "b-1.0-0.conda contains a-1.0-0"
 
 
 @pytest.mark.parametrize("suffix", [".conda", ".tar.bz2"])

@@ -229,7 +229,7 @@ def test_tile_code_is_told(nvcc: Nvcc, tmp_path: Path) -> None:
     options = ("-std=c++20", "-enable-tile", "-arch=sm_100")
     nvcc.run("-c", *options, source, "-o", "tile.o", cwd=tmp_path)
     found = read_every_way(tmp_path / "tile.o")
-    assert re.fullmatch(r"1 of CUDA Tile IR \(kind 128\), the first at 0x[0-9a-f]+", found.unread)
+    assert re.fullmatch(r"1 of CUDA Tile IR \(type 128\), the first at 0x[0-9a-f]+", found.unread)
 
 
 def test_nvidias_own_tools_hold_no_code(nvcc: Nvcc) -> None:

@@ -227,7 +227,9 @@ def test_a_label_of_nvidia_solves_and_is_refused_for_its_missing_hashes(locker: 
     found = {name_of(record): record for record in run(solver.solve(first_question(target)))}
     assert str(found["pytorch"].build) == "py3.11_cuda11.8_cudnn8.7.0_0"
     assert str(found["cuda-cudart"].version) == "11.8.89"
-    with fails("hash-not-published", message=("nvidia/label/cuda-11.8.0", "cuda-cudart-11.8.89"), hint="md5"):
+    with fails(
+        "hash-not-published", message=("nvidia/label/cuda-11.8.0", "cuda-cudart-11.8.89"), hint="sha256"
+    ):
         lock(locker, target)
 
 

@@ -39,7 +39,7 @@ def test_a_sif_is_unpacked_and_told(apptainer: str, tmp_path: Path) -> None:
     ]
     output = stdout_of(argv, env=environ, cwd=ROOT)
     value = json.loads(output)
-    assert value["from"] == "scan of the unpacked .sif"
+    assert value["source"] == "scan of the unpacked .sif"
     assert (value["framework_version"], value["cuda"]) == ("2.3.1", "12.1")
     (found,) = value["libraries"]
     assert found["path"] == "opt/env/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"

@@ -23,10 +23,10 @@ def test_a_family_whose_rows_are_old_is_told_the_releases_since(tmp_path: Path) 
         lock.rename(tmp_path / f"lockfiles/numba-0.66-{cuda}.requirements.txt")
     command = [sys.executable, "-m", "imagefactory", "-C", tmp_path, "recipe", "outdated", "numba", "--json"]
     output = stdout_of(command, timeout=120, cwd=ROOT)
-    (news,) = json.loads(output)["news"]
+    (news,) = json.loads(output)["results"]
     assert [one["series"] for one in news["releases"]][:2] == ["0.67", "0.68"]
     assert news["releases"][0]["command"] == "imagefactory recipe add-version numba 0.67 --cuda 13"
     assert all(one["since"] > "2026" for one in news["releases"][:2])
-    moved = {move["name"]: move["after"] for lock in news["locks"] for move in lock["moves"]}
+    moved = {move["name"]: move["after"] for lock in news["locks"] for move in lock["changes"]}
     assert moved["numba"].startswith("0.66.")
     assert not (tmp_path / "definitions").exists()
