@@ -113,7 +113,9 @@ def test_packages_of_an_invalid_recipe_stay_in_the_cache(call: Call, root: Path,
     for name in ("pytorch-2.3-cu121", "pytorch-conda-2.1-cu121"):
         packages = json.loads(call("show", "--json", name).out)["packages"]
         package = next(package for package in packages if package["name"] in ("torch", "pytorch"))
-        paths[name] = tmp_path / "cache" / "wheels" / package["sha256"][:2] / package["sha256"] / package["file"]
+        paths[name] = (
+            tmp_path / "cache" / "wheels" / package["sha256"][:2] / package["sha256"] / package["file"]
+        )
         paths[name].parent.mkdir(parents=True)
         paths[name].write_bytes(b"x")
     for family in ("pytorch", "pytorch-conda"):
