@@ -1,6 +1,6 @@
 """A version space without recipes: rows of framework x version x CUDA x capability.
 
-No I/O. Every row is accepted or pruned, with a reason, by the same rules as a plan (matrix/plan.py).
+No I/O. Every row is accepted or skipped, with a reason, by the same rules as a plan (matrix/plan.py).
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ class RowsQuery:
 
 
 def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
-    """Return each row, accepted or pruned; for a user's list once for each GPU with its capability.
+    """Return each row, accepted or skipped; for a user's list once for each GPU with its capability.
 
-    For a pool each row is returned once, with the newest driver on which it is not pruned. A row with a
+    For a pool each row is returned once, with the newest driver on which it is not skipped. A row with a
     driver keeps it.
     """
     judged: list[RowRuling] = []
@@ -205,7 +205,7 @@ def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
         if query.pool:
             fitting.sort(key=lambda device: natural(device.cuda or device.driver), reverse=True)
         every = [_rule_row(row, device, query) for device in fitting or (None,)]
-        judged += [min(every, key=lambda ruling: ruling.ruling.pruned)] if query.pool else every
+        judged += [min(every, key=lambda ruling: ruling.ruling.skipped)] if query.pool else every
     return tuple(judged)
 
 
