@@ -103,16 +103,6 @@ class CommandContext:
         return load_lenient(self._settings_with_note, os.environ, self._note_once())
 
     @property
-    def strict_factory(self) -> Project:
-        """The project, for commands that delete or record things that are in no recipe.
-
-        Raises RecipeError.
-        """
-        from imagefactory.project import load_project
-
-        return load_project(self._settings_with_note, os.environ, self._note_once())
-
-    @property
     def factory_if_any(self) -> Project | None:
         """The project, None without recipes, since commands about frameworks work everywhere."""
         from imagefactory.project import recipes_directory
