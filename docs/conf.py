@@ -30,7 +30,7 @@ from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
 from imagefactory.schedulers import inventory
 from imagefactory.settings.sources import MEANINGS, REASONS
-from imagefactory.trust import catalog, judgement, verdict
+from imagefactory.trust import catalog, invitation, judgement, verdict
 from imagefactory.verify import report
 from imagefactory.verify.kit import program as kit
 
@@ -408,14 +408,19 @@ def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]
 def stored_formats() -> str:
     rows = (
         (
-            f"`{inventory.FORMAT}`",
+            schema_link(inventory.FORMAT),
             "`gpus -o`, or written manually: [inventory](inventory.md)",
         ),
+        (schema_link("imagefactory.emulate/1"), "`emulate --output`, for `job write --resources-from`"),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`, to compare with in `site nightly --kept`"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalog, `format` {catalog.FORMAT}", "a signed catalog, in a DSSE envelope"),
+        (
+            f"`{invitation.FORMAT}`",
+            "the [invitation](../site-catalog.md) of a site, in TOML",
+        ),
         (f"report, `format` {report.FORMAT}", "the unsigned result of `verify` on a GPU"),
         (f"kit, `format` {kit.FORMAT}", "the directory of `verify --kit`, and its result"),
         (

@@ -40,13 +40,12 @@ from imagefactory.plugins import load_extra
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from imagefactory.actions.build import BuildResult
     from imagefactory.actions.lock import LockOptions, LockResult
     from imagefactory.errors import OutdatedPackageRow
     from imagefactory.model import BaseSpec, Target
     from imagefactory.project import Project
+    from imagefactory.verify.smoke import SmokeReportRow
 
 
 class BuildRow(TypedDict):
@@ -57,7 +56,7 @@ class BuildRow(TypedDict):
     """Whether it was built now; false if nothing has changed."""
     published_base: bool
     """Whether the base was pulled from a registry."""
-    smoke: Mapping[str, object] | None
+    smoke: SmokeReportRow | None
     """The report of the smoke test; null with `--no-test`."""
     gpu: str
     seconds: dict[str, float]

@@ -325,9 +325,9 @@ _Job = tuple[PlannedTarget, PlannedCell | None]
 
 def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:
     """Return the plan with one cell for each target and row: the one with the oldest driver that is not
-    pruned.
+    skipped.
 
-    Its verdict is also valid for newer drivers. If all are pruned, the newest stays. Failed cells always
+    Its verdict is also valid for newer drivers. If all are skipped, the newest stays. Failed cells always
     stay.
     """
 
@@ -338,7 +338,7 @@ def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:
             rows.setdefault((device.capability, device.part, device.host), []).append(cell)
         for alike in rows.values():
             alike.sort(key=lambda cell: natural(cell.device.oldest_driver))
-            chosen = next((cell for cell in alike if cell.state is not CellState.PRUNED), alike[-1])
+            chosen = next((cell for cell in alike if cell.state is not CellState.SKIPPED), alike[-1])
             yield from (cell for cell in alike if cell is chosen or _is_rejected(cell))
 
     targets = tuple(replace(target, cells=tuple(narrowed(target.cells))) for target in plan.targets)

@@ -92,8 +92,8 @@ def test_a_failure_tells_why_and_is_told_once() -> None:
 
 
 def test_what_cannot_be_built_and_what_a_verdict_refused_is_broken() -> None:
-    no = kept_cell("8.0", CellState.PRUNED, refused="no-kernel: none for sm_80")
-    also = kept_cell("9.0", CellState.PRUNED, refused="load-failed: no", required=False)
+    no = kept_cell("8.0", CellState.SKIPPED, refused="no-kernel: none for sm_80")
+    also = kept_cell("9.0", CellState.SKIPPED, refused="load-failed: no", required=False)
     blocked = kept_target("b", state=CellState.BLOCKED, reason="stale", hint="imagefactory lock b")
     after = kept_plan(kept_target("a", no, also), blocked)
     night = changed(kept_plan(kept_target("a", kept_cell(), kept_cell("9.0")), blocked), after)
@@ -160,7 +160,7 @@ def test_a_plan_is_kept_in_words_and_read_back() -> None:
     cells = tuple(
         PlannedCell(
             device=device,
-            state=CellState.PRUNED,
+            state=CellState.SKIPPED,
             ruling=CellRuling(claim=claim, against=(claim,)),
             required=True,
             proven=NIGHT,
