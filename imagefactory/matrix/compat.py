@@ -178,6 +178,7 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
     known |= {row.cuda for row in knowledge.offered(framework, version)}
+    known = known or {cuda for _, some in knowledge.compilers_of(framework, version) for cuda in some}
     cudas = {cuda or local_cuda} if cuda or local_cuda else known or {""}
     return newest_first(_release(framework, version, cuda) for cuda in cudas)
 

@@ -16,7 +16,6 @@ from packaging.version import Version
 
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
-from imagefactory.gpu.knowledge.toolkits import targets_of
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 
 
@@ -198,8 +197,7 @@ class DocumentedSupport:
 
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
-    in the project's text, or None. `cudnn` is a partial or full version, often empty. `made_there` means that
-    CUDA compiles the code on the machine where it runs; then `codes` are the targets of that CUDA.
+    in the project's text, or None. `cudnn` is a partial or full version, often empty.
     """
 
     framework: str
@@ -208,7 +206,6 @@ class DocumentedSupport:
     codes: tuple[GpuCode, ...]
     minimum: Capability | None
     cudnn: str
-    made_there: bool
     source: str
 
     @property
@@ -249,10 +246,9 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
             framework=row["framework"],
             version=version,
             cuda=cuda,
-            codes=tuple(sorted(map(_code, row["codes"].split()))) if "codes" in row else targets_of(cuda),
+            codes=tuple(sorted(map(_code, row["codes"].split()))),
             minimum=parse_capability(row["minimum"]) if "minimum" in row else None,
             cudnn=row.get("cudnn", ""),
-            made_there="codes" not in row,
             source=row["source"],
         )
         for row in read_table("documented")["build"]
