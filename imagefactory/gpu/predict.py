@@ -292,6 +292,9 @@ def predict_run_time_code(
     elif target == capability:
         answer = Compatibility.PTX if row.ptx else Compatibility.YES
         reason += ", and the driver compiles its PTX" if row.ptx else ""
+    elif row.newer_to and capability > row.newer_to:
+        reason = f"the PTX that {name} {version} compiles for {target} is reported to fail on newer GPUs"
+        reason += _other_toolkit(row, capability, exact)
     elif row.ptx or row.newer:
         answer = Compatibility.PTX
         reason += f": for {capability} the driver compiles its PTX for {target}"

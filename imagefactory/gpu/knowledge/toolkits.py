@@ -103,7 +103,7 @@ class RunTimeCompiler:
     `pins` are the packages whose version is the CUDA version of the compiler. `bundled` are the compilers in
     its wheel, each a CUDA version and its targets. `limits` are the newest targets that it chooses, from a
     CUDA version on, for GPUs within `limited`. `ptx` means that the driver compiles all of its code, `newer`
-    that it does so on GPUs that the compiler does not know.
+    that it does so on GPUs that the compiler does not know, up to `newer_to`.
     """
 
     names: tuple[str, ...]
@@ -118,6 +118,7 @@ class RunTimeCompiler:
     limited: SpecifierSet
     ptx: bool
     newer: bool
+    newer_to: Capability | None
     source: str
 
     def toolkits(self, cuda: str) -> tuple[tuple[str, tuple[Capability, ...]], ...]:
@@ -150,6 +151,7 @@ def run_time_compilers() -> tuple[RunTimeCompiler, ...]:
             limited=SpecifierSet(row.get("limited", "")),
             ptx=row["output"] == "PTX",
             newer=row.get("newer", "") == "PTX",
+            newer_to=parse_capability(row["newer_to"]) if "newer_to" in row else None,
             source=row["source"],
         )
         for row in tables["package"]
