@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory import __version__, errors
+from imagefactory.actions import inspect
 from imagefactory.gpu.capability import parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.contradictions import CapabilityDifference
@@ -97,6 +98,15 @@ def test_what_names_no_release_is_refused(text: str, cuda: str, code: str) -> No
         exact_releases(text, cuda)
 
 
+@pytest.fixture
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> NoReturn:
+        raise errors.UnreachableError("index-unreachable", "the index does not answer")
+
+    monkeypatch.setattr(inspect, "uv_locker", refuse)
+
+
+@pytest.mark.usefixtures("no_index")
 def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
     said = call("torch==2.6", "--cuda", "12.4", "--gpu", "V100", "--driver", "550")
     assert (said.code, said.out.count("torch 2.6, CUDA 12.4  yes")) == (0, 1)
@@ -106,6 +116,7 @@ def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
     assert call("pytorch", "--cuda", "12.4").code == errors.EXIT_USAGE
 
 
+@pytest.mark.usefixtures("no_index")
 @pytest.mark.parametrize("options", [(), ("--gpu", "V100"), ("--json",), ("--cover", "gpus.yaml")])
 def test_an_unknown_release_is_neither_yes_nor_no(
     call: Call, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +125,7 @@ def test_an_unknown_release_is_neither_yes_nor_no(
     Path("gpus.yaml").write_text("- {name: V100}\n")
     said = call("torch==9.9", *options)
     assert (said.code, said.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
-    assert releases("torch")[0].question.version in said.err
+    assert ("--cover" not in options) or releases("torch")[0].question.version in said.err
     assert call("torch==9.9", "torch==2.6").code == 0
 
 
@@ -351,8 +362,8 @@ def test_a_source_has_one_number() -> None:
 
 
 def test_every_answer_and_basis_has_a_letter_of_its_own() -> None:
-    assert set(LETTERS) == set(Compatibility)
-    assert len(set(LETTERS.values())) == len(Compatibility)
+    assert set(LETTERS) == set(Compatibility) - {Compatibility.CPU}  # an answer about packages, not cells
+    assert len(set(LETTERS.values())) == len(LETTERS)
     assert len({basis.value[0] for basis in ClaimBasis}) == len(ClaimBasis)
     assert all(basis.value in " ".join(LEGEND) for basis in ClaimBasis)
 
