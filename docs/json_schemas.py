@@ -1,7 +1,8 @@
-"""The JSON Schemas of all documents that imagefactory prints, generated from their types.
+"""The JSON Schemas of all documents that imagefactory prints or writes, generated from their types.
 
-The type of a document is a TypedDict whose `format` is a literal such as `Literal["imagefactory.build/1"]`.
-mypy compares the values with it, the site publishes its schema, and each test validates what it prints.
+The type of a document is a TypedDict, or a dataclass for `format_value`. Its `format` is a literal such as
+`Literal["imagefactory.build/1"]`. mypy compares the values with it, the site publishes its schema, and each
+test validates what it prints.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import (
@@ -31,7 +32,15 @@ from typing import (
     is_typeddict,
 )
 
-from imagefactory.serialize import Pattern
+from imagefactory.serialize import (
+    AnyText,
+    Choices,
+    FormattedAs,
+    NumberRange,
+    PairsAsObject,
+    Pattern,
+    TupleAsObject,
+)
 
 PACKAGE = Path(__file__).parents[1] / "imagefactory"
 FORMAT = re.compile(r"imagefactory\.[a-z-]+/[0-9]+")
@@ -45,6 +54,7 @@ _SIMPLE: dict[object, dict[str, Any]] = {
     types.NoneType: {"type": "null"},
     datetime: {"type": "string", "format": "date-time"},
     date: {"type": "string", "format": "date"},
+    timedelta: {"type": "number"},
     object: {},
 }
 
@@ -91,7 +101,9 @@ def schema_of(document_format: str, *, strict: bool = False) -> dict[str, Any]:
     Raises KeyError for a format without a type, and TypeError for a type without a schema.
     """
     parts = _Parts(strict)
-    top = parts.object(document_type(document_format))
+    kind = document_type(document_format)
+    parts.formatted = dataclasses.is_dataclass(kind)
+    top = parts.object(kind)
     head = {"$schema": DIALECT, "title": document_format}
     return head | top | ({"$defs": dict(sorted(parts.parts.items()))} if parts.parts else {})
 
@@ -101,12 +113,14 @@ class _Parts:
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
+        self.formatted = False
+        """`format_value` writes the fields of each dataclass. Others are printed as their text."""
         self.parts: dict[str, dict[str, Any]] = {}
         self.kinds: dict[str, object] = {}
 
     def object(self, kind: type) -> dict[str, Any]:
         texts = _key_texts(kind)
-        keys = {}
+        keys: dict[str, Any] = {}
         required = []
         for name, hint in _hints(kind).items():
             if get_origin(hint) is NotRequired:
@@ -115,8 +129,11 @@ class _Parts:
                 required.append(name)
             keys[name] = self.value(hint) | ({"description": texts[name]} if name in texts else {})
         schema: dict[str, Any] = {"type": "object", "properties": keys, "required": required}
-        if is_typeddict(kind) and kind.__doc__:
+        if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # dataclass() adds such a text
             schema = {"description": " ".join(kind.__doc__.split())} | schema
+        return self.closed(schema)
+
+    def closed(self, schema: dict[str, Any]) -> dict[str, Any]:
         return schema | ({"additionalProperties": False} if self.strict else {})
 
     def value(self, hint: Any) -> dict[str, Any]:
@@ -124,8 +141,7 @@ class _Parts:
         if hint in _SIMPLE:
             return dict(_SIMPLE[hint])
         if origin is Annotated:
-            patterns = [note.pattern.pattern for note in arguments[1:] if isinstance(note, Pattern)]
-            return self.value(arguments[0]) | ({"pattern": f"^(?:{patterns[0]})$"} if patterns else {})
+            return self.annotated(hint, arguments[0], arguments[1:])
         if origin is Literal:
             return {"const": arguments[0]} if len(arguments) == 1 else {"enum": list(arguments)}
         if origin in (Union, types.UnionType):
@@ -143,11 +159,45 @@ class _Parts:
             return {"type": "array", "items": self.value(arguments[0])}
         if isinstance(hint, type) and issubclass(hint, StrEnum):
             return {"enum": [member.value for member in hint]}
-        if is_typeddict(hint) or (dataclasses.is_dataclass(hint) and hint.__str__ is object.__str__):
-            return self.part(hint)
-        if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(hint) and hint.__str__ is not object.__str__ and not self.formatted:
             return {"type": "string"}
+        if is_typeddict(hint) or dataclasses.is_dataclass(hint):
+            return self.part(hint)
         raise TypeError(f"{hint} has no JSON Schema")
+
+    def annotated(self, hint: Any, kind: Any, notes: tuple[object, ...]) -> dict[str, Any]:
+        for note in notes:
+            match note:
+                case FormattedAs():
+                    return self.formatted_as(note)
+                case TupleAsObject():
+                    keys = {
+                        name: self.value(item) for name, item in zip(note.names, get_args(kind), strict=True)
+                    }
+                    return self.closed({"type": "object", "properties": keys, "required": [*note.names]})
+                case PairsAsObject():
+                    return {
+                        "type": "object",
+                        "additionalProperties": self.value(get_args(get_args(kind)[0])[1]),
+                    }
+                case Choices():
+                    return {"enum": [*note.words]}
+                case NumberRange():
+                    return self.value(kind) | {"minimum": note.least, "maximum": note.most}
+                case Pattern() if hint is not AnyText:
+                    pattern = f"^(?:{note.pattern.pattern}){'?' if note.empty else ''}$"
+                    return self.value(kind) | {"pattern": pattern}
+        return self.value(kind)
+
+    def formatted_as(self, note: FormattedAs) -> dict[str, Any]:
+        before, self.formatted = self.formatted, True
+        schema = self.value(note.kind)
+        if note.version:
+            part = self.parts[schema["$ref"].rpartition("/")[2]]
+            part["properties"] = {"format": {"const": note.version}} | part["properties"]
+            part["required"] = sorted({"format", *part["required"]})
+        self.formatted = before
+        return schema
 
     def part(self, kind: type) -> dict[str, Any]:
         name = kind.__name__.lstrip("_")

@@ -41,7 +41,7 @@ class Project(Access):
         Raises RecipeError if an invalid recipe may have such a target, else as `recipes.expand.select`.
         """
         if problems := self.problems_of(names):
-            raise RecipeError(problems)
+            raise RecipeError(problems, hint="" if names else "fix them, or pass the names of other targets")
         return select(self.targets, names)
 
     def select_single(self, name: str) -> Target:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from imagefactory.errors import HIDDEN, StatementError
 
@@ -87,6 +87,14 @@ class TupleAsObject:
     """A tuple of some values, as an object with these fields."""
 
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FormattedAs:
+    """The JSON that `format_value` writes of this type, or with a version `format_document`."""
+
+    kind: Any
+    version: int = 0
 
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -250,6 +258,9 @@ def _codec(kind: Any) -> _Codec:
             return _Codec(_same, note.read)
         if isinstance(note, Constant):
             return _Codec(_same, _fixed_parser(note.value))
+    if get_origin(kind) is Literal:
+        (only,) = get_args(kind)
+        return _Codec(_same, _fixed_parser(only))
     if get_origin(kind) in (Union, types.UnionType):
         (value_type,) = (item for item in get_args(kind) if item is not types.NoneType)
         inner = _codec(Annotated[value_type, *notes] if notes else value_type)

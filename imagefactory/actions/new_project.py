@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -94,6 +95,15 @@ def create_project(
     newest = [target for target in targets if requested and target.family == requested[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
     return NewProject(families=families, written=written, target=newest[-1].name if newest else "")
+
+
+def remove_written(root: Path, project: NewProject) -> None:
+    """Remove the files that `create_project` wrote, and the directories that are empty then."""
+    for name in project.written:
+        (root / name).unlink(missing_ok=True)
+    for directory in sorted({(root / name).parent for name in project.written} - {root}, reverse=True):
+        with suppress(OSError):  # it has other files
+            directory.rmdir()
 
 
 def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Target, ...]:

@@ -25,7 +25,6 @@ from imagefactory.errors import (
 )
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.values import ScanResult
 from imagefactory.matrix.plan import PlanGpu, TargetStatus, avoided_machines
 from imagefactory.matrix.rows import VersionSpaceRow, parse_rows
@@ -273,4 +272,4 @@ def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
         line = data.count(b"\n", 0, error.start) + 1
         problem = Diagnostic("not-utf8", f"{path.name}:{line}", "the line is not UTF-8 text")
         raise RecipeError([problem], hint="save the file as UTF-8") from error
-    return parse_rows(text, path.name, families())
+    return parse_rows(text, path.name)

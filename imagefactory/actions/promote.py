@@ -31,7 +31,14 @@ from imagefactory.actions.verdicts import (
     subject_name,
     writing,
 )
-from imagefactory.errors import CheckFailedError, ImagefactoryError, RegistryError, UsageError, os_problem
+from imagefactory.errors import (
+    CheckFailedError,
+    ImagefactoryError,
+    RecipeError,
+    RegistryError,
+    UsageError,
+    os_problem,
+)
 from imagefactory.fs import replacing
 from imagefactory.model import Target
 from imagefactory.oci.candidates import (
@@ -393,13 +400,19 @@ def follow(
 def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
     """Return the record of everything that a key signed: verdicts, portability statements and approvals.
 
-    Raises RegistryError if the registry of the settings does not answer, since the record would be
-    incomplete.
+    The record must be complete. So this raises RecipeError if a registry is set and a recipe is invalid, and
+    RegistryError if the registry does not answer.
     """
+    registry = project.settings.registry.value
+    if registry and project.faults:
+        scope = f"all its signatures in {registry}, for the targets of all recipes"
+        raise RecipeError(
+            project.faults, hint=f"fix them first: the record of '{key.name}' must list {scope}"
+        )
     trust = TrustRules(keys=(key,))
     statements = (*stored_statements(project.layout), *AttachJournal(project.layout.path).read_all())
     envelopes = {row.envelope for row in statements if row.kind in _STATEMENT_TYPES}
-    for target in project.targets if project.settings.registry.value else ():
+    for target in project.targets if registry else ():
         repo = registry_of(project, target.family)
         images = list_verdicts(project, PromotionRequest(target=target, place=repo, now=now), progress)
         manifests = [image.subject.manifest for image in images]

@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, cache_lock, open_registry, registry_place, repository_of
-from imagefactory.actions.locked import read_target_lock
 from imagefactory.actions.sweep import sweeps_directory
 from imagefactory.actions.verdicts import ANY, count_valid, find_in, local_place, read_verification_policy
 from imagefactory.build.conda.prefix import remove_extracted
 from imagefactory.errors import RegistryError, StoreError, UsageError
 from imagefactory.fs import Removal, check_checksum, entries_of, is_unused
 from imagefactory.lock.debian.lock import parse_base_lock, read_base_lock
+from imagefactory.lock.files import read_locks
 from imagefactory.model import Target
 from imagefactory.oci.candidates import (
     REVOCATION_TYPE,
@@ -63,11 +63,12 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
 
 
 def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Removal:
-    """Delete from the cache all files that are in no committed lock, all segments and unpacked files.
+    """Delete from the cache all files that are in no lock here, all segments and unpacked files.
 
+    The locks of targets that are in no valid recipe count too. Raises LockError if a lock cannot be read.
     Waits for running builds, as `image prune` does.
     """
-    locks = [lock for target in project.targets if (lock := read_target_lock(project, target))]
+    locks = read_locks(project.lock_folder)
     paths = map(project.base_lock_path, project.bases)
     bases = [base for path in paths if (base := read_base_lock(path))]
     # Also the newer packages of a base whose mirror no longer had the locked ones.

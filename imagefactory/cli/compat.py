@@ -363,7 +363,7 @@ def _candidates(
     the targets. Raises NothingSelectedError for an unknown name.
     """
     from imagefactory.actions.find import read_candidates
-    from imagefactory.gpu.knowledge import families
+    from imagefactory.gpu.knowledge import aliases, families
     from imagefactory.matrix.compat import exact_releases, releases, with_releases
 
     factory = None if names and all("==" in name for name in names) else call.factory_if_any
@@ -385,7 +385,8 @@ def _candidates(
         if "==" in name:
             candidates |= {candidate.title: candidate for candidate in exact_releases(name, cuda)}
             continue
-        framework = families().get(name, name if name in families().values() else "")
+        framework = families().get(name) or aliases().get(name, (name,))[0]
+        framework = framework if framework in families().values() else ""
         family = [  # what is built on others is asked for by its own name
             target
             for target in targets

@@ -314,7 +314,7 @@ def retire(
         end = key.since
     elif not until or until.replace(tzinfo=UTC) <= now:
         settings = call.settings
-        record = record_of(call.strict_factory, key, now, call.progress) if is_project(settings) else b""
+        record = record_of(call.factory, key, now, call.progress) if is_project(settings) else b""
     changed = retire_key(text, name, end, location, record)
     if record:
         file = write_record(path.parent, key.name, record)
@@ -381,7 +381,7 @@ def rotate(
     from imagefactory.trust.policy import TrustGrant, add_key, named_key, read_text, read_trust, retire_key
 
     call, path, now = ctx.obj, _file(ctx, user=user), datetime.now(UTC).replace(microsecond=0)
-    factory = call.strict_factory
+    factory = call.factory
     if factory.settings.signing_key.value:
         raise UsageError(
             "signing-key-fixed",

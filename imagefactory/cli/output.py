@@ -103,16 +103,6 @@ class CommandContext:
         return load_lenient(self._settings_with_note, os.environ, self._note_once())
 
     @property
-    def strict_factory(self) -> Project:
-        """The project, for commands that delete or record things that are in no recipe.
-
-        Raises RecipeError.
-        """
-        from imagefactory.project import load_project
-
-        return load_project(self._settings_with_note, os.environ, self._note_once())
-
-    @property
     def factory_if_any(self) -> Project | None:
         """The project, None without recipes, since commands about frameworks work everywhere."""
         from imagefactory.project import recipes_directory
@@ -178,6 +168,49 @@ def print_next_command(*words: str, program: str = "imagefactory") -> None:
         return
     directory_option = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
     write_terminal(2, f"next: {shlex.join((program, *directory_option, *words))}")
+
+
+def next_after_build(
+    names: Sequence[str],
+    on_gpus: Sequence[str],
+    *,
+    gpu: bool,
+    scheduler: bool,
+    registry: bool = False,
+    pushed: bool = False,
+) -> tuple[str, ...]:
+    """Return the next command for built images, which works on this machine.
+
+    `on_gpus` are the names of the images for GPUs. `gpu` and `scheduler` are what this machine has. With
+    `registry`, tested images can be pushed.
+    """
+    if registry and not pushed:
+        return "push", *names
+    if on_gpus and gpu:
+        return "verify", *on_gpus
+    if on_gpus and scheduler:
+        return "sweep", "start", *on_gpus
+    if not pushed:
+        return "run", names[0], "--", "python"
+    return ("verify", on_gpus[0], "--kit", "kit") if on_gpus else ("image", "promote", *names)
+
+
+def has_gpu() -> bool:
+    """Return whether `verify` finds a GPU on this machine."""
+    from imagefactory.errors import ImagefactoryError
+    from imagefactory.verify.evidence import LocalEvidence
+
+    try:
+        return bool(LocalEvidence().read().gpus)
+    except ImagefactoryError:
+        return False
+
+
+def has_scheduler() -> bool:
+    """Return whether this machine has the commands of a scheduler."""
+    from imagefactory.schedulers.pool import local_pool
+
+    return bool(local_pool(os.environ))
 
 
 def print_errors(error: ImagefactoryError, prefix: str = "") -> None:

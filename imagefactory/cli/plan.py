@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from imagefactory.matrix.plan import PRUNING
+    from imagefactory.matrix.plan import SKIP_RULES
 
-    return [rule for rule in PRUNING if rule.startswith(incomplete)]
+    return [rule for rule in SKIP_RULES if rule.startswith(incomplete)]
 
 
 @click.command(cls=Command)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -281,25 +282,24 @@ def new(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
         )
     directory = call.settings.root_path / "recipes"
-    if extends and not call.settings.shipped:
-        copy_family(call, extends, dry_run=dry_run)
-    if extends:
-        check_name(family, "family")
-        draft = scaffold_on(family, call.factory.select_single(extends))
-    else:
-        bundled = read_each(SHIPPED / "recipes")[0]
-        draft = scaffold(family, read_bases(directory), bundled, framework=framework, source=source or "pypi")
-    for line in draft.notes:
-        call.progress.note(f"note: {line}")
-    if dry_run and not as_json:
-        print_result(draft.text.rstrip("\n"))
-    if extends:
-        others = [recipe for recipe in read_each(directory)[0] if recipe.family != family]
-        check_draft(draft.text, family, others, all_bases(read_bases(directory), others))
-    value = recipe_json(family, "" if dry_run else str(path), draft)
-    if dry_run:
-        return print_json(value) if as_json else None
-    write_recipe(path, value, as_json=as_json)
+    with copied_family(call, extends, dry_run=dry_run):
+        if extends:
+            check_name(family, "family")
+            draft = scaffold_on(family, call.factory.select_single(extends))
+        else:
+            bundled, bases = read_each(SHIPPED / "recipes")[0], read_bases(directory)
+            draft = scaffold(family, bases, bundled, framework=framework, source=source or "pypi")
+        for line in draft.notes:
+            call.progress.note(f"note: {line}")
+        if dry_run and not as_json:
+            print_result(draft.text.rstrip("\n"))
+        if extends:
+            others = [recipe for recipe in read_each(directory)[0] if recipe.family != family]
+            check_draft(draft.text, family, others, all_bases(read_bases(directory), others))
+        value = recipe_json(family, "" if dry_run else str(path), draft)
+        if dry_run:
+            return print_json(value) if as_json else None
+        write_recipe(path, value, as_json=as_json)
     return print_next_command("lock", family)
 
 
@@ -407,19 +407,22 @@ def write_recipe(path: Path, value: RecipeDocument, *, as_json: bool) -> None:
     return print_result(f"wrote {path}: check it before you lock it")
 
 
-def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
-    """Copy the family of a bundled target into the project if it is missing.
+@contextmanager
+def copied_family(call: CommandContext, on: str, *, dry_run: bool) -> Iterator[None]:
+    """Copy the family of a bundled target into the project if it is missing. Remove it again after an error.
 
     Raises UsageError if the files cannot be written.
     """
-    from imagefactory.actions.new_project import create_project, find_shipped
+    from imagefactory.actions.new_project import create_project, find_shipped, remove_written
 
-    try:
-        call.factory.select_single(on)
-        return
-    except NothingSelectedError:
-        shipped = find_shipped(on, call.settings, os.environ)
+    shipped = None
+    if on and not call.settings.shipped:
+        try:
+            call.factory.select_single(on)
+        except NothingSelectedError:
+            shipped = find_shipped(on, call.settings, os.environ)
     if shipped is None:
+        yield
         return
     if dry_run:
         root = shlex.quote(str(call.settings.root_path))
@@ -429,6 +432,11 @@ def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
             hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
         )
     copied = create_project(call.settings.root_path, (shipped.family,), call.settings, os.environ)
+    try:
+        yield
+    except BaseException:
+        remove_written(call.settings.root_path, copied)
+        raise
     families = " and ".join(copied.families)
     call.progress.note(
         f"note: copied {families} into this project, with its locks, because {shipped.name} belongs to it"

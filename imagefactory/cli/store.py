@@ -17,6 +17,7 @@ from imagefactory.cli.output import (
     ImageRow,
     SifRow,
     TargetFailures,
+    choose_targets,
     exit_with_first_failure,
     image_json,
     json_option,
@@ -395,8 +396,7 @@ def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: b
     from imagefactory.oci.layout import Layout
     from imagefactory.oci.maintenance import collect
 
-    # The recipes are read first: without them nobody knows what in the cache is needed.
-    factory = call.strict_factory if cache else None
+    factory = call.factory if cache else None
     layout, progress = Layout(call.settings.store_path), call.progress
     access = call.access
     now = datetime.now(UTC)
@@ -437,20 +437,21 @@ def _list_registry(call: CommandContext, names: tuple[str, ...], registry: str, 
     from imagefactory.views.images import format_repositories
 
     factory = call.factory
-    shelves = list_registry(factory, factory.select(names), registry, call.progress)
-    if as_json:
-        repositories = [
-            RegistryRepositoryRow(
-                registry=shelf.registry,
-                repository=shelf.repository,
-                tags=[_tag_json(tag) for tag in shelf.tagged],
+    with exit_with_first_failure(factory, names):
+        shelves = list_registry(factory, choose_targets(factory, names), registry, call.progress)
+        if as_json:
+            repositories = [
+                RegistryRepositoryRow(
+                    registry=shelf.registry,
+                    repository=shelf.repository,
+                    tags=[_tag_json(tag) for tag in shelf.tagged],
+                )
+                for shelf in shelves
+            ]
+            return print_json(
+                RegistryListDocument(format="imagefactory.registry-list/1", repositories=repositories)
             )
-            for shelf in shelves
-        ]
-        return print_json(
-            RegistryListDocument(format="imagefactory.registry-list/1", repositories=repositories)
-        )
-    print_result(format_repositories(shelves, terminal_width()))
+        print_result(format_repositories(shelves, terminal_width()))
     tagged = [shelf for shelf in shelves if shelf.tagged]
     if not tagged:
         return None
@@ -469,12 +470,13 @@ def _prune_registry(
     from imagefactory.actions.store import prune_registry
     from imagefactory.views.images import format_pruned
 
-    factory, progress = call.strict_factory, call.progress
+    factory, progress = call.factory, call.progress
     registry_place(factory, place)
     now = datetime.now(UTC)
     before = now - parse_age(older_than)
     results: list[PrunedRepositoryRow] = []
-    with exit_with_first_failure() as failures:
+    # The repository of an invalid recipe's family stays as it is: only the recipe names its plain tags.
+    with exit_with_first_failure(factory) as failures:
         for family in sorted({target.family for target in factory.targets}):
             with failures.of(family):
                 pruned = prune_registry(

@@ -36,8 +36,6 @@ from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM
 from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from imagefactory.actions.collect import SweepResult
     from imagefactory.actions.sweep import (
         SweepCreated,
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     from imagefactory.schedulers.faults import MachineFaults
     from imagefactory.schedulers.pool import NodeResult, Pool, SkippedCell
     from imagefactory.schedulers.sweep_file import CollectedNode
+    from imagefactory.verify.report import FormattedGpuReport
 
 
 class CollectedNodeRow(TypedDict):
@@ -79,7 +78,7 @@ class CollectedKitRow(TypedDict):
     target: str
     outcome: str
     reason: str
-    report: Mapping[str, object]
+    report: FormattedGpuReport
     keyid: str
     expires: str
     again: bool

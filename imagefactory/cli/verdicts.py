@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from imagefactory.trust.keys import SigningKey
     from imagefactory.trust.policy import TrustRules
     from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+    from imagefactory.verify.report import FormattedGpuReport
     from imagefactory.views.verdicts import RevokedRow
 
 
@@ -57,7 +58,7 @@ class VerdictRow(TypedDict):
     """The name of a key that is trusted here, else empty."""
     issued: NotRequired[str]
     expires: NotRequired[str]
-    report: NotRequired[Mapping[str, object]]
+    report: NotRequired[FormattedGpuReport]
     """The report of the verification, in the format of the verdict."""
 
 

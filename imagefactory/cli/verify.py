@@ -26,10 +26,9 @@ from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
     from imagefactory.cli.verdicts import PromotionRow
+    from imagefactory.verify.report import FormattedGpuReport
 
 
 class NoGpuRow(TypedDict):
@@ -46,7 +45,7 @@ class VerifyRow(TypedDict):
     target: str
     outcome: str
     reason: str
-    report: Mapping[str, object]
+    report: FormattedGpuReport
     path: str
     """The file of the report."""
     signed: bool

@@ -153,23 +153,23 @@ def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
         if effect in ANSWERS and (claims or claim.answer is Compatibility.NO)
     ]
     claims = sorted((*claims, *answers), key=_order)
-    return Cell(
+    cell = Cell(
         question=question, claims=tuple(claims), warnings=tuple(f for f in faults if f not in answers)
     )
+    newer = _run_time_claim(cell, contents)
+    return replace(cell, warnings=(*cell.warnings, newer)) if newer else cell
 
 
-def run_time_claim(cell: Cell, evidence: CellEvidence) -> CellClaim | None:
+def _run_time_claim(cell: Cell, contents: ScanResult | None) -> CellClaim | None:
     """Return a warning if the driver is older than the CUDA that compiles code at run time."""
     question = cell.question
+    if not question.driver or question.capability.processor:
+        return None
     if (
-        not question.driver
-        or question.capability.processor
-        or cell.answer in (Compatibility.NO, Compatibility.UNKNOWN)
+        cell.answer in (Compatibility.NO, Compatibility.UNKNOWN)
+        or cell.claims[0].basis is ClaimBasis.VERIFIED
     ):
         return None
-    if cell.claims[0].basis is ClaimBasis.VERIFIED:
-        return None
-    contents = evidence.contents or scanned_contents(question)
     cuda = (cuda_of(contents) if contents else "") or question.cuda
     reason = run_time_ptx(cuda, question.driver)
     if not reason:

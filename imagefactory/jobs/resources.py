@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from imagefactory.schedulers.sizes import GB
 from imagefactory.serialize import (
@@ -19,12 +19,10 @@ from imagefactory.serialize import (
     NumberRange,
     PairsAsObject,
     invalid_value_error,
-    parse_document,
     parse_json,
+    parse_value,
 )
 
-FORMAT = 1
-"""The format of a summary, written by extras/emulate/inside/summary.py."""
 LONGEST = 1 << 20
 """The limit in bytes of the summary of one process."""
 ESTIMATED, RECORDED = "estimated", "recorded"
@@ -47,7 +45,7 @@ class EmulatedLoader:
     """The DataLoader of the training loop. `batches` is the number per epoch, None if unknown.
 
     Times are means per batch in seconds: `interval` from one batch to the next, `wait` for the next batch,
-    `made` and `processor` the real time and the core time of a worker, `first_wait` the wait for the first
+    `fetch` and `processor` the real time and the core time of a worker, `first_wait` the wait for the first
     batch of an epoch.
     """
 
@@ -60,7 +58,7 @@ class EmulatedLoader:
     steps: Count
     interval: Seconds | None
     wait: Seconds | None
-    made: Seconds | None
+    fetch: Seconds | None
     processor: Seconds | None
     first_wait: Seconds
 
@@ -79,14 +77,15 @@ class EmulatedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedRun:
-    """The summary of one process of an emulated run.
+    """The summary of one process of an emulated run, written by extras/emulate/inside/summary.py.
 
     `ended` means that the program ended without an error. `ranks` are the processes that trained together.
     `seconds` is the emulated time of the run, `wall` the real time on this machine, `busy` the time of the
-    GPUs, `step` the median time between steps of the optimizer. `asked` are values that were read but not
-    computed, by the function that read them.
+    GPUs, `step` the median time between steps of the optimizer. `host_reads` counts the reads of values that
+    were not computed, by the function that read them.
     """
 
+    format: Literal["imagefactory.emulate/1"]
     profile: str
     device: str
     basis: Annotated[str, Choices((ESTIMATED, RECORDED))]
@@ -108,7 +107,7 @@ class EmulatedRun:
     memory: EmulatedMemory
     pinned: Count
     unlocked: str
-    asked: Annotated[tuple[tuple[str, int], ...], PairsAsObject()]
+    host_reads: Annotated[tuple[tuple[str, int], ...], PairsAsObject()]
 
 
 def parse_emulated(text: bytes | str, location: str) -> EmulatedRun:
@@ -117,7 +116,7 @@ def parse_emulated(text: bytes | str, location: str) -> EmulatedRun:
         value = parse_json(text)
     except ValueError as error:
         raise invalid_value_error(location, f"it is not JSON: {error}") from error
-    run = parse_document(value, EmulatedRun, FORMAT, location)
+    run = parse_value(value, EmulatedRun, location)
     assert isinstance(run, EmulatedRun)
     return run
 
@@ -151,8 +150,8 @@ def advise(run: EmulatedRun) -> ResourceAdvice:
     gpu_memory = math.ceil((memory.peak * MARGIN + memory.context) / GB) * GB
     workers = None if run.loader is None else recommended_workers(run.loader)
     cpus = 1
-    if workers and run.loader is not None and run.loader.made and run.loader.processor is not None:
-        cpus += math.ceil(workers * min(1.0, run.loader.processor / run.loader.made))
+    if workers and run.loader is not None and run.loader.fetch and run.loader.processor is not None:
+        cpus += math.ceil(workers * min(1.0, run.loader.processor / run.loader.fetch))
     gpus = max(1, run.ranks)
     return ResourceAdvice(
         time=recommended_time(run),
@@ -177,6 +176,6 @@ def recommended_time(run: EmulatedRun) -> timedelta | None:
 def recommended_workers(loader: EmulatedLoader) -> int | None:
     """Return the number of workers that load a batch while the program computes one, None if not measured."""
     compute_time = computing(loader)
-    if not loader.made or not compute_time:
+    if not loader.fetch or not compute_time:
         return None
-    return min(MOST_WORKERS, max(1, math.ceil(loader.made / compute_time)))
+    return min(MOST_WORKERS, max(1, math.ceil(loader.fetch / compute_time)))

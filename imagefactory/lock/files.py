@@ -61,6 +61,14 @@ def read_lock(directory: Path, target: Target) -> Lock | None:
         raise
 
 
+def read_locks(directory: Path) -> tuple[Lock, ...]:
+    """Return all locks in `directory`, also of targets that are in no recipe. Raises as `read_lock`."""
+    of_conda = {path.name.removesuffix(f".{CONDA}"): path for path in directory.glob(f"*.{CONDA}")}
+    pairs = [(path, directory / f"{name}.{WHEELS}") for name, path in sorted(of_conda.items())]
+    wheels = sorted(set(directory.glob(f"*.{WHEELS}")) - {path for _, path in pairs})
+    return (*(_read_pair(*pair) for pair in pairs), *map(requirements.read_lock, wheels))
+
+
 def _read_pair(path: Path, wheels_path: Path) -> Lock:
     text = requirements.read_text(path)
     lock, named = conda_file.parse_conda_lock(text, str(path)), conda_file.pip_digest(text)

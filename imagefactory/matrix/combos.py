@@ -4,7 +4,7 @@
 
     valid       a valid verdict `verified` exists for an image of it, on that capability
     failed      the suite failed there (claims.REFUSALS), or its verdicts were revoked (REVOKED)
-    ruled-out   not run: a rule of the plan excludes it (plan.PRUNING)
+    ruled-out   not run: a rule of the plan excludes it (plan.SKIP_RULES)
     undecided   run without a result about the image (`held`, `timeout`, `no-match`)
     not-tested  all others; never shown as one of the above
 
@@ -207,7 +207,7 @@ def _combo(entry: ComboEntry, capability: Capability, node: SweepNodeState | Non
         return combo(_state(node.outcome), node.outcome, REPORTED, node.reason, node.source)
     ruling = entry.rulings.get(capability)
     by = ruling.claim if ruling else None
-    if ruling and ruling.pruned and by:
+    if ruling and ruling.skipped and by:
         return combo(ComboState.RULED_OUT, by.rule, by.basis, by.reason, by.source)
     if entry.block:
         return untested("", entry.block, "")

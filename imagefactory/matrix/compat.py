@@ -13,7 +13,7 @@ from imagefactory.errors import UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query, run_time_claim
+from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility, ScanResult
@@ -42,7 +42,7 @@ class CoverCandidate:
     `name` is the target's, empty for a release. One candidate of a `group` is enough: the family of a
     target, else the framework. `question` has no capability and driver yet. `lock` is the state of the
     target's lock: unless it is `ok`, only the recipe's versions are known. `verdicts` are those on its
-    image.
+    image. `requested` is the version of the request, if the candidate is its newest patch.
     """
 
     name: str
@@ -51,6 +51,7 @@ class CoverCandidate:
     evidence: CellEvidence = NOTHING
     lock: str = ""
     verdicts: tuple[VerificationResult, ...] = ()
+    requested: str = ""
 
     @property
     def title(self) -> str:
@@ -104,9 +105,7 @@ def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tup
 def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
     question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver, host=gpu.host)
     claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
-    answer = answer_cell(question, replace(candidate.evidence, verified=claims))
-    newer = run_time_claim(answer, candidate.evidence)
-    return replace(answer, warnings=(*answer.warnings, newer)) if newer else answer
+    return answer_cell(question, replace(candidate.evidence, verified=claims))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +166,7 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
         raise UsageError(
             "release-invalid", f"'{text[:60]}' has no version", hint="write torch==2.6, or torch==2.6.0+cu124"
         )
-    framework, version, local = canonicalize_name(match[1]), match[2], match[3] or ""
+    name, written, local = canonicalize_name(match[1]), match[2], match[3] or ""
     local_cuda = f"{local[:-1]}.{local[-1]}" if local else ""
     if cuda and local_cuda and cuda != local_cuda:
         raise UsageError(
@@ -175,11 +174,20 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
             f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
             hint=f"pass only one CUDA version, {local_cuda} or {cuda}",
         )
+    requested_cuda = cuda or local_cuda
+    return newest_first(
+        replace(_release(framework, version, cuda), requested=written if version != written else "")
+        for framework in knowledge.distributions(name, written, requested_cuda)
+        for version in (knowledge.newest_patch(framework, written),)
+        for cuda in ({requested_cuda} if requested_cuda else _cudas(framework, version))
+    )
+
+
+def _cudas(framework: str, version: str) -> set[str]:
+    """Return the CUDA versions for which a release is known, or one empty text without any."""
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
-    known |= {row.cuda for row in knowledge.offered(framework, version)}
-    cudas = {cuda or local_cuda} if cuda or local_cuda else known or {""}
-    return newest_first(_release(framework, version, cuda) for cuda in cudas)
+    return known | {row.cuda for row in knowledge.offered(framework, version)} or {""}
 
 
 def check_known(table: Sequence[CompatRow]) -> None:

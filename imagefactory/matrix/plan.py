@@ -1,7 +1,7 @@
-"""The cells to build and test: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
+"""The cells to build and test: targets x GPUs -> cells, each planned, skipped, blocked or unchanged.
 
 No I/O. The claims about framework x CUDA x driver x capability (gpu/cells.py) decide about a cell. Cells
-that are known to fail are pruned by a rule with a name, a reason and a source. `--ignore-rule` with that
+that are known to fail are skipped by a rule with a name, a reason and a source. `--ignore-rule` with that
 name includes them again. Unknown cells are included, so that a test decides.
 """
 
@@ -39,7 +39,7 @@ NO_MATCH = "no-match"
 UNSOLVABLE = "unsolvable"
 KNOWN_BAD_RULE = "known-bad"
 """The rule that includes every `known-bad:ID`."""
-PRUNING = (
+SKIP_RULES = (
     "architecture",
     "maker",
     "no-code",
@@ -56,7 +56,7 @@ PRUNING = (
     GPU_NOT_LISTED,
     NO_MATCH,
 )
-"""The rules that prune. cells.py describes them."""
+"""The rules that skip cells. cells.py describes them."""
 NOTHING_KNOWN_REASON = "no evidence: a test would decide"
 
 
@@ -71,7 +71,7 @@ class CellState(StrEnum):
     VERIFY = "verify"
     UNCHANGED = "unchanged"
     BLOCKED = "blocked"
-    PRUNED = "pruned"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ class PlanInput:
 class CellRuling:
     """A decision whether to test a cell. `claim` is the deciding one, None without evidence.
 
-    `against` are all claims that prune the cell: `--ignore-rule` must name each of their rules. `allowed`
-    are ignored claims that would prune it. `warnings` are negative claims that do not prune.
+    `against` are all claims that skip the cell: `--ignore-rule` must name each of their rules. `allowed`
+    are ignored claims that would skip it. `warnings` are negative claims that do not skip it.
     """
 
     claim: CellClaim | None
@@ -155,7 +155,7 @@ class CellRuling:
     warnings: tuple[CellClaim, ...] = ()
 
     @property
-    def pruned(self) -> bool:
+    def skipped(self) -> bool:
         return bool(self.against)
 
     @property
@@ -264,13 +264,13 @@ def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
     )
 
 
-_BY_WEIGHT = (CellState.BUILD, CellState.BLOCKED, CellState.VERIFY, CellState.UNCHANGED, CellState.PRUNED)
+_BY_WEIGHT = (CellState.BUILD, CellState.BLOCKED, CellState.VERIFY, CellState.UNCHANGED, CellState.SKIPPED)
 
 
 def _cell_state(stage: TargetStatus, ruling: CellRuling, *, verifying: bool) -> CellState:
     """Return the state of a cell. `verifying` is true if GPUs are listed for verification."""
-    if ruling.pruned:
-        return CellState.PRUNED
+    if ruling.skipped:
+        return CellState.SKIPPED
     if state := _image_state(stage):
         return state
     claim = ruling.claim
@@ -286,7 +286,7 @@ def _image_state(stage: TargetStatus) -> CellState | None:
 
 
 def _target_reason(stage: TargetStatus, state: CellState) -> str:
-    if state is CellState.PRUNED:
+    if state is CellState.SKIPPED:
         return "every requested GPU is excluded"
     if state is CellState.BLOCKED:
         return stage.block
@@ -297,10 +297,10 @@ def _target_reason(stage: TargetStatus, state: CellState) -> str:
 def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:
     """Return whether a cell is worth a test.
 
-    The strongest basis with a claim decides. Each of its `no` claims prunes. So does a `partly` claim,
-    unless the cell is `required`: then a test decides, and the claim is a warning. Known faults prune if
+    The strongest basis with a claim decides. Its `no` claims skip the cell. So does a `partly` claim,
+    unless the cell is `required`: then a test decides, and the claim is a warning. Known faults skip if
     nothing runs or results are wrong, unless they affect every GPU; others are warnings. A cell is included
-    again if all rules that prune it are ignored.
+    again if all rules that skip it are ignored.
     """
     strongest = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
     part = tuple(claim for claim in strongest if claim.answer is Compatibility.PARTLY)
@@ -352,9 +352,9 @@ def few(names: Sequence[str]) -> str:
 def check_rules(rules: Sequence[str]) -> frozenset[str]:
     """Return the rules to allow. Raises UsageError for an unknown rule."""
     for rule in rules:
-        if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD_RULE}:"):
-            suggestion = nearest(rule, PRUNING)
-            meant = f"did you mean '{suggestion}'?" if suggestion else f"use one of {', '.join(PRUNING)}"
+        if rule not in SKIP_RULES and not rule.startswith(f"{KNOWN_BAD_RULE}:"):
+            suggestion = nearest(rule, SKIP_RULES)
+            meant = f"did you mean '{suggestion}'?" if suggestion else f"use one of {', '.join(SKIP_RULES)}"
             raise UsageError("rule-unknown", f"--ignore-rule {rule[:60]}: unknown rule", hint=meant)
     return frozenset(rules)
 

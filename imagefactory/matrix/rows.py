@@ -1,6 +1,6 @@
 """A version space without recipes: rows of framework x version x CUDA x capability.
 
-No I/O. Every row is accepted or pruned, with a reason, by the same rules as a plan (matrix/plan.py).
+No I/O. Every row is accepted or skipped, with a reason, by the same rules as a plan (matrix/plan.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
-from imagefactory.gpu.drivers import driver_floor, older
+from imagefactory.gpu.drivers import driver_floor, older, read_driver
+from imagefactory.gpu.knowledge import distributions, families, known_names, newest_patch
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.values import CellClaim, CellQuery, ClaimBasis, Compatibility
 from imagefactory.matrix.plan import (
@@ -38,7 +39,6 @@ _ALIASES = {"framework_version": "version"}
 _NUMBERS = {
     "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
     "cuda": (r"[0-9]{1,2}(\.[0-9]{1,2})?", "a CUDA version such as 12.1, or 12"),
-    "driver": (r"([0-9]{1,4}(\.[0-9]{1,4}){0,3})?", "a driver's version such as 535.54.03, or nothing"),
 }
 
 
@@ -64,12 +64,11 @@ class RowRuling:
     ruling: CellRuling
 
 
-def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[VersionSpaceRow, ...]:
+def parse_rows(text: str, file: str) -> tuple[VersionSpaceRow, ...]:
     """Parse a CSV with the columns framework, version, cuda, capability and optionally driver, outcome.
 
-    `families` maps a family's name to its distribution (`pytorch` -> `torch`); the file may use either.
-    Empty lines and lines that begin with `#` are skipped. Raises RecipeError with file:line of every
-    problem.
+    The framework is a distribution or another name for it (`pytorch`, `tf`). Empty lines and lines that
+    begin with `#` are skipped. Raises RecipeError with file:line of every problem.
     """
     lines = _lines(text, file)
     header_where, header = next(lines, (f"{file}:1", []))
@@ -87,10 +86,10 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Versi
             faults.append(Diagnostic("columns-mismatch", location, message, f"write {','.join(columns)}"))
             continue
         fields = dict(zip(columns, (value.strip() for value in values), strict=True))
-        wrong = tuple(_row_errors(location, fields, families))
+        wrong = tuple(_row_errors(location, fields))
         faults += wrong
         if not wrong:
-            rows.append(_row(location, fields, families))
+            rows.append(_row(location, fields))
     if faults:
         more = (
             [Diagnostic("more-problems", file, f"{len(faults) - 20} more problems")]
@@ -138,17 +137,16 @@ def _check_header(location: str, columns: Sequence[str]) -> None:
         raise RecipeError([problem], hint=hint)
 
 
-def _row_errors(
-    location: str, fields: Mapping[str, str], families: Mapping[str, str]
-) -> Iterator[Diagnostic]:
+def _row_errors(location: str, fields: Mapping[str, str]) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
         yield Diagnostic("hidden-character", location, f"{hidden} has an invisible character", "remove it")
         return
     name = fields["framework"].lower()
-    names = sorted({*families, *families.values()})
-    if name not in names:
-        suggestion = nearest(name, names)
-        meant = f"did you mean '{suggestion}'?" if suggestion else f"use one of {', '.join(names)}"
+    if name not in known_names():
+        suggestion = nearest(name, sorted(known_names()))
+        meant = (
+            f"did you mean '{suggestion}'?" if suggestion else f"use one of {', '.join(sorted(families()))}"
+        )
         yield Diagnostic("framework-unknown", location, f"unknown framework '{name[:40]}'", meant)
     for column, (pattern, example) in _NUMBERS.items():
         if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
@@ -156,20 +154,27 @@ def _row_errors(
                 "value-invalid", location, f"{column} cannot be '{fields[column][:40]}'", f"write {example}"
             )
     try:
+        read_driver(fields["driver"]) if fields.get("driver") else ""
+    except ValueError as error:
+        yield Diagnostic("value-invalid", location, str(error), "write a driver's version such as 535.54.03")
+    try:
         parse_capability(fields["capability"])
     except ValueError as error:
         yield Diagnostic("capability-invalid", location, str(error), "write a capability such as 8.0")
 
 
-def _row(location: str, fields: Mapping[str, str], families: Mapping[str, str]) -> VersionSpaceRow:
-    name = fields["framework"].lower()
+def _row(location: str, fields: Mapping[str, str]) -> VersionSpaceRow:
+    name, driver = fields["framework"].lower(), fields.get("driver", "")
+    device = PlanGpu(
+        capability=parse_capability(fields["capability"]), driver=read_driver(driver) if driver else ""
+    )
     return VersionSpaceRow(
         where=location,
         given=name,
-        framework=families.get(name, name),
+        framework=distributions(name, fields["version"], fields["cuda"])[0],
         version=fields["version"],
         cuda=fields["cuda"],
-        device=PlanGpu(capability=parse_capability(fields["capability"]), driver=fields.get("driver", "")),
+        device=device,
         outcome=fields.get("outcome", ""),
     )
 
@@ -194,9 +199,9 @@ class RowsQuery:
 
 
 def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
-    """Return each row, accepted or pruned; for a user's list once for each GPU with its capability.
+    """Return each row, accepted or skipped; for a user's list once for each GPU with its capability.
 
-    For a pool each row is returned once, with the newest driver on which it is not pruned. A row with a
+    For a pool each row is returned once, with the newest driver on which it is not skipped. A row with a
     driver keeps it.
     """
     judged: list[RowRuling] = []
@@ -205,7 +210,7 @@ def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
         if query.pool:
             fitting.sort(key=lambda device: natural(device.cuda or device.driver), reverse=True)
         every = [_rule_row(row, device, query) for device in fitting or (None,)]
-        judged += [min(every, key=lambda ruling: ruling.ruling.pruned)] if query.pool else every
+        judged += [min(every, key=lambda ruling: ruling.ruling.skipped)] if query.pool else every
     return tuple(judged)
 
 
@@ -215,10 +220,11 @@ def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) ->
     ruled = replace(row, device=replace(device, driver=row_driver, cuda="") if row_driver else device)
     question = CellQuery(
         framework=row.framework,
-        version=row.version,
+        version=newest_patch(row.framework, row.version),
         cuda=row.cuda,
         capability=device.capability,
         driver=ruled.device.oldest_driver,
+        host=device.host,
     )
     cell = query.answer(question, CellEvidence())
     against = (*_recorded(row, query), *_unmatched(row, listed, query))

@@ -4,7 +4,7 @@ A cell is one image on one capability, and one job. A verdict is also valid for 
 requests the machines with the oldest driver, and its verdict covers all GPUs of that capability. Each MIG
 profile is a separate row, as a verdict about a slice does not cover the whole GPU, nor the reverse.
 
-First, matrix/plan.py prunes cells by its rules. Then cells are skipped that no GPU can match or that a valid
+First, matrix/plan.py skips cells by its rules. Then cells are skipped that no GPU can match or that a valid
 verdict covers. `allow` of a rule includes its cells again, except for `no-gpu`, `no-match`, `avoided` and
 `mig`: these jobs would never start, or the rule has another option.
 
@@ -351,7 +351,7 @@ def _weigh(
         gpu: planned[PlanGpu(capability=row[0], driver=driver_of(gpu), host=gpu.host, part=row[1])]
         for gpu in gpus
     }
-    open_ones = [gpu for gpu in gpus if cells[gpu].state is not CellState.PRUNED]
+    open_ones = [gpu for gpu in gpus if cells[gpu].state is not CellState.SKIPPED]
     if not open_ones:
         ruling = next(iter(cells.values())).ruling
         return _skip(stage, row, ruling.claim.rule if ruling.claim else "", ruling.reason)

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from typing import Any, Final, Literal, NoReturn, TypedDict
 
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import replace_text
@@ -35,7 +35,7 @@ from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.outcome import clean
 from imagefactory.versions import nearest
 
-FORMAT = "imagefactory.inventory/1"
+FORMAT: Final = "imagefactory.inventory/1"
 MAX_BYTES = 256 * 2**20
 MAX_MACHINES = 50_000
 MAX_GPUS = 1024
@@ -54,13 +54,15 @@ _GPU = ("id", "uuid", "name", "capability", "memory", "driver", "cuda", "mig", "
 
 def format_inventory(inventory: Inventory) -> str:
     """Return the text of the file. Equal inventories give equal texts."""
-    head = {"format": FORMAT, "pool": inventory.pool, "taken": _time(inventory.taken)}
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-    machines = [f"  {json.dumps(_machine_json(machine))}" for machine in inventory.machines]
-    notes = [f"  {json.dumps(note)}" for note in inventory.notes]
-    for key, rows, end in (("machines", machines, ","), ("notes", notes, "")):
-        lines += [f' "{key}": [', ",\n".join(rows), f" ]{end}"] if rows else [f' "{key}": []{end}']
-    return "\n".join(["{", *lines, "}", ""])
+    document = InventoryDocument(format=FORMAT, **inventory_json(inventory))
+    return "{\n" + ",\n".join(f' "{key}": {_lines(value)}' for key, value in document.items()) + "\n}\n"
+
+
+def _lines(value: object) -> str:
+    """Return JSON in one line, or for a list one line for each row."""
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "\n ]"
 
 
 class InventoryGpuRow(TypedDict):
@@ -69,7 +71,7 @@ class InventoryGpuRow(TypedDict):
     name: str
     capability: str
     memory: int
-    """In MB."""
+    """In bytes."""
     driver: str
     cuda: str
     mig: bool
@@ -86,10 +88,17 @@ class InventoryMachineRow(TypedDict):
 
 class InventoryContent(TypedDict):
     pool: str
+    """The name of the cluster."""
     taken: str
-    """The time."""
+    """When it was queried."""
     machines: list[InventoryMachineRow]
     notes: list[str]
+
+
+class InventoryDocument(InventoryContent):
+    """The GPUs of a cluster, by machine. A file that you write yourself needs fewer keys."""
+
+    format: Literal["imagefactory.inventory/1"]
 
 
 def inventory_json(inventory: Inventory) -> InventoryContent:

@@ -176,7 +176,7 @@ class SweepNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCell:
-    """A cell that is not queued. `rule` is one of plan.PRUNING, or `verified`, `no-match`, ..."""
+    """A cell that is not queued. `rule` is one of plan.SKIP_RULES, or `verified`, `no-match`, ..."""
 
     target: str
     capability: str

@@ -21,6 +21,7 @@ from imagefactory.serialize import (
     Choices,
     Count,
     Digest,
+    FormattedAs,
     MaxRows,
     Name,
     NumberRange,
@@ -191,6 +192,9 @@ class SmokeTest:
 
 
 FORMAT = 1
+
+
+FormattedGpuReport = Annotated[Mapping[str, object], FormattedAs(GpuReport, FORMAT)]
 
 
 def format_gpu_report(report: GpuReport) -> dict[str, Any]:

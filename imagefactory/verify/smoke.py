@@ -12,14 +12,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from imagefactory.errors import ImagefactoryError, StatementError
 from imagefactory.fs import add_checksum, check_checksum, locked_temporary_directory, replacing
 from imagefactory.model import CheckResult, CheckState, CommandResult, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runtime.protocol import Runner
-from imagefactory.serialize import format_value, parse_value
+from imagefactory.serialize import FormattedAs, format_value, parse_value
 from imagefactory.suite import table
 from imagefactory.verify.outcome import (
     InvalidReportError,
@@ -42,7 +42,7 @@ from imagefactory.verify.suite_files import (
     write_suite,
 )
 
-RECORD_FORMAT = REPORT_FORMAT = 1
+RECORD_FORMAT = 1
 
 
 def record_name(image: str, suite: str, request: Mapping[str, Any]) -> str:
@@ -89,22 +89,43 @@ def write_record(path: Path, report: Report) -> None:
             file.write(add_checksum(path, json.dumps(document, indent=1, sort_keys=True).encode()))
 
 
-def format_report(report: Report) -> dict[str, Any]:
+class SmokeReportRow(TypedDict):
+    """The result of the CPU-level smoke test of an image."""
+
+    format: Literal[1]
+    target: str
+    image: str
+    config: str
+    suite: str
+    level: Literal["cpu"]
+    passed: bool
+    failure: str | None
+    """The outcome of a test that did not pass."""
+    gpu: str
+    """`not-tested`: this test uses no GPU."""
+    hint: str
+    """What to write in the recipe; empty if unknown."""
+    from_record: bool
+    """Whether an earlier test of the same image passed, and no new one was started."""
+    checks: Annotated[Sequence[object], FormattedAs(tuple[CheckResult, ...])]
+
+
+def format_report(report: Report) -> SmokeReportRow:
     """Return the report as JSON; `format` is its version."""
-    return {
-        "format": REPORT_FORMAT,
-        "target": report.target,
-        "image": report.image,
-        "config": report.config,
-        "suite": report.suite,
-        "level": "cpu",
-        "passed": report.passed,
-        "failure": report.failure.value if report.failure else None,
-        "gpu": report.gpu.value,
-        "hint": report.hint,
-        "from_record": report.from_record,
-        "checks": format_value(report.checks, tuple[CheckResult, ...]),
-    }
+    return SmokeReportRow(
+        format=1,
+        target=report.target,
+        image=report.image,
+        config=report.config,
+        suite=report.suite,
+        level="cpu",
+        passed=report.passed,
+        failure=report.failure.value if report.failure else None,
+        gpu=report.gpu.value,
+        hint=report.hint,
+        from_record=report.from_record,
+        checks=format_value(report.checks, tuple[CheckResult, ...]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

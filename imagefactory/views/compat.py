@@ -59,6 +59,7 @@ def format_gpu(
     if gpu.capability not in (*knowledge.capabilities(), *knowledge.processors()):
         lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
     more = [*_named(warnings, "Warnings"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
+    more += _newest_patches(rows)
     return "\n".join([*lines, *fold(more, width)])
 
 
@@ -139,6 +140,7 @@ def format_rows(
     amd = any(capability.processor for capability in capabilities)
     alike = [ALIKE_AMD if amd else ALIKE] if any(len(some) > 1 for some in groups) else []
     more = [*LEGEND, *alike, *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
+    more += _newest_patches(rows)
     return "\n".join([text, "", *fold(more, width)])
 
 
@@ -154,6 +156,19 @@ def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
         if candidate.lock not in ("", "ok")
     ]
     return ["", f"only by their recipes, since no lock is current: {', '.join(names)}"] if names else []
+
+
+def _newest_patches(rows: Sequence[CompatRow]) -> list[str]:
+    """Return a line for each requested minor version: the patch release that answers for it."""
+    read = {
+        f"{candidate.question.framework} {candidate.requested}": candidate.question.version
+        for candidate in (row.candidate for row in rows)
+        if candidate.requested
+    }
+    lines = [
+        f"{requested} is answered for {version}, its newest patch" for requested, version in read.items()
+    ]
+    return ["", *lines] if lines else []
 
 
 def cell_code(cell: Cell) -> str:
@@ -274,6 +289,8 @@ class CandidateRow(TypedDict):
     family: str
     framework: str
     version: str
+    requested: str
+    """The version of the request, if `version` is its newest patch."""
     cuda: str
     lock: str
 
@@ -389,6 +406,7 @@ def _candidate_json(candidate: CoverCandidate) -> CandidateRow:
         family=candidate.group,
         framework=question.framework,
         version=question.version,
+        requested=candidate.requested,
         cuda=question.cuda,
         lock=candidate.lock,
     )

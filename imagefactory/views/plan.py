@@ -38,7 +38,7 @@ _DOING = {
     CellState.VERIFY: "to verify",
     CellState.UNCHANGED: "unchanged",
     CellState.BLOCKED: "blocked",
-    CellState.PRUNED: "skipped",
+    CellState.SKIPPED: "skipped",
 }
 
 
@@ -94,9 +94,9 @@ def _format_target(planned: PlannedTarget, sources: Footnotes, width: int) -> li
         for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
             affected_cells = _places(cell for cell in cells if claim in cell.ruling.warnings)
             add("", f"warning for {affected_cells}: {claim.reason}{sources.mark([claim.source])}")
-    pruned = [cell for cell in planned.cells if cell.state is CellState.PRUNED]
-    for reason, alike in _grouped(pruned, lambda ruling: _skip_reason(ruling, sources)):
-        add(_DOING[CellState.PRUNED], f"{_places(alike)}: {reason}")
+    skipped = [cell for cell in planned.cells if cell.state is CellState.SKIPPED]
+    for reason, alike in _grouped(skipped, lambda ruling: _skip_reason(ruling, sources)):
+        add(_DOING[CellState.SKIPPED], f"{_places(alike)}: {reason}")
     return lines
 
 
@@ -190,8 +190,8 @@ def format_rows(
     rows = []
     for ruled in judged:
         row, ruling = ruled.row, ruled.ruling
-        word = "skipped" if ruling.pruned else "accepted"
-        reason = _skip_reason(ruling, sources) if ruling.pruned else _ground_text(ruling, sources)
+        word = "skipped" if ruling.skipped else "accepted"
+        reason = _skip_reason(ruling, sources) if ruling.skipped else _ground_text(ruling, sources)
         rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, reason))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
     columns = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
@@ -207,7 +207,7 @@ def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
     for ruled in judged:
         if ruled.row.outcome:
             outcomes.setdefault(ruled.row.outcome, Counter())[
-                "skipped" if ruled.ruling.pruned else "accepted"
+                "skipped" if ruled.ruling.skipped else "accepted"
             ] += 1
     return [
         f"  {outcome}: {', '.join(f'{number} {word}' for word, number in sorted(words.items()))}"
@@ -217,8 +217,8 @@ def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
 
 def rows_summary(judged: Sequence[RowRuling]) -> str:
     """Return `40 rows: 31 accepted (30 documented, ...), 9 skipped (9 toolkit-dropped)`."""
-    accepted = Counter(_ground(row.ruling) for row in judged if not row.ruling.pruned)
-    gone = Counter(row.ruling.against[0].rule for row in judged if row.ruling.pruned)
+    accepted = Counter(_ground(row.ruling) for row in judged if not row.ruling.skipped)
+    gone = Counter(row.ruling.against[0].rule for row in judged if row.ruling.skipped)
     parts = [
         f"{counts.total()} {word} ({', '.join(f'{n} {name}' for name, n in sorted(counts.items()))})"
         for word, counts in (("accepted", accepted), ("skipped", gone))
@@ -250,7 +250,7 @@ def format_kits(plan: VerificationPlan) -> str:
             jobs.append(
                 {
                     "target": planned.target.name,
-                    "state": planned.state.value,
+                    "status": planned.state.value,
                     "digest": planned.image,
                     "gpu": "nvidia" if by_kits else "amd" if planned.target.gpu else "none",
                     "kits": " ".join(dict.fromkeys(kits)),
@@ -302,7 +302,7 @@ def _job(planned: PlannedTarget, cell: PlannedCell | PlannedTarget) -> dict[str,
         "python": target.python,
         "platform": target.platform,
         **device,
-        "state": cell.state.value,
+        "status": cell.state.value,
     }
 
 
@@ -326,8 +326,8 @@ class RulingRow(TypedDict):
     reason: str
     source: str
     override: str
-    """The options that include a pruned cell."""
-    pruned_by: Sequence[CellClaim]
+    """The options that include a skipped cell."""
+    skipped_by: Sequence[CellClaim]
     ignored: Sequence[CellClaim]
     """The claims that --ignore-rule ignores."""
     warnings: Sequence[CellClaim]
@@ -382,7 +382,7 @@ class TupleRow(RulingRow):
     """The newest CUDA version that the driver supports."""
     outcome: str
     """The outcome that the file records; empty for none."""
-    status: Literal["accepted", "pruned"]
+    status: Literal["accepted", "skipped"]
 
 
 class PlanTuplesDocument(TypedDict):
@@ -446,7 +446,7 @@ def _row_json(ruled: RowRuling) -> TupleRow:
         driver=row.device.driver,
         driver_cuda=row.device.cuda,
         outcome=row.outcome,
-        status="pruned" if ruled.ruling.pruned else "accepted",
+        status="skipped" if ruled.ruling.skipped else "accepted",
         **_ruling_json(ruled.ruling),
     )
 
@@ -461,7 +461,7 @@ def _ruling_json(ruling: CellRuling) -> RulingRow:
         reason=ruling.reason,
         source=claim.source if claim else "",
         override=" ".join(f"--ignore-rule {item.rule}" for item in ruling.against),
-        pruned_by=ruling.against,
+        skipped_by=ruling.against,
         ignored=ruling.allowed,
         warnings=ruling.warnings,
     )

@@ -280,7 +280,7 @@ class GpuTypeRow(TypedDict):
     capability: str
     name: str
     memory: int
-    """In MB."""
+    """In bytes."""
     driver: str
     cuda: str
     """The newest CUDA version that the driver supports."""

@@ -138,7 +138,7 @@ def assert_emulated(factory: Factory, target: str, folder: Path) -> None:
     assert (told["steps"], told["memory"]["exceeded"], told["ended"]) == (16, True, True)
     loader = told["loader"]
     assert (loader["batches"], loader["workers"], loader["epochs"], loader["seen"]) == (8, 2, 2, 16)
-    assert loader["made"] > 0
+    assert loader["fetch"] > 0
     assert "estimated from its data sheet" in done.stderr
     assert "it ran out of memory" in done.stderr
     plain = factory.run("run", target, "--", "python", "-c", "import torch; print(torch.cuda.is_available())")

@@ -447,9 +447,9 @@ def test_the_next_night_catches_up(ada: Person, dora: Person, caught_up: dict[st
     assert set(rows(ada, caught_up, "verified")) == {("good", "9.0")}
     broken = rows(ada, caught_up, "broken")
     assert broken["wrong-numbers", "9.0"].startswith("wrong-numbers: ")
-    assert {on for (trick, on), why in broken.items() if trick == "good" and why.startswith("no-gpu: ")} == {
-        "8.0"
-    }, caught_up["broken"]
+    # One GPU may be broken twice: on Slurm, and on HTCondor if its job ended within the second.
+    good = [row for row in caught_up["broken"] if ada.ground.name("good") in row["what"].split(", ")]
+    assert {row["on"] for row in good if row["reason"].startswith("no-gpu: ")} == {"8.0"}, good
     due = {on for trick, on in rows(ada, caught_up, "due") if trick == "good"}
     assert due == {"7.0, 7.5, 8.0"}
     assert any("still on the pool" in note for note in caught_up["notes"])
@@ -493,5 +493,5 @@ def test_nights_on_a_full_disk_sign_the_catalog_and_send_mail(ada: Person, caugh
             kept = f"cd {store}/nights && cd $(ls -d */ | tail -n 1) && cat night.json && cat log.txt >&2"
             read = pool.run(["sh", "-ec", kept], folder=ground.root)
             broken = json.loads(read.stdout)["broken"]
-            assert [row["what"] for row in broken if row["code"] == NO_SPACE] == ["nights"]
+            assert [row["what"] for row in broken if row["exit_code"] == NO_SPACE] == ["nights"]
             assert "imagefactory site publish" in read.stderr

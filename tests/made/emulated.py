@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 TOLD: dict[str, Any] = {
-    "format": 1,
+    "format": "imagefactory.emulate/1",
     "profile": "A100-SXM4-40GB",
     "device": "NVIDIA A100-SXM4-40GB",
     "basis": "estimated",
@@ -33,12 +33,12 @@ TOLD: dict[str, Any] = {
         "steps": 938,
         "interval": 0.0101,
         "wait": 0.0068,
-        "made": 0.0103,
+        "fetch": 0.0103,
         "processor": 0.0077,
         "first_wait": 0.22,
     },
     "memory": {"peak": 317308928, "context": 536870912, "total": 42412802048, "exceeded": False},
     "pinned": 5132288,
     "unlocked": "",
-    "asked": {"item": 12},
+    "host_reads": {"item": 12},
 }

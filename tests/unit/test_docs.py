@@ -14,7 +14,7 @@ import pytest
 
 from imagefactory.cli import cli
 from imagefactory.matrix.plan import AVOIDED as AVOIDED_RULE
-from imagefactory.matrix.plan import PRUNING
+from imagefactory.matrix.plan import SKIP_RULES
 from imagefactory.model import CheckState, Outcome
 from imagefactory.schedulers import cells
 from imagefactory.suite import table as smoke
@@ -309,7 +309,7 @@ def test_the_reference_names_every_outcome_rule_and_check() -> None:
         *Outcome,
         *VerdictStatus,
         *CheckState,
-        *PRUNING,
+        *SKIP_RULES,
         AVOIDED_RULE,
         *swept,
         cells.BUDGET,

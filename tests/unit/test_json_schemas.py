@@ -1,9 +1,10 @@
-"""Every document that imagefactory prints has a type, and its JSON Schema is valid."""
+"""Every document that imagefactory prints or writes has a type, and its JSON Schema is valid."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,20 @@ def test_every_printed_format_has_a_type() -> None:
 def test_every_schema_is_valid_and_strict_in_tests(document_format: str) -> None:
     assert validator(document_format).schema["properties"]["format"] == {"const": document_format}
     assert document_faults({"format": document_format, "no-such-key": 1}) != []
+
+
+@pytest.mark.parametrize("document_format", document_types())
+def test_no_key_of_a_document_may_have_any_value(document_format: str) -> None:
+    assert [*_open_keys(validator(document_format).schema, "")] == []
+
+
+def _open_keys(schema: object, path: str) -> Iterator[str]:
+    if isinstance(schema, list | dict):
+        rows = schema.items() if isinstance(schema, dict) else enumerate(schema)
+        for name, row in rows:
+            yield from _open_keys(row, f"{path}/{name}")
+    if isinstance(schema, dict) and not {*schema} - {"description"}:
+        yield path
 
 
 def test_what_has_no_schema_is_a_fault() -> None:

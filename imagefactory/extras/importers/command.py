@@ -19,7 +19,7 @@ from imagefactory.cli.output import (
     print_result,
     reject_conflict,
 )
-from imagefactory.cli.recipes import copy_family, new_recipe_path, recipe_json, write_recipe
+from imagefactory.cli.recipes import copied_family, new_recipe_path, recipe_json, write_recipe
 from imagefactory.errors import UsageError
 
 
@@ -121,8 +121,6 @@ def import_recipe(
 
     family = family or re.sub(r"[^a-z0-9]+", "-", file.absolute().parent.name.lower()).strip("-")
     path = new_recipe_path(call, family, "recipe import", dry_run=dry_run)
-    if extends and not call.settings.shipped:
-        copy_family(call, extends, dry_run=dry_run)
     framework, _, version = package.partition("=")
     for option, text in (("--framework", framework), ("--cuda", cuda), ("--source", source)):
         reject_conflict(
@@ -153,28 +151,32 @@ def import_recipe(
         context=context,
         build_args=_build_args(build_args),
     )
-    factory = call.factory
-    plan = plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)
-    draft = plan.draft
-    for line in draft.notes:
-        call.progress.note(f"note: {line}")
-    stopped = bool(draft.lost) and not partial
-    for line in () if stopped else draft.lost:
-        call.progress.note(f"lost: {line}")
-    if dry_run and not as_json:
-        print_result(draft.text.rstrip("\n"))
-    plan.check()
-    value = recipe_json(family, "" if dry_run or stopped else str(path), draft, plan.why)
-    value["unsolved"], value["unbuilt"] = plan.unsolved, list(plan.without_wheel)
-    if not dry_run and not stopped:
-        write_recipe(path, value, as_json=as_json)
-        return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
-    with exit_with_first_failure() as failures:
-        if stopped:
-            failures.add(_incomplete(file.name, draft.lost))
-        if as_json:
-            print_json(value | {"errors": failures.as_json()})
-    return None
+    with copied_family(call, extends, dry_run=dry_run):
+        factory = call.factory
+        plan = plan_recipe(
+            factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress
+        )
+        draft = plan.draft
+        for line in draft.notes:
+            call.progress.note(f"note: {line}")
+        stopped = bool(draft.lost) and not partial
+        for line in () if stopped else draft.lost:
+            call.progress.note(f"lost: {line}")
+        if dry_run and not as_json:
+            print_result(draft.text.rstrip("\n"))
+        plan.check()
+        value = recipe_json(family, "" if dry_run or stopped else str(path), draft, plan.why)
+        value["unsolved"], value["unbuilt"] = plan.unsolved, list(plan.without_wheel)
+        if not dry_run and not stopped:
+            write_recipe(path, value, as_json=as_json)
+        else:
+            with exit_with_first_failure() as failures:
+                if stopped:
+                    failures.add(_incomplete(file.name, draft.lost))
+                if as_json:
+                    print_json(value | {"errors": failures.as_json()})
+            return None
+    return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:

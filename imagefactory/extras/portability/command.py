@@ -23,9 +23,8 @@ from imagefactory.cli.output import (
 from imagefactory.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from imagefactory.extras.portability.action import PortabilityOptions
+    from imagefactory.extras.portability.report import FormattedPortableReport
 
 MOST_BATCHES, LARGEST_BATCH = 8, 65536
 REPORT_DIRECTORY = "portable"
@@ -35,7 +34,7 @@ class ModelCheckDocument(TypedDict):
     """The report of an image's models in other runtimes."""
 
     format: Literal["imagefactory.model-check/1"]
-    report: Mapping[str, object]
+    report: FormattedPortableReport
     output: str
     portable: bool
     note: str
@@ -47,7 +46,7 @@ class ModelStatementRow(TypedDict):
     digest: str
     status: str
     reason: str
-    report: Mapping[str, object] | None
+    report: FormattedPortableReport | None
 
 
 class ModelDocument(TypedDict):

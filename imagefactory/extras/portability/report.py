@@ -5,6 +5,7 @@ Latencies are in milliseconds. Errors are relative to the largest expected value
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from imagefactory.serialize import (
     Choices,
     Count,
     Digest,
+    FormattedAs,
     MaxRows,
     Name,
     NumberRange,
@@ -141,6 +143,9 @@ class PortableReport:
         complete = all((model.name, source.by) in pairs for model in self.models for source in self.served)
         passed = all(row.state is CheckState.PASSED for row in self.rows)
         return bool(self.models and self.served) and complete and passed
+
+
+FormattedPortableReport = Annotated[Mapping[str, object], FormattedAs(PortableReport, FORMAT)]
 
 
 def format_portable(report: PortableReport) -> dict[str, Any]:

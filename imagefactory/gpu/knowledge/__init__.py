@@ -52,6 +52,9 @@ from imagefactory.gpu.knowledge.packages import (
     WheelScan as WheelScan,
 )
 from imagefactory.gpu.knowledge.packages import (
+    aliases as aliases,
+)
+from imagefactory.gpu.knowledge.packages import (
     all_documented as all_documented,
 )
 from imagefactory.gpu.knowledge.packages import (
@@ -70,6 +73,9 @@ from imagefactory.gpu.knowledge.packages import (
     cuda_wheels as cuda_wheels,
 )
 from imagefactory.gpu.knowledge.packages import (
+    distributions as distributions,
+)
+from imagefactory.gpu.knowledge.packages import (
     documented as documented,
 )
 from imagefactory.gpu.knowledge.packages import (
@@ -82,10 +88,16 @@ from imagefactory.gpu.knowledge.packages import (
     is_known_index as is_known_index,
 )
 from imagefactory.gpu.knowledge.packages import (
+    known_names as known_names,
+)
+from imagefactory.gpu.knowledge.packages import (
     last_with as last_with,
 )
 from imagefactory.gpu.knowledge.packages import (
     newest_cuda as newest_cuda,
+)
+from imagefactory.gpu.knowledge.packages import (
+    newest_patch as newest_patch,
 )
 from imagefactory.gpu.knowledge.packages import (
     offered as offered,

@@ -182,6 +182,48 @@ def families() -> dict[str, str]:
 
 
 @cache
+def aliases() -> dict[str, tuple[str, ...]]:
+    """Return the distributions for the names that people write (`tf` -> `("tensorflow",)`)."""
+    written = {name: tuple(names) for name, names in read_table("pypi_cuda")["aliases"].items()}
+    return {family: (name,) for family, name in families().items()} | written
+
+
+@cache
+def known_names() -> frozenset[str]:
+    """Return every name under which a table has releases or builds: aliases and distributions."""
+    rows = [*read_table("releases")["release"], *read_table("documented")["build"]]
+    names = {row["framework"] for row in rows} | {wheel.package for wheel in cuda_wheels()}
+    return frozenset({*names, *aliases(), *families().values()})
+
+
+def distributions(name: str, version: str, cuda: str = "") -> tuple[str, ...]:
+    """Return the distributions that `name` stands for; of several, those with that release for `cuda`.
+
+    A name that is not an alias stands for itself, and so does an alias without such a release.
+    """
+    names = aliases().get(name, (name,))
+    if len(names) == 1:
+        return names
+    return tuple(row for row in names if _has_release(row, version, cuda)) or (name,)
+
+
+def _has_release(name: str, version: str, cuda: str) -> bool:
+    cudas = {
+        row.cuda for row in releases(name) if covers(row.version, version) or covers(version, row.version)
+    }
+    cudas |= {row.cuda for row in offered(name, version)}
+    return any(not cuda or covers(cuda, row) or covers(row, cuda) for row in cudas)
+
+
+def newest_patch(framework: str, version: str) -> str:
+    """Return the newest release of a minor version (`2.7` -> `2.7.1`), else the version."""
+    if version.count(".") != 1:
+        return version
+    tables = (row["newest"] for row in read_table("releases")["patches"] if row["framework"] == framework)
+    return next((patch for text in tables for patch in text.split() if covers(version, patch)), version)
+
+
+@cache
 def pypi_names() -> dict[str, tuple[str, ...]]:
     """Return the PyPI names of conda packages that differ from the conda name (`pytorch` -> `("torch",)`)."""
     return {row["conda"]: tuple(row["pypi"]) for row in read_table("conda_pypi")["name"]}

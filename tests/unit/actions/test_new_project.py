@@ -108,6 +108,8 @@ def test_an_empty_one_is_ready_for_a_recipe(call: Call, here: Path) -> None:
         *("lockfiles/bases/debian-12.lock", "lockfiles/bases/debian-13.lock"),
     }
     assert call("list", root=lab).code == 0
+    said = call("search", root=lab)
+    assert (said.code, said.error_codes) == (errors.EXIT_NOTHING_SELECTED, ("recipes-missing",))
     assert call("recipe", "new", "pytorch", "--framework", "torch", root=lab).code == 0
     assert "pytorch-" in call("list", root=lab).out
     checked = call("lock", "--check", "base:debian-12", "base:debian-13", root=lab)
@@ -121,6 +123,19 @@ def test_an_empty_one_builds_on_what_comes_along(call: Call, here: Path) -> None
     printed = call("recipe", "new", "mine", "--extends", "pytorch-onnx-2.7-cu126", "--dry-run", root=lab)
     assert (printed.code, files(lab)) == (errors.EXIT_USAGE, empty)
     assert f"imagefactory init {lab} --with pytorch-onnx" in printed.err
+    requirements = here / "requirements.txt"
+    requirements.write_text("six\nhttps://example.org/unknown.bin\n")
+    for words in (
+        ("import", here / "missing.txt", "--family", "mine"),
+        ("import", requirements, "--family", "No"),
+        ("import", requirements, "--family", "mine", "--cuda", "12.6"),
+        ("import", requirements, "--family", "mine"),
+        ("new", "No"),
+        ("new", "mine", "--framework", "torch"),
+    ):
+        said = call("recipe", *map(str, words), "--extends", "pytorch-onnx-2.7", root=lab)
+        assert (said.code, files(lab)) == (errors.EXIT_USAGE, empty), words
+        assert {path.name for path in lab.iterdir()} == {"imagefactory.toml", "recipes", "lockfiles"}
     made = call("recipe", "new", "mine", "--extends", "pytorch-onnx-2.7", root=lab)
     assert made.code == 0
     listed = call("list", "--json", root=lab).json()["targets"]

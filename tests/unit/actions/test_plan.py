@@ -380,12 +380,12 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     *lines, program = said.out.splitlines()
     matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in lines)
     assert program == f"program={program_checksum()}"
-    assert [(job["kit"], job["runner"], job["state"]) for job in matrix] == [
+    assert [(job["kit"], job["runner"], job["status"]) for job in matrix] == [
         ("sm80-a100-535.54.03", "sm80", "verify"),
         ("sm70", "sm70", "verify"),
     ]
     kits = "8.0/sm80-a100-535.54.03 7.0/sm70"
-    assert targets == [{"target": NAME, "state": "verify", "digest": pushed, "gpu": "nvidia", "kits": kits}]
+    assert targets == [{"target": NAME, "status": "verify", "digest": pushed, "gpu": "nvidia", "kits": kits}]
     value = plan("--json").json()
     assert value["targets"][0]["reference"] == f"{registry.host}/pytorch@{pushed}"
     registry.shelves.repositories.clear()

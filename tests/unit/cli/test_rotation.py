@@ -160,6 +160,12 @@ def test_rotation_refuses_before_it_changes_anything(site: Bench, monkeypatch: p
     monkeypatch.delenv("IMAGEFACTORY_SIGNING_KEY")
     with site_down(site):
         site.call("key", "rotate", code=8)
+    broken = site.folder / "root" / "recipes" / "broken.yaml"  # its repository may have signatures too
+    broken.write_text("family: broken\n")
+    for command in ("rotate", "retire"):
+        words = ("key", command, *(("lab",) if command == "retire" else ()))
+        assert set(site.call(*words, code=2).error_codes) == {"recipe-invalid"}
+    broken.unlink()
     assert file.read_text() == before
     assert not list((site.folder / "root").glob("retired-keys/*"))
     assert rotate(site)["name"] == "lab-2"

@@ -519,6 +519,25 @@ def test_prune_removes_old_candidates_and_their_records(
         )
 
 
+def test_an_invalid_recipe_keeps_its_candidates_and_stops_no_other(
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tmp_path: Path
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    assert candidate_of(graph) in registry.find("one").tags
+    recipe = next(tmp_path.rglob("recipes")) / "two.yaml"
+    text = recipe.read_text()
+    recipe.write_text("family: two\n")
+    for command in (("list",), ("prune", "--older-than", "0h")):
+        words = ("image", *command, "--json", "--registry", registry.host)
+        said = call(*words, code=errors.EXIT_USAGE)
+        assert set(said.error_codes) == {"recipe-invalid"}
+        repositories = [row["repository"] for row in json.loads(said.out)["repositories"]]
+        assert repositories == ["one"]
+    assert registry.find("one").tags == {}
+    recipe.write_text(text)
+    assert call("image", "list", "--registry", registry.host).code == 0
+
+
 @pytest.mark.parametrize("kept_by", ["tag", "no record"])
 def test_prune_keeps_what_is_needed_and_says_why(
     call: Call, registry: RegistryMadeHere, graph: ManifestGraph, kept_by: str

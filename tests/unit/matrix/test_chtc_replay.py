@@ -6,11 +6,11 @@ jobs, 60 valid. Two things are not found out here, and the tests say so by how t
 - Where tables say nothing of a version, the recorded "Environment Resolution Failure" stands for the solver
   (`--recorded`): a plan of rows solves nothing.
 - The pool of 2022 is known by that run alone. Of each capability its inventory here has one GPU, whose driver
-  takes the newest CUDA that the run recorded as matched there; so what "Failure to Match" prunes is its own
+  takes the newest CUDA that the run recorded as matched there; so what "Failure to Match" skips is its own
   record, asked as the tool asked (`--strict-drivers`): it is restated and not foretold. On a pool of today an
   inventory of today says it.
 
-The pages give these figures: 155 pruned by what tables know, 15 and 10 by the record, 60 left.
+The pages give these figures: 155 skipped by what tables know, 15 and 10 by the record, 60 left.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def test_at_most_sixty_of_the_240_are_queued_and_no_valid_one_is_lost(
     assert {row["outcome"] for row in stood_in} == {UNSOLVED}
     assert {row["reason"] for row in stood_in} == {f"recorded as '{UNSOLVED}', not solved here"}
     assert {row["outcome"] for row in rows if row["rule"] == "no-match"} == {UNMATCHED}
-    pruned = Counter(row["rule"] for row in rows if row["status"] == "pruned")
-    assert (pruned["unsolvable"], pruned["no-match"], len(queued)) == (12, 10, 60)  # as the pages say
+    skipped = Counter(row["rule"] for row in rows if row["status"] == "skipped")
+    assert (skipped["unsolvable"], skipped["no-match"], len(queued)) == (12, 10, 60)  # as the pages say
 
 
 def test_what_tables_know_prunes_most_of_it_before_any_record_is_believed(
@@ -102,7 +102,7 @@ def test_what_tables_know_prunes_most_of_it_before_any_record_is_believed(
     call: Call,
 ) -> None:
     rows = call("plan", "--tuples", str(recorded), "--json").json()["rows"]
-    pruned = [row for row in rows if row["status"] == "pruned"]
-    assert VALID not in {row["outcome"] for row in pruned}
-    assert len(pruned) >= 150
+    skipped = [row for row in rows if row["status"] == "skipped"]
+    assert VALID not in {row["outcome"] for row in skipped}
+    assert len(skipped) >= 150
     assert not any("recorded" in row["reason"] for row in rows)

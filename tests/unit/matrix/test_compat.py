@@ -18,10 +18,14 @@ from hypothesis import strategies as st
 
 from imagefactory import __version__, errors
 from imagefactory.actions import inspect
+from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.contradictions import CapabilityDifference
+from imagefactory.gpu.drivers import read_driver
+from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.values import (
+    Cell,
     CellQuery,
     ClaimBasis,
     Compatibility,
@@ -45,6 +49,8 @@ from imagefactory.matrix.compat import (
     rows,
     with_releases,
 )
+from imagefactory.matrix.plan import PlanGpu
+from imagefactory.matrix.rows import RowsQuery, parse_rows, rule_rows
 from imagefactory.oci.layout import Layout
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.layers import LayerScan, format_scan
@@ -109,7 +115,7 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_index")
 def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
     said = call("torch==2.6", "--cuda", "12.4", "--gpu", "V100", "--driver", "550")
-    assert (said.code, said.out.count("torch 2.6, CUDA 12.4  yes")) == (0, 1)
+    assert (said.code, said.out.count("torch 2.6.0, CUDA 12.4  yes")) == (0, 1)
     assert call("torch==2.6", "--cuda", "12.4", "--gpu", "RTX 5090").code == errors.EXIT_CHECK
     unknown = call("torch==2.99", "--gpu", "V100")
     assert (unknown.code, unknown.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
@@ -127,6 +133,77 @@ def test_an_unknown_release_is_neither_yes_nor_no(
     assert (said.code, said.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
     assert ("--cover" not in options) or releases("torch")[0].question.version in said.err
     assert call("torch==9.9", "torch==2.6").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "framework", "version", "requested"),
+    [
+        ("pytorch==2.7", "12.8", "torch", "2.7.1", "2.7"),
+        ("pytorch==2.7.0", "12.8", "torch", "2.7.0", ""),
+        ("tf==2.15", "12", "tensorflow", "2.15.1", "2.15"),
+        ("tensorflow-gpu==2.10.1", "11.2", "tensorflow", "2.10.1", ""),
+        ("onnxruntime==1.23", "12", "onnxruntime-gpu", "1.23.2", "1.23"),
+        ("jaxlib==0.4.30", "12", "jax", "0.4.30", ""),
+        ("cupy==13.3.0", "11.8", "cupy-cuda11x", "13.3.0", ""),
+        ("cupy==13.3.0", "12", "cupy-cuda12x", "13.3.0", ""),
+        ("cupy==7", "10.1", "cupy", "7", ""),
+    ],
+)
+def test_a_release_is_found_by_the_names_and_versions_that_people_write(
+    text: str, cuda: str, framework: str, version: str, requested: str
+) -> None:
+    (release,) = exact_releases(text, cuda)
+    assert (release.question.framework, release.question.version, release.requested) == (
+        framework,
+        version,
+        requested,
+    )
+
+
+def test_the_newest_patch_is_part_of_the_answer(call: Call) -> None:
+    answer = call("pytorch==2.7", "--gpu", "RTX 5070 Ti", "--json")
+    rows = json.loads(answer.out)["rows"]
+    assert {(row["version"], row["requested"]) for row in rows} == {("2.7.1", "2.7")}
+    assert answer.code == 0
+    assert "2.7.1" in call("pytorch==2.7", "--gpu", "RTX 5070 Ti").out
+    assert call("tf", "--gpu", "V100", "--json").code == 0
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_plan_and_compat_give_the_same_answer(part: int) -> None:
+    """Every row of the tables on every known GPU, each with one of four drivers."""
+    driver = ("", "470.256.02", "535-open", "580.178.04-open")[part]
+    gpus = {(gpu.capability, gpu.host): gpu for gpu in knowledge.gpus()}
+    read = read_driver(driver) if driver else ""
+    versions = {
+        (row["framework"], row["version"], cuda)
+        for row in read_table("releases")["release"]
+        for cuda in [*row["cuda"], *row.get("experimental", ())]
+    }
+    versions |= {(row.package, row.version, row.cuda) for row in knowledge.cuda_wheels()}
+    text = "framework,version,cuda,capability,driver\n" + "".join(
+        f"{framework},{version},{cuda},{gpu.capability},{driver}\n"
+        for framework, version, cuda in sorted(versions)[part::4]
+        for gpu in gpus.values()
+    )
+    listed = tuple(
+        PlanGpu(capability=gpu.capability, name=gpu.name, driver=read, host=gpu.host) for gpu in gpus.values()
+    )
+    planned: list[Cell] = []
+
+    def answer(question: CellQuery, evidence: CellEvidence) -> Cell:
+        planned.append(answer_cell(question, evidence))
+        return planned[-1]
+
+    rule_rows(RowsQuery(rows=parse_rows(text, "all.csv"), devices=listed, answer=answer))
+    assert len(planned) >= len(versions) // 4 * len(gpus)
+    for cell in planned:
+        question = cell.question
+        (release,) = exact_releases(f"{question.framework}=={question.version}", question.cuda)
+        device = CompatGpu(
+            name="", capability=question.capability, driver=question.driver, host=question.host
+        )
+        assert rows((release,), (device,))[0].cells == (cell,)
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> ScanResult:

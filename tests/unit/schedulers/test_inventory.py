@@ -23,6 +23,7 @@ from imagefactory.schedulers.inventory import (
 )
 from imagefactory.schedulers.pool import Inventory
 from tests.made.ads import A100, MIG_SLICE, V100, gpu, slot
+from tests.made.documents import document_faults
 from tests.made.errors import fails
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
@@ -57,6 +58,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read_inventory(file) == before
     assert before.notes
     assert format_inventory(read_inventory(file)) == file.read_text()
+    assert document_faults(json.loads(file.read_text())) == []
     assert sum('"gpus"' in line for line in file.read_text().splitlines()) == 2  # a line each
     assert json.loads(format_inventory(Inventory(pool="", taken=NOW, machines=())))["machines"] == []
 

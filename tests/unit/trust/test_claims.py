@@ -10,7 +10,7 @@ import pytest
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import CellQuery, ClaimBasis, Compatibility
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, cover, serves
-from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
+from imagefactory.matrix.plan import SKIP_RULES, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome
 from imagefactory.trust.claims import REFUSALS, last_verdicts, to_renew, verified_claims
 from imagefactory.trust.verdict import VerdictStatus, VerificationResult
@@ -76,7 +76,7 @@ def test_every_outcome_says_yes_or_no_or_nothing(outcome: Outcome) -> None:
     elif outcome in REFUSALS:
         assert (found[AMPERE].answer, found[AMPERE].rule) == (Compatibility.NO, outcome.value)
         assert f"the reason of {outcome}" in found[AMPERE].reason
-        assert outcome.value in PRUNING
+        assert outcome.value in SKIP_RULES
     else:
         assert found == {}
 
@@ -86,7 +86,7 @@ def test_what_several_gpus_say_is_no_claim_about_one(outcome: Outcome) -> None:
     assert last_verdicts([judged(outcome)]) == {}
     assert states(judged(outcome), driver="535") is states(driver="535") is CellState.VERIFY
     assert states(judged(days=1), judged(outcome), driver="535") is CellState.UNCHANGED
-    assert outcome not in PRUNING
+    assert outcome not in SKIP_RULES
 
 
 def test_a_rehearsal_and_a_run_that_no_host_saw_say_nothing() -> None:
@@ -149,7 +149,7 @@ def test_what_is_proven_is_unchanged_until_its_image_is_another() -> None:
 
 @pytest.mark.parametrize("outcome", REFUSALS)
 def test_what_failed_there_is_pruned_and_tried_again_when_that_is_allowed(outcome: Outcome) -> None:
-    assert states(judged(outcome), driver="535") is CellState.PRUNED
+    assert states(judged(outcome), driver="535") is CellState.SKIPPED
     assert states(judged(outcome), driver="535", allow=outcome.value) is CellState.VERIFY
 
 

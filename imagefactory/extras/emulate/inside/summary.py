@@ -13,7 +13,7 @@ from typing import Any
 from .loader import Loader, Seen
 from .machine import Machine, Pinned
 
-FORMAT = 1
+FORMAT = "imagefactory.emulate/1"
 
 
 def summarize(machine: Machine, seen: Seen, pinned: Pinned) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def summarize(machine: Machine, seen: Seen, pinned: Pinned) -> dict[str, Any]:
         },
         "pinned": pinned.most,
         "unlocked": pinned.refused,
-        "asked": dict(machine.host_reads.most_common(20)),
+        "host_reads": dict(machine.host_reads.most_common(20)),
     }
 
 
@@ -70,7 +70,7 @@ def _loader(loader: Loader) -> dict[str, Any]:
         "steps": loader.steps,
         "interval": statistics.fmean(steady) if steady else None,
         "wait": statistics.fmean(waits) if waits else None,
-        "made": loader.fetch_seconds / loader.seen if loader.seen else None,
+        "fetch": loader.fetch_seconds / loader.seen if loader.seen else None,
         "processor": loader.processor / loader.seen if loader.seen else None,
         "first_wait": loader.first_wait / max(1, loader.epochs),
     }

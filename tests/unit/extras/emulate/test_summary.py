@@ -16,6 +16,7 @@ from imagefactory.extras.emulate.run import main_run
 from imagefactory.jobs import resources
 from imagefactory.jobs.resources import EmulatedRun, advise, parse_emulated
 from imagefactory.schedulers.sizes import GB
+from tests.made.documents import document_faults
 from tests.made.emulated import TOLD
 
 
@@ -28,9 +29,11 @@ def with_loader(**changes: Any) -> EmulatedRun:
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    assert inside.FORMAT == resources.FORMAT
+    assert TOLD["format"] == inside.FORMAT
+    assert document_faults(TOLD) == []
+    assert document_faults({**TOLD, "steps": -1, "basis": "verified", "more": 1}) != []
     run = told()
-    assert (run.profile, run.steps, run.asked) == ("A100-SXM4-40GB", 938, (("item", 12),))
+    assert (run.profile, run.steps, run.host_reads) == ("A100-SXM4-40GB", 938, (("item", 12),))
     assert run.loader is not None
     assert run.loader.workers == 1
 
@@ -39,7 +42,7 @@ def test_it_is_read_as_it_was_written() -> None:
     ("text", "said"),
     [
         ("{", "JSON"),
-        ("{}", "format"),
+        ("{}", "basis"),
         (json.dumps({**TOLD, "format": 2}), "format"),
         (json.dumps({**TOLD, "steps": -1}), "steps"),
         (json.dumps({**TOLD, "basis": "verified"}), "basis"),
@@ -73,7 +76,7 @@ def test_of_one_batch_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "processor", "interval", "wait", "workers", "cpus"),
+    ("fetch", "processor", "interval", "wait", "workers", "cpus"),
     [
         (0.010, 0.010, 0.010, 0.006, 3, 4),  # a batch each 4 ms, of 10 ms each
         (0.010, 0.002, 0.010, 0.006, 3, 2),  # workers that wait for a disk
@@ -82,9 +85,9 @@ def test_of_one_batch_nothing_is_known() -> None:
     ],
 )
 def test_workers_and_cores(
-    made: float, processor: float, interval: float, wait: float, workers: int, cpus: int
+    fetch: float, processor: float, interval: float, wait: float, workers: int, cpus: int
 ) -> None:
-    advice = advise(with_loader(made=made, processor=processor, interval=interval, wait=wait))
+    advice = advise(with_loader(fetch=fetch, processor=processor, interval=interval, wait=wait))
     assert (advice.workers, advice.cpus) == (workers, cpus)
 
 

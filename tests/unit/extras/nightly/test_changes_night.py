@@ -22,7 +22,7 @@ from tests.made.values import make_target
 
 DAY = date(2026, 11, 25)
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
-STATES = (CellState.VERIFY, CellState.UNCHANGED, CellState.PRUNED)
+STATES = (CellState.VERIFY, CellState.UNCHANGED, CellState.SKIPPED)
 
 
 def cell(minor: int, days: int | None = None, state: CellState = CellState.VERIFY) -> PlannedCell:
@@ -72,12 +72,12 @@ def test_of_each_row_the_oldest_driver_that_the_image_takes_stays() -> None:
         made = oldest_drivers(VerificationPlan(targets=(target("a", *cells),), on_gpus=True))
         return [f"{one.device.driver} {one.device.part}".strip() for one in made.cells]
 
-    pruned = CellState.PRUNED
-    assert kept(on("550.54.15"), on("535.54.03"), on("99.1", pruned)) == ["535.54.03"]
+    skipped = CellState.SKIPPED
+    assert kept(on("550.54.15"), on("535.54.03"), on("99.1", skipped)) == ["535.54.03"]
     assert kept(on("550.54.15"), on("535.54.03", part="1g.10gb")) == ["550.54.15", "535.54.03 1g.10gb"]
-    assert kept(on("550.54.15", pruned), on("535.54.03", pruned)) == ["550.54.15"]
-    assert kept(on("550.54.15"), on("535.54.03", pruned, no="wrong-numbers")) == ["535.54.03", "550.54.15"]
-    assert kept(on("550.54.15"), on("535.54.03", pruned, no="driver-too-old")) == ["550.54.15"]
+    assert kept(on("550.54.15", skipped), on("535.54.03", skipped)) == ["550.54.15"]
+    assert kept(on("550.54.15"), on("535.54.03", skipped, no="wrong-numbers")) == ["535.54.03", "550.54.15"]
+    assert kept(on("550.54.15"), on("535.54.03", skipped, no="driver-too-old")) == ["550.54.15"]
 
 
 def test_nothing_that_was_never_proven_waits_for_ever() -> None:

@@ -306,7 +306,7 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
     assert [(job["capability"], job["driver"]) for job in jobs] == [("8.0", "")] * 2 + [("9.0", "")]
     avoided = call("plan", "--inventory", str(file), "--machine", "!gpu*", "--json", "pytorch-2.3-cu121")
     cells = avoided.json()["targets"][0]["cells"]
-    assert {(cell["status"], cell["pruned_by"][0]["rule"]) for cell in cells} == {("pruned", "avoided")}
+    assert {(cell["status"], cell["skipped_by"][0]["rule"]) for cell in cells} == {("skipped", "avoided")}
     assert {cell["mig"] for cell in cells} == {"", "1g.10gb"}
     sliced = {"name": "gpu01", "gpus": gpus[-1:]}
     file.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [sliced]}))
