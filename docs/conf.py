@@ -24,7 +24,7 @@ from docs.error_codes import DIAGNOSTIC, error_classes, find_errors
 from docs.json_schemas import FORMAT, document_type, document_types, file_name, schema_of
 from imagefactory import errors
 from imagefactory.cli import cli
-from imagefactory.extras.nightly import nights
+from imagefactory.extras.nightly import changes
 from imagefactory.lock.conda import file as conda_lock
 from imagefactory.lock.debian import lock as base_lock
 from imagefactory.lock.pypi import requirements as wheel_lock
@@ -342,6 +342,7 @@ def printed() -> str:
         for row in reached((called.__module__, called.__name__), functions):
             commands.setdefault(row, []).append(f"`{name}`")
     commands["imagefactory.error/1"] = ["each command that fails without a document of its own"]
+    commands[changes.NIGHTLY_FORMAT] = ["`imagefactory site nightly`"]
     commands["imagefactory.image-export-module/1"] = ["`imagefactory image export --format module`"]
     commands["imagefactory.progress/1"] = ["each command with `--progress json`"]
     return table(
@@ -412,8 +413,8 @@ def stored_formats() -> str:
             "`gpus -o`, or written manually: [inventory](inventory.md)",
         ),
         (schema_link("imagefactory.emulate/1"), "`emulate --output`, for `job write --resources-from`"),
-        (f"`{nights.PLAN_FORMAT}`", "`plan --keep`, to compare with in `site nightly --kept`"),
-        (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
+        (schema_link(changes.PLAN_FORMAT), "`plan --keep`, to compare with in `site nightly --kept`"),
+        (schema_link(changes.NIGHTLY_FORMAT), "`night.json` in `<store>/nights`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),
         (f"catalog, `format` {catalog.FORMAT}", "a signed catalog, in a DSSE envelope"),

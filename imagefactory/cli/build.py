@@ -20,8 +20,11 @@ from imagefactory.cli.output import (
     choose_targets,
     confirm,
     exit_with_first_failure,
+    has_gpu,
+    has_scheduler,
     is_terminal,
     json_option,
+    next_after_build,
     only_with,
     print_json,
     print_next_command,
@@ -208,14 +211,15 @@ def build(
             print_json(
                 BuildDocument(format="imagefactory.build/1", results=results, errors=failures.as_json())
             )
-    if push is None and factory.settings.registry.value and not no_smoke:
-        print_next_command("push", *(target.name for target in selection))
-    elif on_gpus := [target.name for target in selection if target.gpu]:
-        print_next_command("verify", *on_gpus)
-    elif push is None:
-        print_next_command("run", selection[0].name, "--", "python")
-    else:
-        print_next_command("image", "promote", *(target.name for target in selection))
+    words = next_after_build(
+        [target.name for target in selection],
+        [target.name for target in selection if target.gpu],
+        gpu=has_gpu(),
+        scheduler=has_scheduler(),
+        registry=bool(factory.settings.registry.value) and not no_smoke,
+        pushed=push is not None,
+    )
+    print_next_command(*words)
 
 
 def _built_json(built: BuildResult, factory: Project) -> BuildRow:

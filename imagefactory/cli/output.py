@@ -170,6 +170,49 @@ def print_next_command(*words: str, program: str = "imagefactory") -> None:
     write_terminal(2, f"next: {shlex.join((program, *directory_option, *words))}")
 
 
+def next_after_build(
+    names: Sequence[str],
+    on_gpus: Sequence[str],
+    *,
+    gpu: bool,
+    scheduler: bool,
+    registry: bool = False,
+    pushed: bool = False,
+) -> tuple[str, ...]:
+    """Return the next command for built images, which works on this machine.
+
+    `on_gpus` are the names of the images for GPUs. `gpu` and `scheduler` are what this machine has. With
+    `registry`, tested images can be pushed.
+    """
+    if registry and not pushed:
+        return "push", *names
+    if on_gpus and gpu:
+        return "verify", *on_gpus
+    if on_gpus and scheduler:
+        return "sweep", "start", *on_gpus
+    if not pushed:
+        return "run", names[0], "--", "python"
+    return ("verify", on_gpus[0], "--kit", "kit") if on_gpus else ("image", "promote", *names)
+
+
+def has_gpu() -> bool:
+    """Return whether `verify` finds a GPU on this machine."""
+    from imagefactory.errors import ImagefactoryError
+    from imagefactory.verify.evidence import LocalEvidence
+
+    try:
+        return bool(LocalEvidence().read().gpus)
+    except ImagefactoryError:
+        return False
+
+
+def has_scheduler() -> bool:
+    """Return whether this machine has the commands of a scheduler."""
+    from imagefactory.schedulers.pool import local_pool
+
+    return bool(local_pool(os.environ))
+
+
 def print_errors(error: ImagefactoryError, prefix: str = "") -> None:
     write_terminal(2, f"error: {without_logins(prefix)}{error.message}")
     if error.hint:

@@ -16,7 +16,10 @@ from imagefactory.cli.output import (
     SifRow,
     complete_targets,
     exit_with_first_failure,
+    has_gpu,
+    has_scheduler,
     json_option,
+    next_after_build,
     only_with,
     print_catalog_notes,
     print_json,
@@ -227,11 +230,12 @@ def push(
             print_json(PushDocument(format="imagefactory.push/1", results=results, errors=failures.as_json()))
     if kind != "sif":
         on_gpus = {target.name for target in selection if target.gpu}
-        pushed_ones = [row["reference"] for row in results if row["target"] in on_gpus]
-        if pushed_ones:  # the addresses of several are longer than a terminal
-            print_next_command("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
-        else:
-            print_next_command("image", "promote", *names)
+        references = [row["reference"] for row in results if row["target"] in on_gpus]
+        gpu, scheduler = has_gpu(), has_scheduler()
+        # The addresses of several are longer than a terminal, and a sweep has names of targets.
+        by_name = len(references) > 1 if gpu else references and scheduler
+        images = names if by_name else references
+        print_next_command(*next_after_build(names, images, gpu=gpu, scheduler=scheduler, pushed=True))
 
 
 def pushed_json(pushed: PushResult) -> PushRow:

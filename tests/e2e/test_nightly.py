@@ -319,7 +319,7 @@ def test_a_night_without_a_gpu_builds_a_candidate_and_moves_no_tag(
     assert first.run("plan") == {"plan": 0}, first.said
     (job,) = json.loads(first.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
     kits = "8.0/sm80-a100-535.54.03"
-    assert job == {"target": TARGET, "state": "build", "digest": "", "gpu": "nvidia", "kits": kits}
+    assert job == {"target": TARGET, "status": "build", "digest": "", "gpu": "nvidia", "kits": kits}
 
     assert first.run("candidates") == {f"candidate {TARGET}": 0}, first.said
     ends_with_no_gpu(first)
@@ -340,7 +340,7 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
     second.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-2-cache")}
     assert second.run("plan") == {"plan": 0}, second.said
     (job,) = json.loads(second.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
-    assert (job["state"], job["digest"]) == ("verify", there[0].digest)
+    assert (job["status"], job["digest"]) == ("verify", there[0].digest)
     assert second.run("candidates") == {f"candidate {TARGET}": 0}, second.said
     assert "assemble" not in second.said["candidates"]
     left = second.gpu_machine / "kits" / "sm80-a100-535.54.03" / "suite" / "of_another_night.py"

@@ -493,5 +493,5 @@ def test_nights_on_a_full_disk_sign_the_catalog_and_send_mail(ada: Person, caugh
             kept = f"cd {store}/nights && cd $(ls -d */ | tail -n 1) && cat night.json && cat log.txt >&2"
             read = pool.run(["sh", "-ec", kept], folder=ground.root)
             broken = json.loads(read.stdout)["broken"]
-            assert [row["what"] for row in broken if row["code"] == NO_SPACE] == ["nights"]
+            assert [row["what"] for row in broken if row["exit_code"] == NO_SPACE] == ["nights"]
             assert "imagefactory site publish" in read.stderr

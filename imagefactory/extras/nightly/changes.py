@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from imagefactory.errors import EXIT_BUILD, EXIT_CHECK, EXIT_LOCK
 from imagefactory.gpu.values import ClaimBasis, Compatibility, capability_row
@@ -29,6 +29,8 @@ from imagefactory.serialize import LONGEST_TEXT, MaxRows, printable_line
 from imagefactory.trust.claims import VerdictAges, verdict_ages
 from imagefactory.versions import natural
 
+PLAN_FORMAT: Final = "imagefactory.nightly-plan/1"
+NIGHTLY_FORMAT: Final = "imagefactory.nightly/1"
 MOST = 1_000_000
 FEW = 3
 """The number of targets that are named in a merged row."""
@@ -40,26 +42,26 @@ schedules.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCell:
-    """A cell of a saved plan. `proven` and `until` are the period of its newest verdict.
+    """A cell of a saved plan. `verified` and `expires` are the period of its newest verdict.
 
-    `gpu` is its device. `refused` is the outcome and reason of a negative verdict, empty without one.
+    `gpu` is its device. `failure` is the outcome and reason of a negative verdict, empty without one.
     """
 
     gpu: str
     capability: str
-    state: CellState
+    status: CellState
     required: bool
-    proven: datetime | None
-    until: datetime | None
-    refused: str
+    verified: datetime | None
+    expires: datetime | None
+    failure: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTarget:
     """A planned target. `image` is the digest of its current image."""
 
-    name: str
-    state: CellState
+    target: str
+    status: CellState
     reason: str
     hint: str
     image: str
@@ -73,7 +75,8 @@ class SavedPlan:
     If `devices` were listed, unchanged cells are verified. `waiting` are targets that wait for another run.
     """
 
-    made: datetime
+    format: Literal["imagefactory.nightly-plan/1"] = PLAN_FORMAT
+    created: datetime
     registry: str
     names: Annotated[tuple[str, ...], MaxRows(MOST)]
     devices: Annotated[tuple[PlanGpu, ...], MaxRows(MOST)]
@@ -83,17 +86,18 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyRow:
-    """A row of the report: a target, its capabilities (joined), the reason, and a hint.
-
-    `machines` are the machines of a pool on which it happened.
-    """
+    """A row of the report."""
 
     what: str
+    """Targets, or a step of the run."""
     on: str = ""
-    why: str = ""
+    """Compute capabilities."""
+    reason: str = ""
+    """For a built image, its digest."""
     hint: str = ""
-    code: int = 0
+    exit_code: int = 0
     machines: tuple[str, ...] = ()
+    """The machines of the cluster on which it happened."""
 
 
 Rows = Annotated[tuple[NightlyRow, ...], MaxRows(MOST)]
@@ -101,32 +105,32 @@ Rows = Annotated[tuple[NightlyRow, ...], MaxRows(MOST)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyReport:
-    """The report of a nightly run. `broken` rows need a person, `due` rows are left for a later run.
+    """What a nightly run built and verified, what is broken and what is due.
 
-    `notes` are lines for a person. `place` is the registry.
+    `broken` rows need a person, `due` rows are left for a later run. `notes` are lines for a person.
     """
 
+    format: Literal["imagefactory.nightly/1"] = NIGHTLY_FORMAT
+    directory: str
+    exit_code: int
+    """The exit code of the earliest failed stage, 0 if none failed."""
     started: datetime
     ended: datetime
     place: str
+    """The registry."""
     built: Rows
-    proven: Rows
+    verified: Rows
     broken: Rows
     due: Rows
-    ages: VerdictAges
+    verdict_ages: VerdictAges
     notes: tuple[str, ...] = ()
-
-    @property
-    def code(self) -> int:
-        """The exit code of the earliest failed stage, 0 if none failed."""
-        return min((row.code for row in self.broken), default=0)
 
 
 def is_news(night: NightlyReport, last: NightlyReport | None) -> bool:
     """Return whether to send a message: the run changed something, or the broken rows changed."""
-    was = {(row.what, row.on, row.code) for row in last.broken} if last else set()
-    is_ = {(row.what, row.on, row.code) for row in night.broken}
-    return bool(night.built or night.proven) or was != is_
+    was = {(row.what, row.on, row.exit_code) for row in last.broken} if last else set()
+    is_ = {(row.what, row.on, row.exit_code) for row in night.broken}
+    return bool(night.built or night.verified) or was != is_
 
 
 def save_plan(plan: VerificationPlan, request: SavedPlan) -> SavedPlan:
@@ -135,8 +139,8 @@ def save_plan(plan: VerificationPlan, request: SavedPlan) -> SavedPlan:
         request,
         targets=tuple(
             SavedTarget(
-                name=row.target.name,
-                state=row.state,
+                target=row.target.name,
+                status=row.state,
                 reason=as_single_line(row.reason),
                 hint=as_single_line(row.hint),
                 image=row.image,
@@ -153,11 +157,11 @@ def _save_cell(cell: PlannedCell) -> SavedCell:
     return SavedCell(
         gpu=str(cell.device),
         capability=capability_row(cell.device.capability, cell.device.part),
-        state=cell.state,
+        status=cell.state,
         required=cell.required,
-        proven=cell.proven,
-        until=cell.until,
-        refused=as_single_line(f"{no.rule}: {no.reason}") if no else "",
+        verified=cell.proven,
+        expires=cell.until,
+        failure=as_single_line(f"{no.rule}: {no.reason}") if no else "",
     )
 
 
@@ -171,11 +175,12 @@ def as_single_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlySteps:
-    """The facts about a run that its two plans lack: times, registry, failed steps, and notes.
+    """The facts about a run that its two plans lack: its directory, times, registry, failed steps, and notes.
 
     `ages` are those of the signed catalog. If they are None, the report computes them from the plan.
     """
 
+    directory: str
     started: datetime
     ended: datetime
     place: str
@@ -190,44 +195,47 @@ def compare(before: SavedPlan, after: SavedPlan, steps: NightlySteps) -> Nightly
     If a step failed, its error is the reason, so its target or GPU gets no other row. Each cause gets one
     row.
     """
-    targets_before = {target.name: target for target in before.targets}
+    targets_before = {target.target: target for target in before.targets}
     reported = {(row.what, row.on) for row in steps.failures} | {
         (row.what, "") for row in steps.failures if not row.on
     }
-    built, proven, due = [], [], []
+    built, verified, due = [], [], []
     broken = [*steps.failures]
     for target in after.targets:
-        old = targets_before.get(target.name)
+        old = targets_before.get(target.target)
         if target.image and target.image != (old.image if old else ""):
-            built.append(NightlyRow(what=target.name, why=target.image))
-        verified = (
+            built.append(NightlyRow(what=target.target, reason=target.image))
+        verified_before = (
             {cell.gpu for cell in old.cells if before.devices and _saved_verdicts(cell)} if old else set()
         )
         same = old is not None and old.image == target.image
         new = [
             c
             for c in target.cells
-            if after.devices and _saved_verdicts(c) and not (same and c.gpu in verified)
+            if after.devices and _saved_verdicts(c) and not (same and c.gpu in verified_before)
         ]
         if new:
-            proven.append(NightlyRow(what=target.name, on=_capabilities(new)))
+            verified.append(NightlyRow(what=target.target, on=_capabilities(new)))
         broken += [row for row in _broken(target, old) if (row.what, row.on) not in reported]
         due += [row for row in _due(target) if (row.what, "") not in reported]
     periods = (
-        (cell.proven, cell.until)
+        (cell.verified, cell.expires)
         for target in after.targets
         for cell in target.cells
-        if cell.proven and cell.until
+        if cell.verified and cell.expires
     )
+    rows = by_cause(broken)
     return NightlyReport(
+        directory=steps.directory,
+        exit_code=min((row.exit_code for row in rows), default=0),
         started=steps.started,
         ended=steps.ended,
         place=steps.place,
         built=tuple(built),
-        proven=tuple(proven),
-        broken=by_cause(broken),
+        verified=tuple(verified),
+        broken=rows,
         due=tuple(due),
-        ages=steps.ages or verdict_ages(periods, steps.ended),
+        verdict_ages=steps.ages or verdict_ages(periods, steps.ended),
         notes=steps.notes,
     )
 
@@ -236,7 +244,7 @@ def by_cause(rows: Iterable[NightlyRow]) -> tuple[NightlyRow, ...]:
     """Merge rows with the same reason into the first of them, with all their targets and places."""
     alike: dict[tuple[str, int], list[NightlyRow]] = {}
     for row in rows:
-        alike.setdefault((row.why, row.code), []).append(row)
+        alike.setdefault((row.reason, row.exit_code), []).append(row)
     return tuple(_unite(same) if len(same) > 1 else same[0] for same in alike.values())
 
 
@@ -257,7 +265,7 @@ def _unite(rows: list[NightlyRow]) -> NightlyRow:
 
 
 def _saved_verdicts(cell: SavedCell) -> bool:
-    return cell.state is CellState.UNCHANGED
+    return cell.status is CellState.UNCHANGED
 
 
 def _capabilities(cells: Iterable[SavedCell]) -> str:
@@ -266,39 +274,39 @@ def _capabilities(cells: Iterable[SavedCell]) -> str:
 
 def _broken(target: SavedTarget, old: SavedTarget | None) -> Iterator[NightlyRow]:
     """Yield a target without a lock, and failed verdicts that are new or for a required capability."""
-    if target.state is CellState.BLOCKED:
-        yield NightlyRow(what=target.name, why=target.reason, hint=target.hint, code=EXIT_LOCK)
-    known = {(cell.gpu, cell.refused) for cell in old.cells} if old else set()
+    if target.status is CellState.BLOCKED:
+        yield NightlyRow(what=target.target, reason=target.reason, hint=target.hint, exit_code=EXIT_LOCK)
+    known = {(cell.gpu, cell.failure) for cell in old.cells} if old else set()
     for cell in target.cells:
-        if cell.refused and (cell.required or (cell.gpu, cell.refused) not in known):
-            rule = cell.refused.partition(":")[0]
+        if cell.failure and (cell.required or (cell.gpu, cell.failure) not in known):
+            rule = cell.failure.partition(":")[0]
             hint = f"another version, or `imagefactory sweep start TARGET --ignore-rule {rule}` to try again"
             yield NightlyRow(
-                what=target.name, on=cell.capability, why=cell.refused, hint=hint, code=EXIT_CHECK
+                what=target.target, on=cell.capability, reason=cell.failure, hint=hint, exit_code=EXIT_CHECK
             )
 
 
 def _due(target: SavedTarget) -> Iterator[NightlyRow]:
-    if target.state is CellState.BUILD:
-        yield NightlyRow(what=target.name, why=f"to build: {target.reason}")
+    if target.status is CellState.BUILD:
+        yield NightlyRow(what=target.target, reason=f"to build: {target.reason}")
         return
-    cells = [cell for cell in target.cells if cell.state is CellState.VERIFY]
+    cells = [cell for cell in target.cells if cell.status is CellState.VERIFY]
     if cells:
-        last = max((cell.proven for cell in cells if cell.proven), default=None)
+        last = max((cell.verified for cell in cells if cell.verified), default=None)
         reason = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
-        yield NightlyRow(what=target.name, on=_capabilities(cells), why=reason)
+        yield NightlyRow(what=target.target, on=_capabilities(cells), reason=reason)
 
 
 def unbuilt(before: SavedPlan, after: SavedPlan) -> tuple[NightlyRow, ...]:
     """Return targets that are still not built, for a run whose steps were not observed."""
-    to_build = {target.name for target in before.targets if target.state is CellState.BUILD}
+    to_build = {target.target for target in before.targets if target.status is CellState.BUILD}
     to_build -= set(before.waiting)
     reason = "it was due to be built, and is not built"
     hint = "see the log of the job with this name in the nightly run"
     return tuple(
-        NightlyRow(what=target.name, why=reason, hint=hint, code=EXIT_BUILD)
+        NightlyRow(what=target.target, reason=reason, hint=hint, exit_code=EXIT_BUILD)
         for target in after.targets
-        if target.name in to_build and target.state is CellState.BUILD
+        if target.target in to_build and target.status is CellState.BUILD
     )
 
 

@@ -40,43 +40,12 @@ from imagefactory.errors import ImagefactoryError, os_reason, printable, without
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
-    from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow
+    from imagefactory.extras.nightly.changes import NightlyReport
     from imagefactory.extras.nightly.nights import CommandRunner
     from imagefactory.extras.nightly.outdated import RecipeNewsRow
-    from imagefactory.trust.claims import VerdictAges
 
 Hook = Callable[["Mapping[str, object]"], None]
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
-
-
-class NightlyReportRow(TypedDict):
-    what: str
-    """Targets, or a step of the run."""
-    on: str
-    """Compute capabilities."""
-    reason: str
-    """For a built image, its digest."""
-    hint: str
-    exit_code: int
-    machines: list[str]
-
-
-class NightlyDocument(TypedDict):
-    """What a nightly run built and verified, what is broken and what is due."""
-
-    format: Literal["imagefactory.nightly/1"]
-    directory: str
-    exit_code: int
-    started: datetime
-    ended: datetime
-    place: str
-    """The registry."""
-    built: list[NightlyReportRow]
-    verified: list[NightlyReportRow]
-    broken: list[NightlyReportRow]
-    due: list[NightlyReportRow]
-    verdict_ages: VerdictAges
-    notes: list[str]
 
 
 class NightlyInstallDocument(TypedDict):
@@ -199,6 +168,7 @@ def nightly(
         nightly_lock,
     )
     from imagefactory.extras.nightly.view import format_nightly
+    from imagefactory.serialize import format_value
     from imagefactory.verify.evidence import LocalEvidence
 
     options = {
@@ -246,16 +216,17 @@ def nightly(
     log = f"log: {directory / LOG}"
     if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
         _mail(mail, f"{format_nightly(report)}\n\n{log}\n")
-    hook(nightly_json(report, directory))
+    document = format_value(report)
+    hook(document)
     allocate_reserve(settings)
     if metrics:
         _write_metrics(call, metrics, report)
     if as_json:
-        print_json(nightly_json(report, directory))
+        print_json(document)
     else:
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
-    if report.code:
-        raise click.exceptions.Exit(report.code)
+    if report.exit_code:
+        raise click.exceptions.Exit(report.exit_code)
     return print_next_command("sweep", "list") if pool else print_next_command("report")
 
 
@@ -405,52 +376,29 @@ def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -
         write_nightly,
     )
     from imagefactory.extras.nightly.view import format_issue, format_nightly
+    from imagefactory.serialize import format_value
 
     project, now = call.factory, datetime.now(UTC)
     before, commit = read_saved_plan(plan), last_commit(project.settings.root_path)
     note = schedule_warning(commit, now) if commit and github else ""
     context = NightlySteps(
-        started=before.made, ended=now, place=before.registry, notes=(note,) if note else ()
+        directory="",  # it is created if this succeeds
+        started=before.created,
+        ended=now,
+        place=before.registry,
+        notes=(note,) if note else (),
     )
     report = nightly_since(project, before, context)
     directory = create_nightly(project.settings, format_id(now, os.urandom(2)))
+    report = replace(report, directory=str(directory))
     write_nightly(directory / NIGHTLY_FILE, report)
     if as_json:
-        print_json(nightly_json(report, directory))
+        print_json(format_value(report))
     elif github:
         if text := format_issue(report).rstrip():
             write_terminal(1, text)
     else:
         print_result(format_nightly(report, terminal_width()))
-
-
-def nightly_json(report: NightlyReport, directory: Path) -> NightlyDocument:
-    """Return a nightly run as JSON."""
-    return NightlyDocument(
-        format="imagefactory.nightly/1",
-        directory=str(directory),
-        exit_code=report.code,
-        started=report.started,
-        ended=report.ended,
-        place=report.place,
-        built=[_nightly_row(row) for row in report.built],
-        verified=[_nightly_row(row) for row in report.proven],
-        broken=[_nightly_row(row) for row in report.broken],
-        due=[_nightly_row(row) for row in report.due],
-        verdict_ages=report.ages,
-        notes=list(report.notes),
-    )
-
-
-def _nightly_row(row: NightlyRow) -> NightlyReportRow:
-    return NightlyReportRow(
-        what=row.what,
-        on=row.on,
-        reason=row.why,
-        hint=row.hint,
-        exit_code=row.code,
-        machines=list(row.machines),
-    )
 
 
 _units_argument = click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)

@@ -188,9 +188,9 @@ def _unverified_cells(document: Mapping[str, Any]) -> Iterator[NightlyRow]:
             yield NightlyRow(
                 what=row["target"],
                 on=row["capability"],
-                why=cause,
+                reason=cause,
                 hint=f"its logs: {row['kit']}",
-                code=EXIT_CHECK,
+                exit_code=EXIT_CHECK,
                 machines=(machine,) if machine else (),
             )
 
@@ -238,7 +238,7 @@ def nightly_since(project: Project, before: SavedPlan, steps: NightlySteps) -> N
     targets = project.select(before.names)
     stages = read_stages(project, targets, PlanLookup(now=steps.ended, registry=before.registry))
     plan = make_plan(PlanInput(stages=stages, devices=before.devices, on_machines=True))
-    after = save_plan(plan, replace(before, made=steps.ended, targets=()))
+    after = save_plan(plan, replace(before, created=steps.ended, targets=()))
     return compare(before, after, replace(steps, failures=(*steps.failures, *unbuilt(before, after))))
 
 
@@ -264,7 +264,9 @@ class _NightlyRun:
         for fault in self.project.faults:
             reason = str(replace(fault, location=""))
             self.steps.tell(
-                NightlyRow(what=as_single_line(fault.location), why=as_single_line(reason), code=EXIT_USAGE)
+                NightlyRow(
+                    what=as_single_line(fault.location), reason=as_single_line(reason), exit_code=EXIT_USAGE
+                )
             )
         if not has_reserve(self.project.settings):
             self.steps.fail(NIGHTLY_DIRECTORY, no_space(nightly_directory(self.project.settings)))
@@ -281,7 +283,7 @@ class _NightlyRun:
             with self.steps.reporting_errors("collect"):
                 collect_sweeps(self.project.settings, self.request.wait, self.steps)
         release_reserve(self.project.settings)
-        lost = any((row.what, row.code) == ("plan", EXIT_REGISTRY) for row in self.steps.failures)
+        lost = any((row.what, row.exit_code) == ("plan", EXIT_REGISTRY) for row in self.steps.failures)
         away = lost and self._is_away()
         if not away:
             promotable = [target.name for target in self.targets]
@@ -328,12 +330,15 @@ class _NightlyRun:
         if expires and expires - self.steps.dependencies.clock() < SOON:
             reason = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
             self.steps.tell(
-                NightlyRow(what=EXPIRY, why=reason, hint="run imagefactory site publish", code=EXIT_CHECK)
+                NightlyRow(
+                    what=EXPIRY, reason=reason, hint="run imagefactory site publish", exit_code=EXIT_CHECK
+                )
             )
 
     def _compare(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:
         empty = self._request(())
         steps = NightlySteps(
+            directory=str(self.folder),
             started=started,
             ended=self.steps.dependencies.clock(),
             place=self._registry,
@@ -345,7 +350,7 @@ class _NightlyRun:
 
     def _request(self, devices: tuple[PlanGpu, ...]) -> SavedPlan:
         return SavedPlan(
-            made=self.steps.dependencies.clock(),
+            created=self.steps.dependencies.clock(),
             registry=self._registry,
             names=self.request.names,
             devices=devices,

@@ -2,7 +2,7 @@
 
 <store>/nights/ID/before.json    the plan at its start
                   log.txt        each command that it ran, with its output
-                  night.json     its changes; missing if the run was killed
+                  night.json     what `site nightly --json` prints; missing if the run was killed
                   sweep          the directory of its sweep, if it started one
 <store>/nights/.reserve          disk space that is freed at the end of a run
 """
@@ -31,6 +31,8 @@ from imagefactory.errors import (
     os_problem,
 )
 from imagefactory.extras.nightly.changes import (
+    NIGHTLY_FORMAT,
+    PLAN_FORMAT,
     NightlyReport,
     NightlyRow,
     SavedPlan,
@@ -61,7 +63,6 @@ MAX_RUNS = 60
 """The limit of stored runs. Older ones are removed with their sweeps."""
 RESERVE = 4 << 20
 """Reserved bytes on the disk for the log, summary and mail of a run."""
-PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.nightly-plan/1", "imagefactory.nightly-run/1"
 BEFORE, LOG, NIGHTLY_FILE, SWEPT = "before.json", "log.txt", "night.json", "sweep"
 RESERVED = ".reserve"
 
@@ -176,12 +177,12 @@ def write_plan(
     waiting: tuple[str, ...],
 ) -> None:
     """Write a plan with its request to a file (SavedPlan)."""
-    request = SavedPlan(made=created, registry=registry, names=names, devices=devices, waiting=waiting)
+    request = SavedPlan(created=created, registry=registry, names=names, devices=devices, waiting=waiting)
     write_saved_plan(path, save_plan(plan, request))
 
 
 def write_saved_plan(path: Path, plan: SavedPlan) -> None:
-    _write(path, PLAN_FORMAT, plan)
+    _write(path, plan)
 
 
 def read_saved_plan(path: Path) -> SavedPlan:
@@ -192,7 +193,7 @@ def read_saved_plan(path: Path) -> SavedPlan:
 
 
 def write_nightly(path: Path, night: NightlyReport) -> None:
-    _write(path, NIGHTLY_FORMAT, night)
+    _write(path, night)
 
 
 def read_nightly(path: Path) -> NightlyReport:
@@ -201,9 +202,9 @@ def read_nightly(path: Path) -> NightlyReport:
     return night
 
 
-def _write(path: Path, form: str, value: object) -> None:
+def _write(path: Path, value: SavedPlan | NightlyReport) -> None:
     with explain_full_disk(path.parent):
-        replace_text(path, json.dumps({"format": form, **format_value(value)}, indent=1) + "\n")
+        replace_text(path, json.dumps(format_value(value), indent=1) + "\n")
 
 
 def _read(path: Path, form: str, kind: Any, maker: str) -> object:
@@ -214,7 +215,7 @@ def _read(path: Path, form: str, kind: Any, maker: str) -> object:
         raise UsageError(*os_problem("read", path, error), hint=hint) from error
     except ValueError as error:
         raise UsageError("night-file-not-json", f"{path} is not JSON", hint=hint) from error
-    if not isinstance(row, dict) or row.pop("format", "") != form:
+    if not isinstance(row, dict) or row.get("format") != form:
         raise UsageError("night-file-invalid", f"{path} does not have the format {form}", hint=hint)
     return parse_value(row, kind, str(path))
 
@@ -281,10 +282,12 @@ class StepRunner:
                     as_single_line(str(row.get("message", ""))),
                     as_single_line(str(row.get("hint", ""))),
                 )
-                self.tell(NightlyRow(what=as_single_line(name), why=reason, hint=hint, code=exit_code))
+                self.tell(
+                    NightlyRow(what=as_single_line(name), reason=reason, hint=hint, exit_code=exit_code)
+                )
         if code != 0 and not errors:
             reason = f"`imagefactory {command}` ended with exit code {code}"
-            self.tell(NightlyRow(what=task_name, why=reason, hint="see the log", code=max(code, 1)))
+            self.tell(NightlyRow(what=task_name, reason=reason, hint="see the log", exit_code=max(code, 1)))
         return code, document
 
     @contextmanager
@@ -301,7 +304,9 @@ class StepRunner:
         else:
             reason, hint, code = str(error), "check the disk and its permissions", EXIT_BUILD
         self.tell(
-            NightlyRow(what=task_name, why=as_single_line(reason), hint=as_single_line(hint), code=code)
+            NightlyRow(
+                what=task_name, reason=as_single_line(reason), hint=as_single_line(hint), exit_code=code
+            )
         )
 
     def tell(self, *rows: NightlyRow) -> None:

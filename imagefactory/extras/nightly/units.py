@@ -173,9 +173,9 @@ class _NightlyCheck:
         age = self.now - night.ended
         hours = int(age.total_seconds() // 3600)
         detail = f"ended {f'{hours} hours' if age < NIGHTLY_OVERDUE else f'{age.days} days'} ago"
-        if night.code:
-            first = next(row for row in night.broken if row.code == night.code)
-            detail += f", with exit code {night.code}: {first.what}: {first.why}"
+        if night.exit_code:
+            first = next(row for row in night.broken if row.exit_code == night.exit_code)
+            detail += f", with exit code {night.exit_code}: {first.what}: {first.reason}"
             return warn("last night", detail, f"read the newest {LOG} in {directory}")
         return (
             warn("last night", detail, self._night()) if age > NIGHTLY_OVERDUE else good("last night", detail)

@@ -17,14 +17,14 @@ from imagefactory.views.verdicts import format_ages
 WIDTH = 80
 MOST = 60
 """The limit of rows in one section of a mail or an issue. The page has all."""
-SECTIONS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
+SECTIONS = (("broken", "Broken"), ("built", "Built"), ("verified", "Verified"), ("due", "Due"))
 """The sections of a page; rows that need a person come first."""
 
 
 def headline(night: NightlyReport) -> str:
     """Return `2 built, 5 verified, 1 broken, 3 due`."""
     titles = dict(SECTIONS)
-    kinds = ("built", "proven", "broken", "due")
+    kinds = ("built", "verified", "broken", "due")
     return ", ".join(f"{len(rows_of(night, kind))} {titles[kind].lower()}" for kind in kinds)
 
 
@@ -41,7 +41,7 @@ def title_of(row: NightlyRow) -> str:
 
 def cause_text(row: NightlyRow) -> str:
     """Return `no-gpu: cuInit says 100 (gpu07, gpu08)`."""
-    return f"{row.why} ({', '.join(row.machines)})" if row.machines else row.why
+    return f"{row.reason} ({', '.join(row.machines)})" if row.machines else row.reason
 
 
 def format_took(start: datetime, end: datetime) -> str:
@@ -63,7 +63,7 @@ def page_values(night: NightlyReport) -> dict[str, Any]:
     return {
         "report": night,
         "headline": headline(night),
-        "ages": format_ages(night.ages),
+        "ages": format_ages(night.verdict_ages),
         "took": format_took(night.started, night.ended),
         "parts": [
             (kind, title, [(title_of(row), row) for row in rows_of(night, kind)]) for kind, title in SECTIONS
@@ -76,7 +76,7 @@ def format_nightly(night: NightlyReport, width: int | None = WIDTH) -> str:
     lines = [
         f"night of {night.started:%Y-%m-%d %H:%M} UTC, {format_took(night.started, night.ended)}: "
         f"{headline(night)}",
-        f"{night.place}: {format_ages(night.ages)}",
+        f"{night.place}: {format_ages(night.verdict_ages)}",
         *night.notes,
     ]
     lines = fold(lines, width)
@@ -105,9 +105,8 @@ def format_issue(night: NightlyReport) -> str:
     """Return the text of the issue in Markdown, empty if nothing is broken and there are no notes."""
     if not night.broken and not night.notes:
         return ""
-    lines = [
-        f"The night of {night.started:%Y-%m-%d %H:%M} UTC: {headline(night)}; {format_ages(night.ages)}."
-    ]
+    ages = format_ages(night.verdict_ages)
+    lines = [f"The night of {night.started:%Y-%m-%d %H:%M} UTC: {headline(night)}; {ages}."]
     lines += [f"\n**{_quoted(note)}**" for note in night.notes]
     for code, some in groupby(night.broken[:MOST], key=lambda row: row.what):
         lines.append(f"\n- {_quoted(code)}")
@@ -137,21 +136,25 @@ def format_metrics(night: NightlyReport, catalog_expires: datetime | None) -> st
     """Return the lines of a `.prom` file. `catalog_expires` is None if no signed catalog is known."""
     label = f'registry="{_escape(night.place)}"'
     rows = {kind: len(rows_of(night, kind)) for kind, _ in SECTIONS}
-    oldest, expires = night.ages.oldest, catalog_expires
+    ages, expires = night.verdict_ages, catalog_expires
     gauges: list[tuple[str, str, dict[str, float]]] = [
         ("night_start_timestamp_seconds", "When the last night began", {label: night.started.timestamp()}),
         ("night_end_timestamp_seconds", "When the last night ended", {label: night.ended.timestamp()}),
-        ("night_exit_code", "Exit code of the last night, 0 if nothing is broken", {label: night.code}),
+        ("night_exit_code", "Exit code of the last night, 0 if nothing is broken", {label: night.exit_code}),
         (
             "night_rows",
             "What the last night built and verified, what is broken and what is due",
             {f'{label},kind="{kind}"': count for kind, count in rows.items()},
         ),
-        ("verdicts_expiring", "Verdicts in use that expire within 14 days", {label: night.ages.expiring}),
+        (
+            "verdicts_expiring",
+            "Verdicts in use that expire within 14 days",
+            {label: ages.expiring},
+        ),
     ]
-    if oldest:
+    if ages.oldest:
         text = "When the oldest verdict in use was issued"
-        gauges.append(("verdict_oldest_timestamp_seconds", text, {label: oldest.timestamp()}))
+        gauges.append(("verdict_oldest_timestamp_seconds", text, {label: ages.oldest.timestamp()}))
     if expires:
         text = "When the newest signed catalog expires"
         gauges.append(("catalog_expires_timestamp_seconds", text, {label: expires.timestamp()}))

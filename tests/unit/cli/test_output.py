@@ -16,6 +16,9 @@ from imagefactory.cli.output import (
     confirm,
     error_json,
     exit_with_first_failure,
+    has_gpu,
+    has_scheduler,
+    next_after_build,
     print_errors,
     print_json,
     print_json_document,
@@ -28,6 +31,7 @@ from imagefactory.errors import (
     BuildError,
     ImagefactoryError,
     LockError,
+    NoGpuError,
     UnsolvableError,
     UsageError,
 )
@@ -160,6 +164,37 @@ def test_colours_are_the_only_escapes(
     said = capsys.readouterr().err
     assert set(re.findall(r"\x1b\[\d+m", said)) == {"\x1b[31m", "\x1b[0m"}
     assert not STEERS.search(re.sub(r"\x1b\[\d+m", "", said))
+
+
+@pytest.mark.parametrize(
+    ("machine", "images", "words"),
+    [
+        ({"gpu": True, "scheduler": True}, ["a"], "verify a"),
+        ({"gpu": True, "registry": True}, ["a"], "push a b"),
+        ({"gpu": True, "registry": True, "pushed": True}, ["a"], "verify a"),
+        ({"scheduler": True}, ["a"], "sweep start a"),
+        ({"scheduler": True, "pushed": True}, ["a"], "sweep start a"),
+        ({"scheduler": True}, [], "run a -- python"),
+        ({}, ["a"], "run a -- python"),
+        ({"registry": True}, [], "push a b"),
+        ({"pushed": True}, ["a"], "verify a --kit kit"),
+        ({"gpu": True, "pushed": True}, [], "image promote a b"),
+    ],
+)
+def test_the_next_command_works_on_this_machine(
+    machine: dict[str, bool], images: list[str], words: str
+) -> None:
+    has = {"gpu": False, "scheduler": False} | machine
+    assert " ".join(next_after_build(["a", "b"], images, **has)) == words
+
+
+def test_a_machine_without_gpu_and_scheduler_has_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise NoGpuError("gpu-not-visible", "none")
+
+    monkeypatch.setattr("imagefactory.verify.evidence.LocalEvidence.read", fail)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert (has_gpu(), has_scheduler()) == (False, False)
 
 
 def test_a_question_is_printed_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.verify.report import Hardware
 from tests.made.catalog import make_catalog
 from tests.made.command import run
+from tests.made.documents import document_faults
 from tests.made.factory import NAME
 from tests.made.sweep import PoolMadeHere, inventory, pool_gpu, suite_report
 from tests.made.sweep import play as play_node
@@ -162,15 +163,15 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
         "site publish",
         "image prune",
     ]
-    assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
+    assert [(row.what, row.on) for row in first.verified] == [(NAME, "7.0, 8.0")]
     assert [row.what for row in first.built] == [NAME]
-    assert (first.broken, first.due, first.code) == ((), (), 0)
-    assert first.ages.oldest is not None
+    assert (first.broken, first.due, first.exit_code) == ((), (), 0)
+    assert first.verdict_ages.oldest is not None
     assert is_news(first, None)
 
     second = nights.run()
     assert nights.commands == ["image promote", "verdict sync", "site publish", "image prune"]
-    assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
+    assert (second.built, second.verified, second.broken, second.due) == ((), (), (), ())
     assert not is_news(second, first)
     assert last_nightly(nights.site.factory.settings) == second
 
@@ -188,7 +189,7 @@ def test_a_night_approves_by_its_one_key_and_says_what_waits(nights: Nights) -> 
         }
         assert sorted(note.split()[1] for note in report.notes if NAME in note) == sorted(waiting)
         assert [row.what for row in report.broken] == ["catalog"]  # there is nothing yet that may be in it
-        assert NAME in report.broken[0].why
+        assert NAME in report.broken[0].reason
 
 
 def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights: Nights) -> None:
@@ -201,7 +202,7 @@ def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights
         catalog = make_catalog(made=made, expires=made + LIFE)
         cache_published(settings, nights.site.registry.host, sign_catalog(catalog, LAB), made)
         done = nights.run()
-        return done, [row.why for row in done.broken if row.what == EXPIRY]
+        return done, [row.reason for row in done.broken if row.what == EXPIRY]
 
     well, none = night(timedelta(days=8))
     soon, (why,) = night(timedelta(days=6))
@@ -223,9 +224,9 @@ def test_where_jobs_run_sif_files_their_verdicts_count(
     first = nights.run()
     assert first.broken == ()
     assert [row.what for row in first.built] == [NAME]
-    assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
+    assert [(row.what, row.on) for row in first.verified] == [(NAME, "7.0, 8.0")]
     second = nights.run()
-    assert (second.proven, second.due) == ((), ())
+    assert (second.verified, second.due) == ((), ())
     assert "sweep start" not in nights.commands
 
 
@@ -241,7 +242,7 @@ def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nig
     assert killed_before(nights.site.factory.settings) is not None
     nights.pause = play
     again = nights.run()
-    assert [(row.what, row.on) for row in again.proven] == [(NAME, "7.0, 8.0")]
+    assert [(row.what, row.on) for row in again.verified] == [(NAME, "7.0, 8.0")]
     assert [row.what for row in again.built] == [NAME]  # by the one that was killed
     assert "build" not in nights.commands
     assert len(nights.site.pool.submitted) == 1
@@ -274,7 +275,7 @@ def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: N
     assert nights.commands[-4:] == ["image promote", "verdict sync", "site publish", "image prune"]
     play(0)
     second = nights.run()
-    assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
+    assert [(row.what, row.on) for row in second.verified] == [(NAME, "7.0, 8.0")]
 
 
 def test_what_is_over_the_budget_is_named_and_the_next_night_takes_it(
@@ -282,7 +283,7 @@ def test_what_is_over_the_budget_is_named_and_the_next_night_takes_it(
 ) -> None:
     monkeypatch.setenv("IMAGEFACTORY_SWEEP_GPU_HOURS", "1")
     first = nights.run()
-    (proven,), (due,) = first.proven, first.due
+    (proven,), (due,) = first.verified, first.due
     assert {proven.on, due.on} == {"7.0", "8.0"}
     assert any(
         f"1 cell is over the budget and waits for another nightly run: {NAME} on {due.on}" in note
@@ -291,7 +292,7 @@ def test_what_is_over_the_budget_is_named_and_the_next_night_takes_it(
     nights.site.pool.submitted.clear()
     nights.site.pool.at_work = True
     second = nights.run()
-    assert [(row.what, row.on) for row in second.proven] == [(NAME, due.on)]
+    assert [(row.what, row.on) for row in second.verified] == [(NAME, due.on)]
     assert second.due == ()
 
 
@@ -304,7 +305,7 @@ def test_machines_that_are_avoided_are_named_and_get_no_job(
     )
     nights.site = replace(nights.site, factory=replace(nights.site.factory, settings=settings))
     done = nights.run()
-    assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0")]
+    assert [(row.what, row.on) for row in done.verified] == [(NAME, "7.0")]
     assert done.due == ()
     assert any("8.0" in note and "gpu1.pool.test" in note for note in done.notes)
 
@@ -340,7 +341,7 @@ def test_what_has_come_is_promoted_while_a_gpu_is_away(
     done = nights.run()
     assert nights.commands.count("sweep collect") == 1
     assert nights.commands.index("sweep collect") < max(looks)  # not at the end
-    assert [(row.what, row.on) for row in done.proven] == [(NAME, "8.0")]
+    assert [(row.what, row.on) for row in done.verified] == [(NAME, "8.0")]
     assert [(row.what, row.on) for row in done.due] == [(NAME, "7.0")]
 
 
@@ -350,7 +351,7 @@ def test_a_sweep_that_cannot_be_read_is_told_and_left_alone(nights: Nights) -> N
     (broken / "sweep.json").write_text("{")
     done = nights.run()
     assert [row.what for row in done.broken] == [f"sweep {broken.name}"]
-    assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0, 8.0")]
+    assert [(row.what, row.on) for row in done.verified] == [(NAME, "7.0, 8.0")]
 
 
 def test_a_fault_of_machines_is_one_row_that_names_them(nights: Nights, pool: PoolMadeHere) -> None:
@@ -362,14 +363,14 @@ def test_a_fault_of_machines_is_one_row_that_names_them(nights: Nights, pool: Po
     nights.pause = play
     (row,) = nights.run().broken
     assert (row.what, row.on, row.machines) == (NAME, "7.0, 8.0", ("gpu.pool.test",))
-    assert row.why.startswith("no-gpu: device")
+    assert row.reason.startswith("no-gpu: device")
 
 
 def test_ages_do_not_depend_on_the_machines_of_the_night(nights: Nights, pool: PoolMadeHere) -> None:
     first = nights.run()
-    assert first.ages.oldest is not None
+    assert first.verdict_ages.oldest is not None
     pool.gpus = inventory(pool_gpu("9.0"))
-    assert nights.run().ages == first.ages
+    assert nights.run().verdict_ages == first.verdict_ages
 
 
 def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> None:
@@ -386,12 +387,12 @@ def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> 
 
     nights.pause = play
     first = nights.run()
-    assert first.code == 9
+    assert first.exit_code == 9
     (row,) = first.broken
-    assert (row.what, row.on, row.why.partition(":")[0]) == (NAME, "8.0", Outcome.WRONG_NUMBERS)
-    assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0")]
+    assert (row.what, row.on, row.reason.partition(":")[0]) == (NAME, "8.0", Outcome.WRONG_NUMBERS)
+    assert [(row.what, row.on) for row in first.verified] == [(NAME, "7.0")]
     second = nights.run()
-    assert [(row.what, row.on, row.code) for row in second.broken] == [(NAME, "8.0", 9)]
+    assert [(row.what, row.on, row.exit_code) for row in second.broken] == [(NAME, "8.0", 9)]
     assert not is_news(second, first)
 
 
@@ -399,7 +400,7 @@ def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     nights.crashes = ("build", "verdict sync")
     done = nights.run()
     assert nights.commands == ["build", "image promote", "verdict sync", "site publish", "image prune"]
-    told = {row.what: row.why for row in done.broken}
+    told = {row.what: row.reason for row in done.broken}
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory verdict sync` ended with exit code -9"
     assert "catalog" in told  # nothing is there to be signed
@@ -417,7 +418,7 @@ def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch
     monkeypatch.setattr(nights, "step", run)
     done = nights.run()
     assert nights.commands[-2:] == ["site publish", "image prune"]
-    assert [(row.what, row.code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
+    assert [(row.what, row.exit_code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
 
 
 def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +430,7 @@ def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: p
     assert has_reserve(settings)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=RESERVE - 1))
     done = nights.run()
-    assert [(row.what, row.code) for row in done.broken] == [(NIGHTLY_DIRECTORY, 7)]
+    assert [(row.what, row.exit_code) for row in done.broken] == [(NIGHTLY_DIRECTORY, 7)]
     assert nights.commands == ["image promote", "verdict sync", "site publish", "image prune"]
     assert not has_reserve(settings)
 
@@ -465,7 +466,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     assert factory.faults
     nights.site = replace(nights.site, factory=factory)
     second = nights.run()
-    assert second.code == 2
+    assert second.exit_code == 2
     assert {row.what.split(":")[0] for row in second.broken} == {"recipes/other.yaml"}
     assert nights.commands == [
         "sweep start",
@@ -475,7 +476,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
         "site publish",
         "image prune",
     ]
-    assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
+    assert [(row.what, row.on) for row in second.verified] == [(NAME, "7.0, 8.0")]
     assert '"exit_code": 2' in nights.said["site publish"]
     assert json.loads(nights.said["site publish"])["written"]
     other.unlink()
@@ -499,9 +500,9 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalog_signed(
 
     monkeypatch.setattr(nights.site.pool, "inventory", silent)
     done = nights.run()
-    assert [(row.what, row.why, row.code) for row in done.broken] == [("pool", "no collector", 6)]
+    assert [(row.what, row.reason, row.exit_code) for row in done.broken] == [("pool", "no collector", 6)]
     assert nights.commands[-2:] == ["site publish", "image prune"]
-    assert (done.built, done.proven) == ((), ())
+    assert (done.built, done.verified) == ((), ())
 
 
 def test_without_the_registry_one_cause_is_told_and_the_catalog_tried(
@@ -513,7 +514,7 @@ def test_without_the_registry_one_cause_is_told_and_the_catalog_tried(
     for module in ("actions.plan", "extras.nightly.night"):
         monkeypatch.setattr(f"imagefactory.{module}.open_answering", away)
     done = nights.run()
-    assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalog", 3)]
+    assert [(row.what, row.exit_code) for row in done.broken] == [("plan", 8), ("catalog", 3)]
     assert nights.commands == ["site publish", "image prune"]
     assert len(done.notes) == 1
 
@@ -528,7 +529,7 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
     monkeypatch.setattr(night, "QUEUE_WAIT_SECONDS", 2)
     nights.pause = lambda _: None
     done = nights.run()
-    assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
+    assert ("pool", "no schedd") in [(row.what, row.reason) for row in done.broken]
     assert nights.commands[-2:] == ["site publish", "image prune"]
 
 
@@ -602,7 +603,9 @@ def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path:
         assert (caught.value.code, str(path) in caught.value.message) == (code, True)
     write_nightly(tmp_path / NIGHTLY_FILE, done)
     row = json.loads((tmp_path / NIGHTLY_FILE).read_text())
-    assert row["format"] == "imagefactory.nightly-run/1"
+    assert (document_faults(row), row["format"]) == ([], "imagefactory.nightly/1")
+    assert Path(row["directory"]) == folder
+    assert document_faults(json.loads((folder / "before.json").read_text())) == []
     (folder / NIGHTLY_FILE).write_text("{}")
     assert last_nightly(nights.site.factory.settings) is None
 

@@ -17,7 +17,7 @@ import pytest
 from imagefactory.access import Access
 from imagefactory.actions.read_catalog import cache_published, cached_expiry
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow
+from imagefactory.extras.nightly.changes import NightlyRow
 from imagefactory.extras.nightly.nights import post_json, read_address
 from imagefactory.extras.nightly.view import format_metrics
 from imagefactory.http import RetryPolicy
@@ -27,6 +27,7 @@ from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.trust.claims import VerdictAges
 from tests.made.catalog import make_catalog
 from tests.made.command import Call
+from tests.made.night import night_report
 from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, LAB_ROW
 
@@ -125,15 +126,15 @@ def test_a_night_that_cannot_be_is_posted_too(call: Call, factory: Project, take
 
 def test_metrics_are_gauges_with_help_and_type() -> None:
     start = datetime(2026, 11, 26, 2, 17, tzinfo=UTC)
-    night = NightlyReport(
+    night = night_report(
         started=start,
         ended=start + timedelta(hours=1),
         place='reg.example.org/g"pu',
         built=(),
-        proven=(NightlyRow(what="a"), NightlyRow(what="b")),
-        broken=(NightlyRow(what="c", code=7),),
+        verified=(NightlyRow(what="a"), NightlyRow(what="b")),
+        broken=(NightlyRow(what="c", exit_code=7),),
         due=(),
-        ages=VerdictAges(oldest=start, expiring=3),
+        verdict_ages=VerdictAges(oldest=start, expiring=3),
     )
     text = format_metrics(night, start + LIFE)
     found = {}
@@ -153,7 +154,7 @@ def test_metrics_are_gauges_with_help_and_type() -> None:
         ("night_exit_code", None): 7,
         ("night_rows", "broken"): 1,
         ("night_rows", "built"): 0,
-        ("night_rows", "proven"): 2,
+        ("night_rows", "verified"): 2,
         ("night_rows", "due"): 0,
         ("verdicts_expiring", None): 3,
         ("verdict_oldest_timestamp_seconds", None): began,

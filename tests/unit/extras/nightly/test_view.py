@@ -37,13 +37,13 @@ def test_a_mail_says_first_what_needs_somebody() -> None:
 
 
 def test_a_row_names_its_machines() -> None:
-    row = NightlyRow(what="a", on="8.0", why="no-gpu: none", code=9, machines=("gpu07", "gpu08"))
+    row = NightlyRow(what="a", on="8.0", reason="no-gpu: none", exit_code=9, machines=("gpu07", "gpu08"))
     for text in (format_nightly(night_report(broken=(row,))), format_issue(night_report(broken=(row,)))):
         assert "no-gpu: none (gpu07, gpu08)" in text
 
 
 def test_a_mail_has_80_columns_and_an_end() -> None:
-    long = NightlyRow(what="torch-2.3-cu121", on="8.0", why="word " * 60, hint="try " * 30, code=9)
+    long = NightlyRow(what="torch-2.3-cu121", on="8.0", reason="word " * 60, hint="try " * 30, exit_code=9)
     lines = format_nightly(night_report(broken=(long,) * (MOST + 5))).splitlines()
     assert max(map(len, lines)) <= 80
     assert "  and 5 more" in lines
@@ -65,7 +65,7 @@ def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
 
 
 def test_words_of_an_error_are_no_markup_of_an_issue() -> None:
-    row = NightlyRow(what="a", why=HOSTILE, code=7)
+    row = NightlyRow(what="a", reason=HOSTILE, exit_code=7)
     (line,) = (one for one in format_issue(night_report(broken=(row,))).splitlines() if "script" in one)
     assert line == f"  - ``` {HOSTILE} ```"
 
@@ -74,18 +74,18 @@ def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: 
     report = catalog_report(tmp_path, many_images(2))
     assert "oldest verdict of 20" in dict(make_site(report))["index.html"]
     assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
-    row = NightlyRow(what="a", why=HOSTILE, code=7)
+    row = NightlyRow(what="a", reason=HOSTILE, exit_code=7)
     site = dict(make_site(replace(report, night=page_values(night_report(broken=(row,))))))
     assert "<b>a</b>: &lt;/li&gt;&lt;script&gt;" in site["night.html"]
     assert 'href="night.html"' in site["index.html"]
     assert all('href="../night.html"' in text for name, text in site.items() if name.startswith("gpus/"))
-    quiet = replace(report, night=page_values(night_report(built=(), proven=(), broken=(), due=())))
+    quiet = replace(report, night=page_values(night_report(built=(), verified=(), broken=(), due=())))
     assert "Nothing was to be done." in dict(make_site(quiet))["night.html"]
 
 
 def test_no_error_ends_its_code_in_an_issue() -> None:
     """A blank line ends code in Markdown: what follows would mention people and show pictures."""
-    row = replace(night_report().broken[0], why="x\n\n@everyone ![a](https://b/c)\n\n- y", hint="`\n\n<b>")
+    row = replace(night_report().broken[0], reason="x\n\n@everyone ![a](https://b/c)\n\n- y", hint="`\n\n<b>")
     lines = format_issue(night_report(broken=(row,))).splitlines()
     (why,) = (line for line in lines if "@everyone" in line)
     assert why.strip().startswith("- `")
