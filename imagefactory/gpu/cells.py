@@ -158,8 +158,8 @@ def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
     ]
     claims = sorted((*claims, *answers), key=_order)
     if not claims and not question.platform and _platform(question) != "amd64":
-        elsewhere = answer_cell(replace(question, platform="amd64", host=""), evidence)
-        claims = [_unknown_platform(question)] if elsewhere.claims else []
+        other = answer_cell(replace(question, platform="amd64", host=""), evidence)
+        claims = [_unknown_platform(question)] if other.claims else []
     cell = Cell(
         question=question, claims=tuple(claims), warnings=tuple(f for f in faults if f not in answers)
     )
