@@ -78,7 +78,8 @@ def gpu(capability: str, name: str = "", driver: str = "") -> CompatGpu:
 @pytest.mark.parametrize(
     ("text", "cuda", "cudas"),
     [
-        ("torch==2.6", "", ["12.6", "12.4", "11.8"]),
+        ("torch==2.6", "", ["12.6", "12.4", "11.8", "rocm6.2.4", "rocm6.1"]),
+        ("torch==2.7.1+rocm6.3", "", ["rocm6.3"]),
         ("torch==2.6.0", "12.4", ["12.4"]),
         ("Torch==2.6.0+cu118", "", ["11.8"]),
         ("torch==2.99", "", [""]),
@@ -204,6 +205,16 @@ def test_plan_and_compat_give_the_same_answer(part: int) -> None:
             name="", capability=question.capability, driver=question.driver, host=question.host
         )
         assert rows((release,), (device,))[0].cells == (cell,)
+
+
+@pytest.mark.parametrize(("gpu", "rocm"), [("MI250X", True), ("V100", False)])
+def test_a_gpu_is_answered_by_the_builds_for_its_maker(call: Call, gpu: str, rocm: bool) -> None:
+    answer = call("torch==2.5.1", "--gpu", gpu, "--json")
+    cudas = [row["cuda"] for row in json.loads(answer.out)["rows"]]
+    assert (answer.code, {cuda.startswith("rocm") for cuda in cudas}) == (0, {rocm})
+    explicit = call("torch==2.5.1+rocm6.2", "--gpu", gpu)
+    assert explicit.code == (0 if rocm else errors.EXIT_CHECK)
+    assert call("tensorflow==2.18", "--gpu", "MI250X").code == errors.EXIT_CHECK  # no ROCm build is known
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> ScanResult:
