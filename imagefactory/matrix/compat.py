@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import platform_of
+from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.knowledge.tables import covers
@@ -28,7 +28,9 @@ OLDEST = Capability(5, 0)
 """The first column of a table. No framework in the tables is built for older GPUs."""
 RUNS = (Compatibility.YES, Compatibility.PTX)
 """The answers for code that runs completely."""
-_RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
+_RELEASE = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+(?:cu([0-9]{2,3})|(rocm[0-9.]+)))?"
+)
 _NOT = 3
 Grade = tuple[int, int]
 """The quality of an image on a GPU, lower is better: 1 for PTX, then the uncertainty (`_DOUBT`)."""
@@ -167,11 +169,11 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
             "release-invalid", f"'{text[:60]}' has no version", hint="write torch==2.6, or torch==2.6.0+cu124"
         )
     name, written, local = canonicalize_name(match[1]), match[2], match[3] or ""
-    local_cuda = f"{local[:-1]}.{local[-1]}" if local else ""
+    local_cuda = f"{local[:-1]}.{local[-1]}" if local else match[4] or ""
     if cuda and local_cuda and cuda != local_cuda:
         raise UsageError(
             "option-conflict",
-            f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
+            f"{text} is a build for {platform_of(local_cuda)}, not for {platform_of(cuda)}",
             hint=f"pass only one CUDA version, {local_cuda} or {cuda}",
         )
     requested_cuda = cuda or local_cuda
@@ -181,6 +183,20 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
         for version in (knowledge.newest_patch(framework, written),)
         for cuda in ({requested_cuda} if requested_cuda else _cudas(framework, version))
     )
+
+
+def for_maker(candidates: Sequence[CoverCandidate], gpu: CompatGpu) -> list[CoverCandidate]:
+    """Return targets, and the releases for GPUs of this maker (CUDA or ROCm); all releases without any."""
+
+    def fits(candidate: CoverCandidate) -> bool:
+        return bool(rocm_of(candidate.question.cuda)) is bool(gpu.capability.processor)
+
+    built = {candidate.question.framework for candidate in candidates if fits(candidate)}
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.name or fits(candidate) or candidate.question.framework not in built
+    ]
 
 
 def _cudas(framework: str, version: str) -> set[str]:

@@ -46,6 +46,9 @@ from imagefactory.gpu.knowledge.gpus import (
     newest_rocm as newest_rocm,
 )
 from imagefactory.gpu.knowledge.gpus import (
+    only_host as only_host,
+)
+from imagefactory.gpu.knowledge.gpus import (
     processors as processors,
 )
 from imagefactory.gpu.knowledge.packages import (
@@ -112,7 +115,7 @@ from imagefactory.gpu.knowledge.packages import (
     scanned as scanned,
 )
 from imagefactory.gpu.knowledge.packages import (
-    scanned_for_amd64 as scanned_for_amd64,
+    scanned_for as scanned_for,
 )
 from imagefactory.gpu.knowledge.packages import (
     scanned_wheels as scanned_wheels,

@@ -14,10 +14,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from imagefactory.gpu.builds import ROCM
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 from imagefactory.gpu.knowledge.toolkits import compilers_of, run_time_compilers
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
+from imagefactory.versions import natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +244,8 @@ class DocumentedSupport:
 
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
-    in the project's text, or None. `cudnn` is a partial or full version, often empty.
+    in the project's text, or None. `cudnn` is a partial or full version, often empty. `platform` is the
+    architecture of the build in OCI format.
     """
 
     framework: str
@@ -252,6 +255,7 @@ class DocumentedSupport:
     minimum: Capability | None
     cudnn: str
     source: str
+    platform: str = "amd64"
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
@@ -269,8 +273,9 @@ class FrameworkRelease:
     """One CUDA version for which a framework version was released.
 
     `version` is a prefix of whole components. `pythons` are minor versions (`3.11`), empty if unknown.
-    `experimental` is the project's term for unstable builds. `any_minor` means that the build uses the CUDA
-    libraries of the machine, so other minor versions of that CUDA may work.
+    `cuda` is `rocm6.2` for a build for AMD GPUs. `experimental` is the project's term for unstable builds.
+    `any_minor` means that the build uses the CUDA libraries of the machine, so other minor versions of that
+    CUDA may work.
     """
 
     framework: str
@@ -295,14 +300,16 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
             minimum=parse_capability(row["minimum"]) if "minimum" in row else None,
             cudnn=row.get("cudnn", ""),
             source=row["source"],
+            platform=platform,
         )
         for row in read_table("documented")["build"]
         for version in row["versions"]
         for cuda in row["cuda"]
+        for platform in row.get("platforms", ("amd64",))
     )
 
 
-def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | None:
+def documented(framework: str, version: str, cuda: str, platform: str = "amd64") -> DocumentedSupport | None:
     """Return the documented GPU code of a framework build, None if there is no row.
 
     `framework` is the distribution (`torch`), `version` is `2.3` or `2.3.1`, `cuda` is `12.1`, or `12` if the
@@ -311,12 +318,12 @@ def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | N
     rows = [
         row
         for row in all_documented()
-        if row.framework == framework
+        if (row.framework, row.platform) == (framework, platform)
         and covers(row.version, version)
         and (covers(row.cuda, cuda) or covers(cuda, row.cuda))
     ]
     return max(
-        rows, key=lambda row: (row.version.count("."), row.cuda.count("."), numbers(row.cuda)), default=None
+        rows, key=lambda row: (row.version.count("."), row.cuda.count("."), natural(row.cuda)), default=None
     )
 
 
@@ -339,14 +346,18 @@ def releases(framework: str) -> tuple[FrameworkRelease, ...]:
         )
         for row in read_table("releases")["release"]
         if row["framework"] == framework
-        for cuda in [*row["cuda"], *row.get("experimental", ())]
+        for cuda in [
+            *row["cuda"],
+            *row.get("experimental", ()),
+            *(f"{ROCM}{rocm}" for rocm in row.get("rocm", ())),
+        ]
     ]
-    return tuple(sorted(rows, key=lambda row: (numbers(row.version), numbers(row.cuda)), reverse=True))
+    return tuple(sorted(rows, key=lambda row: (numbers(row.version), natural(row.cuda)), reverse=True))
 
 
 def _code(word: str) -> GpuCode:
-    """Parse `80` as sm_80 and `90a` as sm_90a. `120+PTX` is written as `120 compute_120`."""
-    return parse_code(word if word.startswith("compute_") else f"sm_{word}")
+    """Parse `80` as sm_80, `90a` as sm_90a and `gfx90a`. `120+PTX` is written as `120 compute_120`."""
+    return parse_code(word if word.startswith(("compute_", "gfx")) else f"sm_{word}")
 
 
 def _pythons(text: str) -> tuple[str, ...]:
@@ -462,9 +473,10 @@ def scanned_wheels() -> tuple[WheelScan, ...]:
     return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
 
 
-def scanned_for_amd64() -> tuple[WheelScan, ...]:
-    """Return the scanned wheels that project pages document."""
-    return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
+def scanned_for(platform: str) -> tuple[WheelScan, ...]:
+    """Return the scanned wheels for an architecture in OCI format."""
+    arm64 = platform == "arm64"
+    return tuple(wheel for wheel in scanned_wheels() if wheel.file.endswith("_aarch64.whl") is arm64)
 
 
 def parse_scanned(text: str) -> tuple[WheelScan, ...]:

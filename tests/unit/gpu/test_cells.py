@@ -83,7 +83,7 @@ def test_a_framework_that_takes_the_machines_cuda_may_have_another_minor_version
     ("platform", "host", "answer"),
     [
         ("amd64", "arm64", Compatibility.NO), ("arm64", "amd64", Compatibility.NO), ("", "arm64",
-        Compatibility.UNKNOWN),
+        Compatibility.YES),
         ("amd64", "amd64", Compatibility.YES), ("amd64", "", Compatibility.YES), ("", "amd64",
         Compatibility.YES),
         ("", "", Compatibility.YES),
@@ -107,9 +107,55 @@ def test_the_question_of_a_target_names_its_processor() -> None:
 
 
 def test_what_pages_list_is_of_builds_for_amd64() -> None:
-    listed = asked("torch 2.9 12.8", "9.0")
+    listed = asked("tensorflow 2.18 12.5", "8.0")
     assert answer_cell(replace(listed, platform="amd64")).answer is Compatibility.YES
     assert answer_cell(replace(listed, platform="arm64")).claims == ()
+    (claim,) = answer_cell(replace(listed, host="arm64")).claims
+    assert (claim.answer, claim.rule) == (Compatibility.UNKNOWN, "architecture")
+    assert answer_cell(replace(listed, version="9.9", host="arm64")).claims == ()
+
+
+@pytest.mark.parametrize(
+    ("what", "capability", "host", "answer"),
+    [
+        ("torch 2.11.0 13.0", "11.0", "arm64", Compatibility.YES),  # Thor: a public report says that it works
+        ("torch 2.14 13.0", "11.0", "", Compatibility.YES),
+        ("torch 2.11 12.6", "11.0", "arm64", Compatibility.NO),
+        ("torch 2.11 13.0", "12.1", "", Compatibility.YES),
+        ("torch 2.9 13.0", "8.7", "", Compatibility.NO),
+        ("torch 2.9 12.6", "7.5", "arm64", Compatibility.NO),
+        ("torch 2.9 12.6", "7.5", "amd64", Compatibility.YES),
+        ("torch 2.5 12.4", "9.0", "arm64", Compatibility.YES),
+        ("torch 2.8 12.8", "10.0", "arm64", Compatibility.NO),
+        ("torch 2.8 12.9", "10.0", "arm64", Compatibility.YES),
+        ("jax 0.10.2 13", "11.0", "arm64", Compatibility.YES),
+        ("jax 0.5 12", "9.0", "arm64", Compatibility.YES),
+        ("bitsandbytes 0.49 13.0", "12.1", "arm64", Compatibility.YES),
+        ("bitsandbytes 0.48 13.0", "8.7", "arm64", Compatibility.NO),
+    ],
+)
+def test_a_release_is_answered_by_its_builds_for_the_processor_next_to_the_gpu(
+    what: str, capability: str, host: str, answer: Compatibility
+) -> None:
+    assert answer_cell(replace(asked(what, capability), host=host)).answer is answer
+
+
+@pytest.mark.parametrize(
+    ("what", "processor", "answer"),
+    [
+        ("torch 2.11.0 rocm7.2", "gfx90a", Compatibility.YES),
+        ("torch 2.5 rocm6.2", "gfx1101", Compatibility.NO),
+        ("torch 2.7 rocm6.3", "gfx1101", Compatibility.YES),
+        ("torch 2.14 rocm7.14", "gfx906", Compatibility.NO),
+        ("torch 2.14 rocm7.2", "gfx906", Compatibility.YES),
+        ("torch 2.9 rocm7.1", "gfx90a", Compatibility.NO),  # not built for that ROCm
+    ],
+)
+def test_builds_for_amd_are_documented_by_their_processors(
+    what: str, processor: str, answer: Compatibility
+) -> None:
+    claim = answer_cell(asked(what, processor)).claims[0]
+    assert (claim.answer, claim.driver) == (answer, "")
 
 
 def test_a_prediction_says_which_processor_must_stand_beside_the_gpu() -> None:
@@ -143,7 +189,8 @@ def test_a_driver_that_does_not_know_the_gpu_outweighs_all_else() -> None:
 
 def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
     """Code for 8.6 runs on 8.9, yet not on 8.7, which is soldered beside an ARM processor."""
-    assert only_documented(asked("torch 2.3 12.1", "8.7")).rule == "not-documented"
+    question = replace(asked("torch 2.3 12.1", "8.7"), host="amd64")
+    assert only_documented(question).rule == "not-documented"
 
 
 @pytest.mark.parametrize(
@@ -171,10 +218,11 @@ def test_the_driver_of_a_documented_cell(driver: str, answer: Compatibility) -> 
 )
 def test_documented_ptx_needs_the_driver_of_its_cuda(what: str, driver: str) -> None:
     """Of CUDA 12 any may be meant, so only drivers before all of it are known to be too old."""
-    claim = only_documented(asked(what, "11.0"))
+    question = replace(asked(what, "11.0"), host="amd64")
+    claim = only_documented(question)
     assert (claim.answer, claim.driver) == (Compatibility.PTX, driver)
-    assert only_documented(asked(what, "11.0", "520")).rule == "driver-floor"
-    assert only_documented(asked(what, "11.0", "580")).answer is Compatibility.PTX
+    assert only_documented(replace(question, driver="520")).rule == "driver-floor"
+    assert only_documented(replace(question, driver="580")).answer is Compatibility.PTX
 
 
 def test_a_fault_of_a_patch_release_needs_a_whole_version() -> None:
