@@ -1,4 +1,4 @@
-"""The compat command, which shows the GPUs on which images run, from local data only."""
+"""The compat command, which shows the GPUs on which images, releases and packages run."""
 
 from __future__ import annotations
 
