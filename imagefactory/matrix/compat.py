@@ -203,7 +203,9 @@ def _cudas(framework: str, version: str) -> set[str]:
     """Return the CUDA versions for which a release is known, or one empty text without any."""
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
-    return known | {row.cuda for row in knowledge.offered(framework, version)} or {""}
+    known |= {row.cuda for row in knowledge.offered(framework, version)}
+    compilers = {cuda for _, cudas in knowledge.compilers_of(framework, version) for cuda in cudas}
+    return known or compilers or {""}
 
 
 def check_known(table: Sequence[CompatRow]) -> None:

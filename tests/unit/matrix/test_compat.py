@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 
 from imagefactory import __version__, errors
 from imagefactory.actions import inspect
+from imagefactory.actions.find import read_candidates
+from imagefactory.actions.locked import require_lock
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.capability import parse_capability, parse_code
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.capability import Capability, parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.contradictions import CapabilityDifference
 from imagefactory.gpu.drivers import read_driver
@@ -49,11 +52,13 @@ from imagefactory.matrix.compat import (
     rows,
     with_releases,
 )
-from imagefactory.matrix.plan import PlanGpu
+from imagefactory.matrix.plan import PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.matrix.rows import RowsQuery, parse_rows, rule_rows
 from imagefactory.oci.layout import Layout
+from imagefactory.project import load_project
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.layers import LayerScan, format_scan
+from imagefactory.settings.load import load_settings
 from imagefactory.views.compat import (
     LEGEND,
     LETTERS,
@@ -84,12 +89,42 @@ def gpu(capability: str, name: str = "", driver: str = "") -> CompatGpu:
         ("Torch==2.6.0+cu118", "", ["11.8"]),
         ("torch==2.99", "", [""]),
         ("no-such-package==1", "12.4", ["12.4"]),
+        ("warp-lang==1.8", "", ["12.8"]),
+        ("numba==0.55", "12.6", ["12.6"]),
     ],
 )
 def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
     text: str, cuda: str, cudas: list[str]
 ) -> None:
     assert [one.question.cuda for one in exact_releases(text, cuda)] == cudas
+
+
+def test_each_shipped_target_has_an_answer_on_every_gpu_newer_than_pascal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is built here, so the answer is that of its lock. `plan` and the site answer the same."""
+    environ = {"IMAGEFACTORY_STORE": str(tmp_path / "store"), "IMAGEFACTORY_CACHE": str(tmp_path / "cache")}
+    project = load_project(load_settings(directory=ROOT, start=ROOT, environ=environ), environ)
+    targets = [target for target in project.targets if target.gpu and not rocm_of(target.cuda)]
+    arm64 = [CompatGpu(name=str(one), capability=one, host="arm64") for one in knowledge.capabilities()]
+    gpus = [one for one in (*columns(), *arm64) if one.capability > Capability(6, 2)]
+    table = rows(read_candidates(project, targets), gpus)
+    unknown = [
+        (row.candidate.name, one.title)
+        for row in table
+        for one, cell in zip(gpus, row.cells, strict=True)
+        if cell.answer is Compatibility.UNKNOWN
+    ]
+    assert unknown == []
+
+    stages = tuple(TargetStatus(target=one, lock=require_lock(project, one)) for one in targets)
+    devices = tuple(PlanGpu(capability=one.capability, host=one.host) for one in gpus)
+    plan = make_plan(PlanInput(stages=stages, devices=devices))
+    for row, planned in zip(table, plan.targets, strict=True):
+        for cell, other in zip(row.cells, planned.cells, strict=True):
+            claims = {*cell.claims, *cell.warnings}
+            assert other.ruling.claim in claims, (row.candidate.name, other.device)
+            assert not (cell.answer is Compatibility.NO and not other.ruling.skipped)
 
 
 @pytest.mark.parametrize(
