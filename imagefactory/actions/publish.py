@@ -189,7 +189,7 @@ def prepare_catalog(
     if project.faults and not request.named and (request.registry or project.settings.registry.value):
         result = with_former_families(project, result, request.registry, request.now)
     former = current.catalog if current else None
-    return _with_previous_revocations(result, former, [name for name, _ in result.left_out])
+    return _with_previous_revocations(result, former, [name for name, _ in result.skipped])
 
 
 def _with_previous_revocations(
@@ -477,7 +477,7 @@ def roll_back(
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
     catalog = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
-    result = CatalogResult(catalog=catalog, left_out=tuple(skipped), revoked=known)
+    result = CatalogResult(catalog=catalog, skipped=tuple(skipped), revoked=known)
     targets = {image.target for image in images}
     dropped = [image.target for image in (former.images if former else ()) if image.target not in targets]
     result = _with_previous_revocations(result, former, dropped)

@@ -151,7 +151,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     (image,) = back.made.catalog.images
     assert (image.subject.index, image.envelopes, len(image.revocations)) == (first, (), 1)
     assert [(row.capability, row.why) for row in image.revoked] == [("8.0", "wrong sums")]
-    assert [name for name, _ in back.made.left_out] == [TARGET]
+    assert [name for name, _ in back.made.skipped] == [TARGET]
 
 
 def test_a_dry_run_of_revoke_predicts_a_real_one(bench: Bench, two: tuple[str, str]) -> None:
