@@ -146,7 +146,7 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
             skipped.append((target.name, reason))
             waiting += [target.name] if waits else []
     time = request.now.replace(microsecond=0)
-    catalog = Catalog(made=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
+    catalog = Catalog(created=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
     return CatalogResult(
         catalog=catalog, skipped=tuple(skipped), waiting=tuple(waiting), revoked=builder.revoked
     )

@@ -288,7 +288,7 @@ def _rollback_json(back: RollbackPlan) -> RollbackRow:
 
     return RollbackRow(
         digest=back.earlier.digest,
-        created=format_time(back.earlier.catalog.made),
+        created=format_time(back.earlier.catalog.created),
         changes=[
             RollbackChangeRow(
                 target=change.target,
@@ -313,7 +313,7 @@ def _as_json(
 
     return SitePublishDocument(
         format="imagefactory.site-publish/1",
-        created=format_time(draft.catalog.made),
+        created=format_time(draft.catalog.created),
         expires=format_time(draft.catalog.expires),
         written=list(written),
         images=[
