@@ -11,6 +11,7 @@ claims by their rules:
     unsolvable        locking found no environment
     toolkit-dropped   that CUDA no longer compiles for this old GPU
     not-documented    the capability is neither documented nor compatible with a documented one
+    no-target         the compiler that the package runs has no target for the GPU, or is not given it
     no-gpu-code       the framework is a build for CPUs only
     no-code           a library that the framework must load has no code for the GPU
     partly            a library that it loads on demand has no code for the GPU
@@ -39,7 +40,14 @@ from imagefactory.gpu.frameworks import LibraryRole, cpu_only, cuda_of, find_fra
 from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan
 from imagefactory.gpu.knowledge.tables import covers, read_table
 from imagefactory.gpu.known_bad import ANSWERS, matching_rules, rules, versions_in, versions_of
-from imagefactory.gpu.predict import predict_code, run_time_ptx, runs, with_driver
+from imagefactory.gpu.predict import (
+    RunTimeCode,
+    predict_code,
+    predict_run_time_code,
+    run_time_ptx,
+    runs,
+    with_driver,
+)
 from imagefactory.gpu.values import (
     Cell,
     CellClaim,
@@ -67,6 +75,8 @@ _EFFECTS = {
     "some calls fail": Compatibility.PARTLY,
     "may be wrong": Compatibility.PARTLY,
 }
+NO_TARGET = "no-target"
+"""The rule for a GPU that a compiler in the environment has no target for."""
 _LAST = 999  # greater than every patch release
 _SEVERITY = {
     Compatibility.NO: 0,
@@ -177,6 +187,8 @@ def _run_time_claim(cell: Cell, contents: ScanResult | None) -> CellClaim | None
         or cell.claims[0].basis is ClaimBasis.VERIFIED
     ):
         return None
+    if (compiled := run_time_code(question)) and compiled.answer is Compatibility.YES:
+        return None  # the compiler writes machine code
     cuda = (cuda_of(contents) if contents else "") or question.cuda
     reason = run_time_ptx(cuda, question.driver)
     if not reason:
@@ -188,9 +200,11 @@ def _run_time_claim(cell: Cell, contents: ScanResult | None) -> CellClaim | None
 def _order(claim: CellClaim) -> tuple[int, int]:
     """Return the sort key.
 
-    Known faults are as strong as a scan of the code, even if they are only documented.
+    Known faults are as strong as a scan of the code, even if they are only documented. So is a compiler
+    without a target: a scan does not see the code that it would have to compile.
     """
-    weight = _WEIGHT[ClaimBasis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
+    strong = claim.rule == NO_TARGET or claim.rule.startswith("known-bad:")
+    weight = _WEIGHT[ClaimBasis.PREDICTED] if strong else _WEIGHT[claim.basis]
     return weight, _SEVERITY[claim.answer]
 
 
@@ -240,9 +254,25 @@ def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellCla
     if not question.packages:  # a lock proves that it is offered
         yield from _offer(question)
     yield from _toolkit(question)
+    if compiled := run_time_code(question):
+        no = compiled.answer is Compatibility.NO
+        claim = (
+            _no(NO_TARGET, compiled.reason, compiled.source)
+            if no
+            else _yes(compiled.answer, compiled.reason, compiled.source)
+        )
+        yield _with_floor(claim, question, compiled.cuda)
     row = knowledge.documented(question.framework, question.version, question.cuda, _platform(question))
     if row is not None:
         yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
+
+
+def run_time_code(question: CellQuery) -> RunTimeCode | None:
+    """Return the answer for code that the framework of a query compiles while it runs."""
+    name = question.framework.rpartition("::")[2]
+    return predict_run_time_code(
+        name, question.version, question.cuda, question.packages, question.capability
+    )
 
 
 def _offer(question: CellQuery) -> Iterator[CellClaim]:
@@ -294,15 +324,6 @@ def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
     capability = question.capability
     if row.minimum and capability < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
-    if row.made_there:
-        if _serving(row.codes, capability, SupportLevel.NATIVE):
-            return _yes(
-                Compatibility.YES,
-                f"CUDA {row.cuda} makes its code for {capability} where it runs",
-                row.source,
-            )
-        reason = f"its code is made where it runs, and CUDA {row.cuda} makes none for {capability}"
-        return _no("not-documented", reason, row.source)
     if code := _serving(row.codes, capability, SupportLevel.NATIVE):
         exact = code.architecture == capability or code.processor == str(capability)
         reason = f"{capability} is documented" if exact else f"{code} is documented and runs on {capability}"

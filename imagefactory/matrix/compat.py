@@ -209,7 +209,9 @@ def _cudas(framework: str, version: str) -> set[str]:
     """Return the CUDA versions for which a release is known, or one empty text without any."""
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
-    return known | {row.cuda for row in knowledge.offered(framework, version)} or {""}
+    known |= {row.cuda for row in knowledge.offered(framework, version)}
+    compilers = {cuda for _, cudas in knowledge.compilers_of(framework, version) for cuda in cudas}
+    return known or compilers or {""}
 
 
 def check_known(table: Sequence[CompatRow]) -> None:
@@ -247,11 +249,8 @@ def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]
     question, answer = row.candidate.question, row.cells[0]
     claim = answer.claims[0] if answer.claims else None
     if answer.answer is Compatibility.UNKNOWN or claim is None:
-        return (
-            f"run imagefactory verify {row.candidate.name}"
-            if row.candidate.name
-            else f"scan its wheel{_for(gpu)}"
-        )
+        release = f"look it up: imagefactory compat {question.framework}=={question.version}"
+        return f"run imagefactory verify {row.candidate.name}" if row.candidate.name else release
     if claim.rule == "driver-gpu":
         any_driver = replace(gpu, driver="")
         other = replace(row, cells=(cell(row.candidate, any_driver),))
@@ -285,10 +284,6 @@ def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]
 def _tag(cuda: str) -> str:
     """Return the tag of a build, as in its version: `cu126`, `rocm6.2`."""
     return cuda if rocm_of(cuda) else f"cu{cuda.replace('.', '')}"
-
-
-def _for(gpu: CompatGpu) -> str:
-    return f" for {gpu.host}: imagefactory compat FILE.whl" if gpu.host else ": imagefactory compat FILE.whl"
 
 
 def _floor_fix(claim: CellClaim, cuda: str, gpu: CompatGpu) -> str:

@@ -17,7 +17,7 @@ from packaging.version import Version
 from imagefactory.gpu.builds import ROCM
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
-from imagefactory.gpu.knowledge.toolkits import targets_of
+from imagefactory.gpu.knowledge.toolkits import compilers_of, run_time_compilers
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.versions import natural
 
@@ -195,6 +195,7 @@ def known_names() -> frozenset[str]:
     """Return every name under which a table has releases or builds: aliases and distributions."""
     rows = [*read_table("releases")["release"], *read_table("documented")["build"]]
     names = {row["framework"] for row in rows} | {wheel.package for wheel in cuda_wheels()}
+    names |= {name for row in run_time_compilers() for name in row.names}
     return frozenset({*names, *aliases(), *families().values()})
 
 
@@ -214,6 +215,7 @@ def _has_release(name: str, version: str, cuda: str) -> bool:
         row.cuda for row in releases(name) if covers(row.version, version) or covers(version, row.version)
     }
     cudas |= {row.cuda for row in offered(name, version)}
+    cudas |= {known for _, some in compilers_of(name, version) for known in some}
     return any(not cuda or covers(cuda, row) or covers(row, cuda) for row in cudas)
 
 
@@ -242,9 +244,8 @@ class DocumentedSupport:
 
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
-    in the project's text, or None. `cudnn` is a partial or full version, often empty. `made_there` means that
-    CUDA compiles the code on the machine where it runs; then `codes` are the targets of that CUDA.
-    `platform` is the architecture of the build in OCI format.
+    in the project's text, or None. `cudnn` is a partial or full version, often empty. `platform` is the
+    architecture of the build in OCI format.
     """
 
     framework: str
@@ -253,7 +254,6 @@ class DocumentedSupport:
     codes: tuple[GpuCode, ...]
     minimum: Capability | None
     cudnn: str
-    made_there: bool
     source: str
     platform: str = "amd64"
 
@@ -296,10 +296,9 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
             framework=row["framework"],
             version=version,
             cuda=cuda,
-            codes=tuple(sorted(map(_code, row["codes"].split()))) if "codes" in row else targets_of(cuda),
+            codes=tuple(sorted(map(_code, row["codes"].split()))),
             minimum=parse_capability(row["minimum"]) if "minimum" in row else None,
             cudnn=row.get("cudnn", ""),
-            made_there="codes" not in row,
             source=row["source"],
             platform=platform,
         )

@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query, predict_other_processor
+from imagefactory.gpu.cells import (
+    CellEvidence,
+    answer_cell,
+    cell_query,
+    predict_other_processor,
+)
 from imagefactory.gpu.predict import predict
 from imagefactory.gpu.values import (
     Cell,
@@ -271,25 +276,82 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
 
 
 @pytest.mark.parametrize(
-    ("what", "capability", "answer", "said"),
+    ("what", "capability", "answer", "driver"),
     [
-        ("cupy-cuda12x 13.6.0 12.6", "12.0", Compatibility.NO, "CUDA 12.6 makes none for 12.0"),
-        (
-            "cupy-cuda12x 13.6.0 12.8",
-            "12.0",
-            Compatibility.YES,
-            "CUDA 12.8 makes its code for 12.0 where it runs",
-        ),
-        ("cupy-cuda11x 13.6.0 11.7", "8.9", Compatibility.YES, "makes its code for 8.9"),  # sm_86 runs there
-        ("flashinfer-python 0.2.5 12.8", "7.0", Compatibility.NO, "documented for 7.5 and newer"),
+        ("cupy-cuda12x 13.6.0 12.6", "12.0", Compatibility.NO, ""),  # sm_90
+        ("cupy-cuda12x 13.6.0 12.8", "12.0", Compatibility.YES, "570"),
+        ("cupy-cuda12x 13.6.0 12.8", "12.1", Compatibility.YES, "570"),  # sm_120 runs there
+        ("cupy-cuda12x 13.6.0 12.8", "10.3", Compatibility.NO, ""),  # below its limit, and no target of NVRTC
+        ("cupy-cuda12x 13.3.0 12.8", "12.0", Compatibility.YES, "570"),  # "120" is below "90"
+        ("cupy-cuda12x 13.3.0 12.6", "12.0", Compatibility.NO, ""),
+        ("cupy-cuda12x 14 12", "12.1", Compatibility.YES, "570"),  # the newest NVRTC of CUDA 12
+        ("cupy-cuda12x 13.6.0 12.9", "11.0", Compatibility.NO, ""),  # sm_101 in CUDA 12
+        ("cupy-cuda13x 13.6.0 13.0", "11.0", Compatibility.YES, "580"),
+        ("cupy-cuda11x 13.6.0 11.7", "8.9", Compatibility.YES, "520"),  # sm_86 runs there
+        ("cupy-cuda11x 11.0.0 11.8", "8.9", Compatibility.NO, ""),  # sm_87 does not
+        ("cupy-cuda11x 11.0.0 11.8", "8.7", Compatibility.YES, "450"),
+        ("cupy-cuda11x 11.1.0 11.8", "8.9", Compatibility.YES, "520"),
+        ("cupy-cuda11x 11.1.0 11.8", "9.0", Compatibility.NO, ""),
+        ("cupy-cuda11x 11.3.0 11.8", "9.0", Compatibility.YES, "515"),
+        ("cupy 10.2.0 11.3", "8.9", Compatibility.YES, "520"),
+        ("cupy 8.6.0 11.0", "8.6", Compatibility.PTX, "455"),
+        ("cupy 6.0.0 9.2", "7.5", Compatibility.PTX, "396.26"),
+        ("numba 0.61 12.6", "7.0", Compatibility.PTX, "560.28.03"),
+        ("numba 0.61 12.9", "12.0", Compatibility.NO, ""),  # PTX for 9.0
+        ("numba 0.61 11.7", "8.9", Compatibility.PTX, "520"),
+        ("numba 0.61 12.6", "3.5", Compatibility.NO, ""),
+        ("numba-cuda 0.30 12.6", "12.0", Compatibility.NO, ""),
+        ("numba-cuda 0.30 12.8", "12.0", Compatibility.YES, "570"),
+        ("numba-cuda 0.5 12.8", "12.0", Compatibility.PTX, "570.26"),
+        ("numba-cuda 0.5 12.6", "12.0", Compatibility.NO, ""),
+        ("triton 3.5 12.8", "12.1", Compatibility.NO, ""),
+        ("triton 3.6 12.9", "12.1", Compatibility.YES, "570"),
+        ("triton 3.6 12.9", "11.0", Compatibility.NO, ""),  # no sm_110a
+        ("triton 3.6 12.9", "6.1", Compatibility.NO, ""),
+        ("triton 3.7 13.1", "11.0", Compatibility.YES, "580"),
+        ("triton 3.7 13.1", "7.0", Compatibility.YES, "525"),  # its other ptxas
+        ("triton 3.9 13.4", "10.7", Compatibility.YES, "580"),
+        ("warp-lang 1.8 12.8", "12.0", Compatibility.YES, "570"),
+        ("warp-lang 1.8 12.8", "12.1", Compatibility.PTX, "570.26"),
+        ("warp-lang 1.8 12.8", "5.0", Compatibility.NO, ""),
+        ("flashinfer-python 0.2.5 12.8", "7.0", Compatibility.NO, ""),
     ],
 )
-def test_what_makes_its_code_where_it_runs_goes_by_the_cuda_that_is_there(
-    what: str, capability: str, answer: Compatibility, said: str
+def test_what_makes_its_code_where_it_runs_goes_by_its_compiler(
+    what: str, capability: str, answer: Compatibility, driver: str
 ) -> None:
-    claim = only_documented(asked(what, capability))
-    assert claim.answer is answer
-    assert said in claim.reason
+    claim = next(
+        claim
+        for claim in answer_cell(asked(what, capability)).claims
+        if claim.rule in ("no-target", "documented")
+    )
+    assert (claim.answer, claim.driver) == (answer, driver)
+    assert (claim.rule == "no-target") == (answer is Compatibility.NO)
+
+
+def test_the_compiler_of_a_lock_counts() -> None:
+    """The CUDA of a target is 12; its lock names the NVRTC or NVVM, and numba-cuda in the place of numba."""
+    numba = replace(
+        asked("numba 0.68 12", "12.0"),
+        packages=(("numba", "0.68.1"), ("numba-cuda", "0.30.4"), ("nvidia-cuda-nvcc-cu12", "12.6.85")),
+    )
+    assert answer_cell(numba).answer is Compatibility.NO
+    newer = replace(numba, packages=(*numba.packages[:2], ("nvidia-cuda-nvcc-cu12", "12.8.93")))
+    assert answer_cell(newer).answer is Compatibility.YES
+    alone = replace(numba, packages=(numba.packages[0], numba.packages[2]))
+    assert answer_cell(replace(alone, capability=Capability(9, 0))).answer is Compatibility.PTX
+
+
+def test_a_scan_does_not_see_the_compiler() -> None:
+    """The wheel has code for 12.0, and the NVRTC that is asked for has no target."""
+    assert answer_cell(asked("cupy-cuda12x 14.2 12.6", "12.0")).claims[0].rule == "no-target"
+    assert answer_cell(asked("cupy-cuda12x 14.2 12.8", "12.0")).claims[0].basis is ClaimBasis.PREDICTED
+
+
+def test_machine_code_needs_no_driver_that_knows_its_ptx() -> None:
+    for what, warned in (("cupy-cuda12x 14.2 12.9", False), ("torch 2.9 12.8", True)):
+        question = asked(what, "9.0", "535")
+        assert ("run-time-ptx" in [claim.rule for claim in answer_cell(question).warnings]) == warned
 
 
 def test_what_no_table_knows_is_unknown() -> None:
