@@ -248,27 +248,26 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]
+    notes = []
     if len(usable) > MOST:
-        lines.append(f"and {len(usable) - MOST} more: add words to narrow the search")
+        notes.append(f"and {len(usable) - MOST} more: add words to narrow the search")
     for match in finding.matches[:MOST]:
-        lines += [
+        notes += [
             f"{match.candidate.name} {row.where}: {row.summary}"
             for row in match.candidate.revoked[:MOST_REVOKED]
         ]
     for_cpus = [match.candidate for match in finding.matches if not match.candidate.gpu]
-    lines += [
-        f"{match.name} needs no GPU: imagefactory {shlex.join(_use(match))}" for match in for_cpus[:MOST]
-    ]
+    notes += [f"no GPU needed: imagefactory {shlex.join(_use(match))}" for match in for_cpus[:MOST]]
     which = "these GPUs" if inventory else "the known GPUs"
     if unknown := sum(match.unknown for match in finding.matches):
         verb_phrase = "image may run" if unknown == 1 else "images may run"
-        lines.append(f"unknown: whether {unknown} {verb_phrase} on some of {which}")
+        notes.append(f"unknown: whether {unknown} {verb_phrase} on some of {which}")
     if rest := len(finding.matches) - len(usable) - len(for_cpus) - unknown:
         verb_phrase = "image runs" if rest == 1 else "images run"
-        lines.append(f"{rest} {verb_phrase} on none of {which}")
+        notes.append(f"{rest} {verb_phrase} on none of {which}")
     if any(row.unsure for match in usable[:MOST] for row in match.gpus):
-        lines.append("* some of these machines may reject such jobs, because their rules are unknown")
-    return "\n".join(lines).rstrip()
+        notes.append("* some of these machines may reject such jobs, because their rules are unknown")
+    return "\n".join([*lines, *fold(notes, width)]).rstrip()
 
 
 def next_command(finding: FindResult) -> tuple[str, ...]:

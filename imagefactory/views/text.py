@@ -20,25 +20,29 @@ def format_table(
 ) -> str:
     """Return columns as wide as their widest cell, two blanks apart. No line ends with blanks.
 
-    With a `width` the last column is wrapped next to the others. If that leaves no space, the columns of
-    `drop` (by their headers) are omitted in order, and a last line names them. Then the last column is
-    wrapped below the others. If these are too wide, each row becomes a block of lines.
+    With a `width` the last column is wrapped next to the others, or else below them. The columns of `drop`
+    (by their headers) are omitted in order, as few as this needs, and a last line names them. If the others
+    are still too wide, each row becomes a block of lines.
     """
-    table = [tuple(header), *map(tuple, rows)]
-    omitted = []
+    tables = [[tuple(header), *map(tuple, rows)]]
     for name in drop:
-        widths = _widths(table)
-        if width is None or table_width(table) - max(widths[-1] - MIN_FOLDED, 0) <= width:
-            break
-        column = table[0].index(name)
-        table = [row[:column] + row[column + 1 :] for row in table]
-        omitted.append(name.strip())
-    lines = _table_lines(table, width)
-    if omitted:
-        lines += fold(
-            [f"columns omitted: {', '.join(omitted)} (a wider terminal or --json shows them)"], width
-        )
+        column = tables[-1][0].index(name)
+        tables.append([row[:column] + row[column + 1 :] for row in tables[-1]])
+    beside = (n for n, table in enumerate(tables) if width is None or _width_beside(table) <= width)
+    below = (
+        n for n, table in enumerate(tables) if width and table_width([row[:-1] for row in table]) <= width
+    )
+    count = next(beside, next(below, len(drop)))
+    lines = _table_lines(tables[count], width)
+    if count:
+        names = ", ".join(name.strip() for name in drop[:count])
+        lines += fold([f"columns omitted: {names} (a wider terminal or --json shows them)"], width)
     return "\n".join(lines)
+
+
+def _width_beside(table: Sequence[Sequence[str]]) -> int:
+    """Return the least width with the last column wrapped next to the others."""
+    return table_width(table) - max(_widths(table)[-1] - MIN_FOLDED, 0)
 
 
 def _table_lines(table: Sequence[tuple[str, ...]], width: int | None) -> list[str]:

@@ -48,8 +48,14 @@ def test_what_is_dropped_to_the_last_is_folded_beside_or_below() -> None:
     beside = format_table(HEADER, ROWS, 54, ("BASE", "CUDA")).splitlines()
     assert beside[1].startswith("pytorch-2.3-cu121  it is what")
     assert beside[2].startswith(" " * 19)
-    below = format_table(HEADER, ROWS, 45, ("BASE", "CUDA")).splitlines()
-    assert below[:3] == ["NAME", "    WHY", "pytorch-2.3-cu121"]
+    for width, header in (
+        (45, "NAME               CUDA  BASE"),
+        (30, "NAME               CUDA"),
+        (20, "NAME"),
+    ):
+        below = format_table(HEADER, ROWS, width, ("BASE", "CUDA")).splitlines()
+        assert below[:2] == [header, "    WHY"]
+        assert below[2].startswith("pytorch-2.3-cu121")
 
 
 def test_where_no_column_fits_a_row_is_a_block() -> None:
