@@ -1,4 +1,4 @@
-"""The compat command, which shows the GPUs on which images run, from local data only."""
+"""The compat command, which shows the GPUs on which images, releases and packages run."""
 
 from __future__ import annotations
 
@@ -257,11 +257,12 @@ def _parse_single_gpu(
     gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
 ) -> None:
     from imagefactory.gpu.values import Compatibility
-    from imagefactory.matrix.compat import check_known, for_maker, rows, serves
+    from imagefactory.matrix.compat import check_known, for_maker, rows, serves, with_fixes
     from imagefactory.views.compat import format_gpu
 
     table = rows(for_maker(candidates, gpu), (gpu,))
     check_known(table)
+    table = with_fixes(table, gpu)
     unknown = [row.candidate for row in table if row.cells[0].answer is Compatibility.UNKNOWN]
     if as_json:
         _print_rows(table, (gpu,))

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 from imagefactory.gpu.amd import amd_capabilities, amd_targets, predict_amd
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
-from imagefactory.gpu.drivers import MinimumDriver, cuda_floor, gpu_refusal, minimum_driver, older
+from imagefactory.gpu.drivers import (
+    MinimumDriver,
+    cuda_floor,
+    driver_version,
+    gpu_refusal,
+    minimum_driver,
+    older,
+    parse_driver,
+)
 from imagefactory.gpu.frameworks import (
     Framework,
     LibraryRole,
@@ -379,7 +387,7 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
     """Yield warnings about libraries of the driver, if the code would run."""
     libraries = dict(_own_libraries(contents))
     if libraries:
-        wrong = [name for name, version in libraries.items() if driver and version != driver]
+        wrong = [name for name, version in libraries.items() if driver and version != driver_version(driver)]
         yield (
             f"the image itself has {_join(libraries)}, which the driver brings: only "
             f"driver {_join(dict.fromkeys(libraries.values()))} works with that"
@@ -458,7 +466,7 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
         return None
     cause = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
     branches = _branches(contents, newest)
-    if branches and driver.partition(".")[0] not in branches:
+    if branches and str(parse_driver(driver)[0]) not in branches:
         reason = f"{cause}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
         return replace(bare, answer=Compatibility.NO, reason=reason)
     if _GEFORCE.match(gpu):

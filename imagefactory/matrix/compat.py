@@ -14,7 +14,9 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query
+from imagefactory.gpu.drivers import driver_fix
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.gpu.knowledge.toolkits import forward_names
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility, ScanResult
 from imagefactory.model import Lock, Target
@@ -86,10 +88,14 @@ class CompatGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatRow:
-    """One candidate and its cells, in the order of the GPUs or capabilities."""
+    """One candidate and its cells, in the order of the GPUs or capabilities.
+
+    `fix` is what would work instead on the one GPU of the table, or the next step if that is not known.
+    """
 
     candidate: CoverCandidate
     cells: tuple[Cell, ...]
+    fix: str = ""
 
 
 def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tuple[CompatRow, ...]:
@@ -231,6 +237,64 @@ def check_known(table: Sequence[CompatRow]) -> None:
         f"{' and '.join(named)} {verb}, so it is not known on which GPUs that runs",
         hint=f"{hint}; to scan a wheel: imagefactory compat FILE.whl",
     )
+
+
+def with_fixes(table: Sequence[CompatRow], gpu: CompatGpu) -> tuple[CompatRow, ...]:
+    """Return the rows of one GPU, those that do not run there with what would work instead."""
+    answers: dict[str, list[tuple[str, str]]] = {}
+    return tuple(row if serves(row.cells[0]) else replace(row, fix=_fix(row, gpu, answers)) for row in table)
+
+
+def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]]]) -> str:
+    question, answer = row.candidate.question, row.cells[0]
+    claim = answer.claims[0] if answer.claims else None
+    if answer.answer is Compatibility.UNKNOWN or claim is None:
+        release = f"look it up: imagefactory compat {question.framework}=={question.version}"
+        return f"run imagefactory verify {row.candidate.name}" if row.candidate.name else release
+    if claim.rule == "driver-gpu":
+        any_driver = replace(gpu, driver="")
+        other = replace(row, cells=(cell(row.candidate, any_driver),))
+        more = "" if serves(other.cells[0]) else _fix(other, any_driver, {})
+        return driver_fix(gpu.capability, gpu.driver) + (f" and {more}" if more else "")
+    if claim.rule == "driver-floor":
+        return _floor_fix(claim, question.cuda, gpu)
+    framework, version = question.framework, question.version
+    if framework not in answers:
+        others = [_release(framework, row.version, row.cuda) for row in knowledge.releases(framework)]
+        answers[framework] = [
+            (other.question.version, other.question.cuda) for other in others if serves(cell(other, gpu))
+        ]
+    running = answers[framework]
+    same = [cuda for other, cuda in running if covers(other, version) or covers(version, other)]
+    if tags := [_tag(cuda) for cuda in same if cuda != question.cuda]:
+        return f"{tags[0]} of the same release"
+    versions = sorted({other for other, _ in running}, key=natural)
+    newer = [other for other in versions if natural(other) > natural(version)]
+    if not newer:
+        return f"{framework} {versions[-1]}" if versions else ""
+    amd = bool(gpu.capability.processor)
+    known = {
+        row.version
+        for row in knowledge.releases(framework)
+        if bool(rocm_of(row.cuda)) is amd and natural(row.version) >= natural(newer[0])
+    }
+    return f"{framework} {newer[0]}{' or newer' if known <= set(newer) else ''}"
+
+
+def _tag(cuda: str) -> str:
+    """Return the tag of a build, as in its version: `cu126`, `rocm6.2`."""
+    return cuda if rocm_of(cuda) else f"cu{cuda.replace('.', '')}"
+
+
+def _floor_fix(claim: CellClaim, cuda: str, gpu: CompatGpu) -> str:
+    """Return the driver that a GPU needs, and the package for older ones on data-center GPUs.
+
+    Source: NVIDIA, CUDA Compatibility, forward compatibility.
+    """
+    driver = f"driver {claim.driver} or newer" if claim.driver else ""
+    if "." not in cuda or gpu.name not in forward_names():
+        return driver
+    return f"{driver}, or the package cuda-compat-{cuda.replace('.', '-')} (forward compatibility)"
 
 
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:

@@ -52,6 +52,19 @@ def gpu_drivers() -> dict[Capability, GpuDrivers]:
     }
 
 
+@cache
+def open_modules() -> tuple[Capability, str]:
+    """Return the lowest capability that open kernel modules of drivers support, and the source."""
+    row = read_table("gpu_drivers")["open"]
+    return parse_capability(row["first"]), row["source"]
+
+
+@cache
+def forward_names() -> frozenset[str]:
+    """Return the names of GPUs that support CUDA forward compatibility."""
+    return frozenset(read_table("gpu_drivers")["forward"]["names"])
+
+
 def native_driver(cuda: str) -> str:
     """Return the first driver that supports CUDA `cuda` or newer, empty if unknown.
 

@@ -254,7 +254,7 @@ def test_usual_codes_leave_out_what_few_modules_have() -> None:
 
 
 def test_versions_of_drivers() -> None:
-    assert parse_driver("535.54.03") == (535, 54, 3)
+    assert parse_driver("535.54.03") == parse_driver("535.54.03-open") == (535, 54, 3)
     for text in ("", "535.", "R535", "535.54.03.1", "٣", "535.-1"):
         with pytest.raises(ValueError, match="write 535"):
             parse_driver(text)
@@ -266,8 +266,10 @@ def test_versions_of_drivers() -> None:
         (" 535 ", "535"),
         ("R535", "535"),
         ("535-server", "535"),
-        ("570.124.06-open", "570.124.06"),
-        ("nvidia-driver-550-server-open", "550"),
+        ("570.124.06-open", "570.124.06-open"),
+        ("nvidia-driver-550-server-open", "550-open"),
+        ("535-ubuntu", "535"),
+        ("580.178.04-server", "580.178.04"),
         ("550.54.15-0ubuntu1~22.04", "550.54.15"),
         ("570.26", "570.26"),
         ("418.67", "418.67"),
@@ -302,6 +304,10 @@ def test_what_is_no_driver_for_linux_is_told_apart(written: str, why: str) -> No
         ("7.0", "580.95.05", ""),
         ("6.1", "595", "580 was the last"),
         ("7.5", "610.43.02", ""),
+        ("7.0", "580.178.04-open", "open kernel modules"),
+        ("6.1", "535-open", "open kernel modules"),
+        ("7.5", "580.178.04-open", ""),
+        ("12.0", "565-open", "begin at 570"),
         ("3.7", "495.29.05", "470 was the last"),
         ("3.7", "470.256.02", ""),
         ("10.0", "550.54.14", "begin at 570"),

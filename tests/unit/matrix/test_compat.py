@@ -26,7 +26,9 @@ from imagefactory.gpu.capability import Capability, parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.contradictions import CapabilityDifference
 from imagefactory.gpu.drivers import read_driver
+from imagefactory.gpu.knowledge import find_gpu
 from imagefactory.gpu.knowledge.tables import read_table
+from imagefactory.gpu.knowledge.toolkits import forward_names
 from imagefactory.gpu.values import (
     Cell,
     CellQuery,
@@ -250,6 +252,43 @@ def test_a_gpu_is_answered_by_the_builds_for_its_maker(call: Call, gpu: str, roc
     explicit = call("torch==2.5.1+rocm6.2", "--gpu", gpu)
     assert explicit.code == (0 if rocm else errors.EXIT_CHECK)
     assert call("tensorflow==2.18", "--gpu", "MI250X").code == errors.EXIT_CHECK  # no ROCm build is known
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "driver", "fix"),
+    [
+        ("torch==2.7+cu126", "RTX 5070 Ti", "", "cu128 of the same release"),
+        ("torch==2.5.1+cu124", "RTX 5090", "", "torch 2.7 or newer"),
+        ("torch==2.15+cu132", "V100", "", "torch 2.14"),
+        ("torch==2.5.1+rocm6.2", "gfx1151", "", "torch 2.10 or newer"),
+        ("torch==2.5.1+cu124", "MI250X", "", "rocm6.2 of the same release"),
+        ("torch==2.11+cu126", "Jetson Thor", "", "cu130 of the same release"),
+        ("torch==2.7+cu128", "RTX 5090", "550", "driver 570 or newer"),
+        ("torch==2.4+cu124", "RTX 5090", "550", "driver 570 or newer and torch 2.7 or newer"),
+        ("torch==2.4+cu124", "V100", "590", "driver 580 or older"),
+        ("torch==2.4+cu124", "P100", "580-open", "driver 580 with the proprietary kernel modules"),
+        ("torch==2.4+cu124", "RTX 2080", "470", "driver 525 or newer"),
+    ],
+)
+def test_a_no_names_what_would_work(call: Call, text: str, name: str, driver: str, fix: str) -> None:
+    options = ("--driver", driver) if driver else ()
+    answer = call(text, "--gpu", name, *options, "--json")
+    (row,) = json.loads(answer.out)["rows"]
+    assert (answer.code, row["cells"][0]["answer"], row["fix"]) == (errors.EXIT_CHECK, "no", fix)
+    assert fix in call(text, "--gpu", name, *options).out.replace("\n", " ")
+
+
+def test_forward_compatibility_is_named_on_data_center_gpus(call: Call) -> None:
+    (row,) = json.loads(call("torch==2.6+cu124", "--gpu", "V100", "--driver", "470", "--json").out)["rows"]
+    assert "cuda-compat-12-4" in row["fix"]
+    assert {find_gpu(name).name for name in forward_names()} == forward_names()
+
+
+def test_an_unknown_answer_names_the_next_step(call: Call) -> None:
+    answer = call("tensorflow==2.18", "--cuda", "12.5", "--gpu", "GH200", "--json")
+    (row,) = json.loads(answer.out)["rows"]
+    assert answer.code == errors.EXIT_UNKNOWN
+    assert "imagefactory compat tensorflow==2.18.1" in row["fix"]
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> ScanResult:
