@@ -233,6 +233,16 @@ def _ground(ruling: CellRuling) -> str:
     return str(ruling.claim.basis) if ruling.claim else "unknown"
 
 
+class TargetJob(TypedDict):
+    """A row of `targets` in `plan --github`: workflows read these keys."""
+
+    target: str
+    status: str
+    digest: str
+    gpu: str
+    kits: str
+
+
 def format_kits(plan: VerificationPlan) -> str:
     """Return `targets={"include":[...]}`: a job for each target with an image to build or to verify.
 
@@ -240,7 +250,7 @@ def format_kits(plan: VerificationPlan) -> str:
     to verify on: its capability, and the name of its kit. `gpu` is `nvidia`, `amd` or `none`. `digest` is the
     candidate to verify, empty if it must be built first.
     """
-    jobs = []
+    jobs: list[TargetJob] = []
     for planned in plan.targets:
         cells = [cell for cell in planned.cells if cell.state in (CellState.BUILD, CellState.VERIFY)]
         by_kits = starts_by_kit(planned.target)

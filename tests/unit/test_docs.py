@@ -144,6 +144,28 @@ def test_every_command_to_copy_parses() -> None:
     ] == []
 
 
+SHELLS = (
+    *ROOT.glob(".github/workflows/*.yml"),
+    *ROOT.glob(".github/*.sh"),
+    *ROOT.glob("imagefactory/shipped/**/*.yml"),
+)
+
+
+@pytest.mark.parametrize("path", SHELLS, ids=lambda path: path.name)
+def test_every_command_of_a_workflow_parses(path: Path) -> None:
+    text = re.sub(r"\\\n *", "", path.read_text())
+    lines = re.findall(
+        r"^(?: *-? *|(?! *#).*?bin/)imagefactory(?: -C [^ ]+)? ((?!--).*)$", text, re.MULTILINE
+    )
+    lines = [re.sub(r"\$\{\{.*?\}\}", "x", line) for line in lines]
+    assert [
+        (line, problem)
+        for line in lines
+        for words in calls(f"imagefactory {line}")
+        for problem in usage_problems(words)
+    ] == []
+
+
 def anchors(page: Path) -> set[str]:
     """What a link into a page may name: its headings, as GitHub and the site write them."""
     plain = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -19,6 +19,7 @@ from imagefactory.actions import new_project
 from imagefactory.actions.new_project import SOURCE, ImagefactorySource, find_source
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import SHIPPED
+from imagefactory.views.plan import TargetJob
 from tests.made.command import Call
 from tests.made.errors import fails
 
@@ -342,28 +343,28 @@ case "$1 $2" in
   "sweep collect") { stat -c %a "$IMAGEFACTORY_SIGNING_KEY"; cat "$IMAGEFACTORY_SIGNING_KEY"; } >> "$SAID" ;;
 esac
 """
+A100 = "8.0/sm80-a100-535.54.03"
 ROWS = [
-    ("one-1", "build", "nvidia", "", "8.0/sm80-a100-535.54.03 9.0/sm90"),
-    ("two-2", "verify", "nvidia", "sha256:ab", "8.0/sm80-a100-535.54.03"),
-    ("bad-3", "build", "nvidia", "", "8.0/sm80-a100-535.54.03"),
-    ("cpu-4", "build", "none", "", ""),
+    TargetJob(target="one-1", status="build", gpu="nvidia", digest="", kits=f"{A100} 9.0/sm90"),
+    TargetJob(target="two-2", status="verify", gpu="nvidia", digest="sha256:ab", kits=A100),
+    TargetJob(target="bad-3", status="build", gpu="nvidia", digest="", kits=A100),
+    TargetJob(target="cpu-4", status="build", gpu="none", digest="", kits=""),
 ]
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """What GitLab's jobs see, and an imagefactory that says how it was called."""
+    assert all(row.keys() == TargetJob.__annotations__.keys() for row in ROWS)
     program = tmp_path / "bin" / "imagefactory"
     program.parent.mkdir()
     program.write_text(PROGRAM)
     program.chmod(0o755)
-    names = ("target", "state", "gpu", "digest", "kits")
-    include = [dict(zip(names, row, strict=True)) for row in ROWS]
     return {
         "PATH": f"{program.parent}:{Path(sys.executable).parent}:/usr/bin:/bin",
         "HOME": str(tmp_path),
         "SAID": str(tmp_path / "said"),
-        "PLANNED": "targets=" + json.dumps({"include": include}),
+        "PLANNED": "targets=" + json.dumps({"include": ROWS}),
         "BROKEN": "bad-3",
         "GPUS": '[{name: A100, capability: "8.0"}]',
         "TARGETS": "one-* *",
