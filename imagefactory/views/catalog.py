@@ -146,7 +146,7 @@ def catalog_json(center: JoinedCenter, catalog: Catalog) -> CatalogRow:
         center=center.name,
         reference=center.place,
         source=catalog.source,
-        created=format_time(catalog.made),
+        created=format_time(catalog.created),
         expires=format_time(catalog.expires),
     )
 
@@ -306,7 +306,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
         yield f"images of the project {finding.place}" if finding.place else "images that were built here"
     else:
         for row in finding.open:
-            yield row.center.answers(row.catalog.made)
+            yield row.center.answers(row.catalog.created)
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.request.inventory
