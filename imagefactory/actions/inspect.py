@@ -43,10 +43,10 @@ from imagefactory.errors import (
 )
 from imagefactory.fs import add_checksum, check_checksum, replacing
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.frameworks import LibraryRole, find_framework, gates_of, role_of
+from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, gates_of, role_of
 from imagefactory.gpu.knowledge import scanned, scanned_wheels
 from imagefactory.gpu.knowledge.packages import source_build
-from imagefactory.gpu.predict import predict, predict_all
+from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
 from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
 from imagefactory.http import HttpError, HttpSession, local_path, redact
 from imagefactory.lock.download import PackageCache
@@ -827,9 +827,16 @@ def predict_everywhere(inspected: InspectResult, driver: str = "") -> tuple[Pred
 
 
 def _without_code(inspected: InspectResult, capability: Capability) -> Prediction:
-    """Return the prediction for packages without GPU code in their files."""
+    """Return the prediction for packages without GPU code in their files: the worst of their compilers."""
+    contents, rows = inspected.contents, list[tuple[Compatibility, str]]()
+    pins = [(package.name, package.version) for package in contents.packages]
+    for name, version in pins:
+        if code := predict_run_time_code(name, version, cuda_of(contents), pins, capability):
+            rows.append((code.answer, f"{name} {version}: {code.reason}"))
     answer, reason = Compatibility.CPU, cpu_reason(inspected)
-    if not reason:
+    if rows:
+        answer, reason = min(rows, key=lambda row: _SEVERITY.index(row[0]))
+    elif not reason:
         makers = ", ".join(inspected.compilers[:3])
         answer = Compatibility.UNKNOWN
         reason = f"no file has GPU code, and what {makers} compiles at run time is not known"

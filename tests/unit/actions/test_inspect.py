@@ -14,10 +14,10 @@ import pytest
 
 from imagefactory import errors
 from imagefactory.actions import inspect
-from imagefactory.actions.inspect import wheel_platform
+from imagefactory.actions.inspect import InspectResult, predict_inspected, wheel_platform
 from imagefactory.errors import UnreachableError
 from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
-from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.predict import predict_all
 from imagefactory.gpu.values import Compatibility, GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.lock.pypi.index import IndexFile
@@ -617,3 +617,30 @@ def test_a_package_without_a_wheel_is_left_out_of_the_answer_and_named(
     value = json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")
     assert "sourced" in value["source"]
     assert [request.exclude for request in locker.solved] == [("sourced",)]
+
+
+def test_what_a_package_pins_may_make_its_gpu_code_at_run_time() -> None:
+    pins = {"demo": "1.0", "numba-cuda": "0.20.0", "nvidia-cuda-nvcc-cu12": "12.9.86"}
+    packages = tuple(InstalledPackage(name=name, version=version) for name, version in pins.items())
+    contents = ScanResult(source="demo==1.0", libraries=(), packages=packages)
+    inspected = InspectResult(contents=contents, how="", package="demo 1.0", compilers=("numba-cuda",))
+    answers = [predict_inspected(inspected, Capability(*pair))[0].answer for pair in ((8, 0), (3, 5))]
+    assert answers == [Compatibility.YES, Compatibility.NO]
+
+
+def test_kernels_for_hopper_alone_do_not_decide_about_other_gpus() -> None:
+    codes = {"flash_ops": ("sm_90a",), "sm100/common_ops": ("sm_80", "sm_90", "sm_120")}
+    libraries = tuple(
+        GpuLibrary(
+            path=f"sgl_kernel/{name}.abi3.so",
+            size=1,
+            modules=(ModuleCount(codes=tuple(map(parse_code, some)), count=9),),
+        )
+        for name, some in codes.items()
+    )
+    (prediction,) = [
+        row
+        for row in predict_all(ScanResult(source="", libraries=libraries))
+        if str(row.capability) == "12.0"
+    ]
+    assert prediction.answer is Compatibility.YES
