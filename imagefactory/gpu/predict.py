@@ -496,10 +496,12 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
     counted = [part for part in parts if part.reach.gates]
     floor = minimum_driver(cuda_of(contents), capability, [(part.library, part.reach) for part in counted])
     compiled = _run_time_code(contents, framework, capability) if framework else None
-    if compiled and _is_worse(compiled.answer, answer, own_code=bool(framework and framework.must_load)):
+    if compiled and _decides(compiled.answer, answer, own_code=bool(framework and framework.must_load)):
         answer, reason = compiled.answer, compiled.reason
         floors = [known for known in (floor, compiled.floor) if known.driver]
         floor = max(floors, key=lambda known: numbers(known.driver), default=floor)
+    elif compiled and answer in (Compatibility.YES, Compatibility.PTX):
+        reason += f"; {compiled.reason}"
     no_driver = answer in (Compatibility.NO, Compatibility.UNKNOWN)
     return Prediction(
         capability=capability,
@@ -511,7 +513,7 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
     )
 
 
-def _is_worse(compiled: Compatibility, answer: Compatibility, *, own_code: bool) -> bool:
+def _decides(compiled: Compatibility, answer: Compatibility, *, own_code: bool) -> bool:
     """Return whether the code that a framework compiles decides, and not the code in its libraries."""
     if not own_code:
         return answer is Compatibility.UNKNOWN

@@ -439,6 +439,7 @@ def test_cupy_needs_code_of_its_own_and_a_target_of_nvrtc(
     place = replace(wheel.contents, packages=(*wheel.contents.packages, nvrtc_wheel))
     found = predict(place, parse_capability(capability), "570")
     assert (found.answer, found.driver) == (answer, driver)
+    assert "NVRTC" in found.reason
     assert found.warnings == ()  # it writes machine code, so the driver need not support CUDA 12.9
 
 
