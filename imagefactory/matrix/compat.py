@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import platform_of, rocm_of
+from imagefactory.gpu.builds import minor_version, platform_of, rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.drivers import driver_fix
@@ -268,6 +268,9 @@ def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]
     same = [cuda for other, cuda in running if covers(other, version) or covers(version, other)]
     if tags := [_tag(cuda) for cuda in same if cuda != question.cuda]:
         return f"{tags[0]} of the same release"
+    patch = knowledge.newest_patch(framework, minor_version(version))
+    if natural(patch) > natural(version) and serves(cell(_release(framework, patch, question.cuda), gpu)):
+        return f"{framework} {patch}"
     versions = sorted({other for other, _ in running}, key=natural)
     newer = [other for other in versions if natural(other) > natural(version)]
     if not newer:

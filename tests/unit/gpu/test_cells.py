@@ -266,6 +266,11 @@ def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], ans
         ("jax 0.4.30 12", "9.0", "code"),
         ("jax 0.4.31 12", "10.0", "known-bad:xla-jax-before-blackwell"),  # documented alone
         ("jax 0.3.25 11", "12.0", "known-bad:xla-jax-before-blackwell"),  # nothing else is known of it
+        ("faiss-gpu 1.7.2 10", "8.6", "known-bad:faiss-cublas-before-ampere"),  # though its PTX would do
+        ("tensorflow 2.3.4 10.1", "8.6", "known-bad:tensorflow-before-ampere"),
+        ("tensorflow 2.3.4 10.1", "7.5", "documented"),
+        ("tensorflow 2.16.1 12.3", "7.0", "known-bad:tensorflow-2.16.1-cuda-wheels"),
+        ("tensorflow 2.16.2 12.3", "7.0", "code"),
     ],
 )
 def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: str) -> None:
@@ -296,6 +301,9 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
         ("cupy 10.2.0 11.3", "8.9", Compatibility.YES, "520"),
         ("cupy 8.6.0 11.0", "8.6", Compatibility.PTX, "455"),
         ("cupy 6.0.0 9.2", "7.5", Compatibility.PTX, "396.26"),
+        ("cupy 2.3.0 8.0", "7.0", Compatibility.NO, ""),
+        ("cupy 2.3.0 8.0", "6.1", Compatibility.NO, ""),  # ptxas 8.0 has it, NVRTC 8.0 does not
+        ("cupy 4.0.0 8.0", "6.1", Compatibility.PTX, "375.26"),
         ("numba 0.61 12.6", "7.0", Compatibility.PTX, "560.28.03"),
         ("numba 0.61 12.9", "12.0", Compatibility.NO, ""),  # PTX for 9.0
         ("numba 0.61 11.7", "8.9", Compatibility.PTX, "520"),

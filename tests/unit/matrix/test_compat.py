@@ -260,6 +260,7 @@ def test_a_gpu_is_answered_by_the_builds_for_its_maker(call: Call, gpu: str, roc
         ("torch==2.7+cu126", "RTX 5070 Ti", "", "cu128 of the same release"),
         ("torch==2.5.1+cu124", "RTX 5090", "", "torch 2.7 or newer"),
         ("torch==2.15+cu132", "V100", "", "torch 2.14"),
+        ("tensorflow==2.16.1", "V100", "", "tensorflow 2.16.2"),
         ("torch==2.5.1+rocm6.2", "gfx1151", "", "torch 2.10 or newer"),
         ("torch==2.5.1+cu124", "MI250X", "", "rocm6.2 of the same release"),
         ("torch==2.11+cu126", "Jetson Thor", "", "cu130 of the same release"),

@@ -595,7 +595,8 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
             claim = one.ruling.claim
             assert claim is None or claim.rule != "cuda-not-offered", (row, capability)
         # A data-center GPU that every one of these was made for.
-        assert not judged[row["tf"], row["cuda"], "7.0"].ruling.skipped, row
+        known_bad = row["tf"] == "2.16.1"  # it does not find its CUDA wheels
+        assert judged[row["tf"], row["cuda"], "7.0"].ruling.skipped is known_bad, row
     wrong = [(row["tf"], "12.1" if row["cuda"].startswith("11.") else "11.2") for row in table]
     for (version, cuda, capability), one in judged_space("tensorflow", wrong).items():
         if parse_capability(capability) not in DISCRETE:
